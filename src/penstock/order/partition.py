@@ -1,0 +1,184 @@
+"""Partition: which positions of an epoch belong to a rank, by arithmetic.
+
+An epoch of n samples is a row of positions ``0 .. n-1``; what stands there is the order's business. ``consumed``
+positions at its front are done, by the whole job. The rest is cut into ``mini_epochs`` runs, and each run is dealt to
+the ranks::
+
+    positions   0 ........ consumed | mini-epoch 0        | mini-epoch 1        | ... n (+ padding)
+    strided                         | 0 1 2 0 1 2 0 1 2   | 0 1 2 0 1 2 0 1 2   |
+    contiguous                      | 0 0 0 1 1 1 2 2 2   | 0 0 0 1 1 1 2 2 2   |
+
+``share = ceil((n - consumed) / (world_size * mini_epochs))`` positions for each rank and mini-epoch, so all of them are
+equally long; what is missing at the very end of the epoch is padded by repeating the epoch from its start.
+
+Invariant: the union over ranks and mini-epochs is every position from ``consumed`` to n exactly once, plus the declared
+padding. With strided positions what a job has consumed is always a prefix of the epoch, which is why another number of
+ranks can go on from there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import PartitionError
+from penstock.order.permutation import MAX_N, Indices, normalise
+
+__all__ = ["LAYOUTS", "REMAINDERS", "Partition"]
+
+REMAINDERS = ("pad", "drop", "uneven")
+LAYOUTS = ("strided", "contiguous")
+
+
+class Partition:
+    """The positions of one rank in one mini-epoch, as a computed sequence.
+
+    Args:
+        n: samples in the epoch, 0 or more; world_size may exceed it, and so may mini_epochs.
+        world_size, rank: the job's ranks and which of them this is.
+        mini_epochs, mini_epoch: into how many runs the rest of the epoch is cut, and which this is.
+        remainder: ``"pad"``: all shares are equal, the last positions repeat the first of the epoch (as often as it
+            takes); ``"drop"``: all shares are equal, the last samples are left out; ``"uneven"``: every sample once
+            and no repeats, for exact evaluation; shares differ by one and the last mini-epochs may be short.
+        layout: ``"strided"`` or ``"contiguous"``, see the picture above.
+        consumed: positions at the front of the epoch that the whole job, of whatever size, has already had.
+
+    Raises:
+        PartitionError: a rank or mini-epoch outside its range, a negative size, an unknown name, or ``consumed`` with
+            the contiguous layout, in which what was consumed is no prefix.
+
+    ``p[i]`` is the position of the rank's i-th sample (an int, or an integer array for an array). Positions of n and
+    more are padding: they stand for ``position % n``, see `repeated`. Cost: O(1) memory, a few operations an index.
+
+    >>> [Partition(10, 4, r)[np.arange(3)].tolist() for r in range(4)]
+    [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+    >>> Partition(10, 4, 0).repeated.tolist()  # positions 10 and 11 repeat 0 and 1
+    [0, 1]
+    """
+
+    def __init__(
+        self,
+        n: int,
+        world_size: int = 1,
+        rank: int = 0,
+        *,
+        mini_epochs: int = 1,
+        mini_epoch: int = 0,
+        remainder: str = "pad",
+        layout: str = "strided",
+        consumed: int = 0,
+    ) -> None:
+        _check(n, world_size, rank, mini_epochs, mini_epoch, remainder, layout, consumed)
+        self.n = operator.index(n)
+        self.world_size = operator.index(world_size)
+        self.rank = operator.index(rank)
+        self.mini_epochs = operator.index(mini_epochs)
+        self.mini_epoch = operator.index(mini_epoch)
+        self.remainder = remainder
+        self.layout = layout
+        self.consumed = min(operator.index(consumed), self.n)
+        rest = self.n - self.consumed
+        shares = self.world_size * self.mini_epochs
+        self._share = rest // shares if remainder == "drop" else -(-rest // shares)
+        self._end = self.n if remainder == "uneven" else self.consumed + self._share * shares
+        self.begin = min(self.consumed + self.mini_epoch * self._share * self.world_size, self._end)
+        """First position of this mini-epoch, over all ranks."""
+        self.end = min(self.begin + self._share * self.world_size, self._end)
+        """First position after this mini-epoch."""
+        if layout == "strided":
+            self._first, self._step = self.begin + self.rank, self.world_size
+            self._length = max(0, -(-(self.end - self._first) // self._step))
+        else:
+            self._first, self._step = min(self.begin + self.rank * self._share, self.end), 1
+            self._length = min(self._share, self.end - self._first)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return (
+            f"Partition(n={self.n}, world_size={self.world_size}, rank={self.rank}, mini_epochs={self.mini_epochs}, "
+            f"mini_epoch={self.mini_epoch}, remainder={self.remainder!r}, layout={self.layout!r}, "
+            f"consumed={self.consumed})"
+        )
+
+    @overload
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> int: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray):
+            i = operator.index(index)
+            if not -self._length <= i < self._length:
+                raise IndexError(f"index {i} is out of range for the {self._length} samples of rank {self.rank}")
+            return self._first + (i % self._length) * self._step
+        return normalise(index, self._length) * self._step + self._first
+
+    def positions(self, start: int = 0, stop: int | None = None) -> Indices:
+        """Positions of the rank's samples ``start`` to ``stop``, clipped to its share: int64 of shape (count,)."""
+        stop = self._length if stop is None else min(stop, self._length)
+        return np.arange(min(start, stop), stop, dtype=np.int64) * self._step + self._first
+
+    def consumed_after(self, count: int) -> int:
+        """Positions that the whole job has had once *every* rank has had ``count`` samples of this mini-epoch.
+
+        Raises:
+            PartitionError: the layout is contiguous and the count is neither nothing nor the whole share.
+        """
+        if self.layout == "contiguous" and 0 < count < self._share:
+            raise PartitionError(
+                "what a job with the contiguous layout has consumed is no prefix of the epoch: it can only be resumed "
+                "at the same world size; use layout='strided'"
+            )
+        return min(self.begin + count * self.world_size, self.end, self.n)
+
+    @property
+    def padded(self) -> int:
+        """How many positions of the whole epoch, over all ranks and mini-epochs, are repeats."""
+        return max(0, self._end - self.n)
+
+    @property
+    def dropped(self) -> int:
+        """How many samples of the epoch no rank gets."""
+        return max(0, self.n - self._end)
+
+    @property
+    def repeated(self) -> Indices:
+        """The positions that padding repeats, in order, with repetitions: int64 of shape (padded,)."""
+        return np.arange(self.n, self.n + self.padded, dtype=np.int64) % max(self.n, 1)
+
+
+def _check(
+    n: int,
+    world_size: int,
+    rank: int,
+    mini_epochs: int,
+    mini_epoch: int,
+    remainder: str,
+    layout: str,
+    consumed: int,
+) -> None:
+    if not 0 <= n <= MAX_N:
+        raise PartitionError(f"a partition needs 0 <= n <= 2**62, got {n}")
+    if world_size < 1 or mini_epochs < 1:
+        raise PartitionError(f"world_size and mini_epochs must be positive, got {world_size} and {mini_epochs}")
+    if not 0 <= rank < world_size:
+        raise PartitionError(f"rank {rank} is outside the world of {world_size}: ranks go from 0 to {world_size - 1}")
+    if not 0 <= mini_epoch < mini_epochs:
+        raise PartitionError(
+            f"mini_epoch {mini_epoch} is outside the epoch's {mini_epochs}: they go from 0 to {mini_epochs - 1}"
+        )
+    if remainder not in REMAINDERS:
+        raise PartitionError(f"unknown remainder {remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
+    if layout not in LAYOUTS:
+        raise PartitionError(f"unknown layout {layout!r}: use one of {', '.join(map(repr, LAYOUTS))}")
+    if consumed < 0:
+        raise PartitionError(f"consumed must be 0 or more, got {consumed}")
+    if consumed and layout == "contiguous":
+        raise PartitionError(
+            "consumed= needs layout='strided': what a contiguous job has consumed is no prefix of the epoch"
+        )

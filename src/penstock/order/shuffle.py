@@ -1,0 +1,194 @@
+"""Shuffles: which sample stands at which position of an epoch.
+
+An `Order` is a sequence that is computed, never stored: ``order[position] -> sample index``, for an int or an integer
+array. `make_order` makes one by name:
+
+==========  ==================================================================================================
+``global``  a random permutation of all samples (`Permutation`)
+``block``   the file is cut into blocks, the blocks are permuted, and samples are permuted within windows of
+            consecutive permuted blocks: reads stay local on file systems where far jumps are slow
+``none``    the order of the manifest
+==========  ==================================================================================================
+
+Invariant: every order is a bijection of ``range(n)`` in O(1) memory, and depends on (n, seed, epoch) alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Protocol, SupportsIndex, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import OrderError
+from penstock.order.hashing import derive_key, mix
+from penstock.order.permutation import Indices, Permutation, normalise
+
+__all__ = [
+    "DEFAULT_BLOCK_SIZE",
+    "DEFAULT_WINDOW",
+    "SHUFFLES",
+    "BlockShuffle",
+    "Identity",
+    "Order",
+    "make_order",
+]
+
+DEFAULT_BLOCK_SIZE = 1024
+DEFAULT_WINDOW = 64
+
+
+class Order(Protocol):
+    """A computed bijection of ``range(len(order))``."""
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> int: ...
+
+
+class Identity:
+    """The order of the manifest: position i is sample i."""
+
+    def __init__(self, n: int) -> None:
+        if n < 0:
+            raise OrderError(f"an order needs n >= 0, got {n}")
+        self.n = operator.index(n)
+
+    def __len__(self) -> int:
+        return self.n
+
+    @overload
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> int: ...
+    def __getitem__(self, index: Any) -> Any:
+        result = normalise(index, self.n)
+        return int(result) if result.ndim == 0 else result
+
+
+class BlockShuffle:
+    """Blocks permuted, then samples permuted within windows of blocks.
+
+    Args:
+        n: number of samples.
+        key: 64-bit key, see `derive_key`.
+        block_size: consecutive samples that stay together while blocks are permuted.
+        window: blocks that are mixed with one another; samples move within ``block_size * window`` positions.
+
+    Raises:
+        OrderError: a size that is not positive.
+
+    While a job passes through one window it reads ``window`` runs of ``block_size`` consecutive rows, whatever the
+    number of ranks: with strided positions all ranks are in the same window at the same time, so together they read
+    each byte once, and each rank reads its ``1 / world_size`` of the rows of every block.
+
+    Cost: O(1) memory; an array of positions costs one `Permutation` lookup for each window it touches, and batches
+    touch one or two. ``window=1`` shuffles within blocks only, ``block_size * window >= n`` is as good as global.
+
+    >>> order = BlockShuffle(100, key=1, block_size=10, window=2)
+    >>> sorted(order[np.arange(100)].tolist()) == list(range(100))
+    True
+    >>> len(set((order[np.arange(20)] // 10).tolist()))  # the first window holds two whole blocks
+    2
+    """
+
+    def __init__(self, n: int, key: int, *, block_size: int = DEFAULT_BLOCK_SIZE, window: int = DEFAULT_WINDOW) -> None:
+        if block_size < 1 or window < 1:
+            raise OrderError(f"block_size and window must be positive, got {block_size} and {window}")
+        self.n = n
+        self.key = key
+        self.block_size = block_size
+        self.window = window
+        self._blocks = Permutation(-(-n // block_size), mix(key, 0))
+        # All blocks are full but the last one of the file, which lands in some slot of the permuted sequence. Padded
+        # positions, in which that slot is as long as the others, make everything else plain division.
+        self._missing = -n % block_size
+        self._short_slot = self._blocks.inverse[len(self._blocks) - 1] if n else 0
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"BlockShuffle(n={self.n}, block_size={self.block_size}, window={self.window})"
+
+    @overload
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> int: ...
+    def __getitem__(self, index: Any) -> Any:
+        positions = normalise(index, self.n)
+        flat = positions.reshape(-1)
+        span = self.block_size * self.window
+        windows = self._pad(flat) // span
+        for number in np.unique(windows).tolist():
+            begin = self._unpad(number * span)
+            end = min(self._unpad((number + 1) * span), self.n)
+            inside = windows == number
+            flat[inside] = begin + _window_order(end - begin, mix(self.key, 1, number))[flat[inside] - begin]
+        slots, offsets = np.divmod(self._pad(flat), self.block_size)
+        flat[:] = self._blocks[slots] * self.block_size + offsets
+        return int(positions) if positions.ndim == 0 else positions
+
+    def _pad(self, positions: Indices) -> Indices:
+        return positions + self._missing * (positions >= (self._short_slot + 1) * self.block_size - self._missing)
+
+    def _unpad(self, position: int) -> int:
+        return position - self._missing * (position >= (self._short_slot + 1) * self.block_size)
+
+
+@lru_cache(maxsize=8)
+def _window_order(n: int, key: int) -> Permutation:
+    return Permutation(n, key)
+
+
+def _make_none(n: int, seed: int, epoch: int, block_size: int, window: int) -> Order:
+    return Identity(n)
+
+
+def _make_global(n: int, seed: int, epoch: int, block_size: int, window: int) -> Order:
+    return Permutation(n, derive_key(seed, epoch))
+
+
+def _make_block(n: int, seed: int, epoch: int, block_size: int, window: int) -> Order:
+    return BlockShuffle(n, derive_key(seed, epoch, "block"), block_size=block_size, window=window)
+
+
+SHUFFLES: dict[str, Callable[[int, int, int, int, int], Order]] = {
+    "global": _make_global,
+    "block": _make_block,
+    "none": _make_none,
+}
+"""The registry of shuffles: a new one is a function ``(n, seed, epoch, block_size, window) -> Order`` and an entry."""
+
+
+def make_order(
+    kind: str,
+    n: int,
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    window: int = DEFAULT_WINDOW,
+) -> Order:
+    """The order of one epoch.
+
+    Args:
+        kind: ``"global"``, ``"block"`` or ``"none"``.
+        n: number of samples.
+        seed, epoch: together they choose the order; every pair gives an unrelated one.
+        block_size, window: of the block shuffle; the others have no such sizes and take no notice of them.
+
+    Raises:
+        OrderError: an unknown kind, a negative size or epoch, or a seed of more than 64 bits.
+
+    >>> make_order("global", 5, seed=0, epoch=0)[np.arange(5)].tolist()
+    [2, 1, 0, 3, 4]
+    """
+    if kind not in SHUFFLES:
+        raise OrderError(f"unknown shuffle {kind!r}: use one of {', '.join(map(repr, SHUFFLES))}")
+    return SHUFFLES[kind](n, seed, epoch, block_size, window)
