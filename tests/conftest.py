@@ -1,0 +1,45 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines are noisy: a slow example is no failure. Runs in CI repeat exactly.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("penstock"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "penstock")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real data (``imagenet-sample/``, ``cifar10-jpg.tar.xz``); skips where there is none."""
+    folder = os.environ.get("PENSTOCK_TEST_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("PENSTOCK_TEST_DATA names no folder of real data")
+    return Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's cache folder, or is told a rank by the environment it runs in."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def write_manifest(tmp_path: Path) -> Callable[..., Path]:
+    """``write_manifest(n)`` writes ``class_03/img_000031.jpg 3`` lines, class-sorted, ten rows a class."""
+
+    def write(rows: int, name: str = "meta.txt", per_class: int = 10) -> Path:
+        path = tmp_path / name
+        lines = (f"class_{i // per_class:02d}/img_{i:06d}.jpg {i // per_class}\n" for i in range(rows))
+        path.write_text("".join(lines))
+        return path
+
+    return write
