@@ -6,6 +6,8 @@ in a chain, so ``(seed 1, epoch 0)`` has nothing in common with ``(seed 0, epoch
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -63,6 +65,7 @@ def derive_key(seed: int, epoch: int = 0, stream: str = "order") -> int:
     >>> hex(derive_key(0, 0)), derive_key(0, 1) == derive_key(1, 0)
     ('0x3a6a9c6c7cc47df', False)
     """
+    seed, epoch = operator.index(seed), operator.index(epoch)  # NumPy's integers would overflow below
     if not -(1 << 63) <= seed < 1 << 64:
         raise OrderError(f"seed must be a 64-bit integer, got {seed}")
     if epoch < 0:

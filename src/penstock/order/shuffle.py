@@ -18,7 +18,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, SupportsIndex, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +46,9 @@ class Order(Protocol):
 
     def __len__(self) -> int: ...
     @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, index: SupportsIndex) -> int: ...
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
 
 
 class Identity:
@@ -63,9 +63,9 @@ class Identity:
         return self.n
 
     @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, index: SupportsIndex) -> int: ...
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
     def __getitem__(self, index: Any) -> Any:
         result = normalise(index, self.n)
         return int(result) if result.ndim == 0 else result
@@ -81,11 +81,13 @@ class BlockShuffle:
         window: blocks that are mixed with one another; samples move within ``block_size * window`` positions.
 
     Raises:
-        OrderError: a size that is not positive.
+        OrderError: a negative n, or a size that is not positive.
 
-    While a job passes through one window it reads ``window`` runs of ``block_size`` consecutive rows, whatever the
-    number of ranks: with strided positions all ranks are in the same window at the same time, so together they read
-    each byte once, and each rank reads its ``1 / world_size`` of the rows of every block.
+    While a job passes through one window it reads ``window`` runs of ``block_size`` consecutive rows. Positions are
+    dealt to ranks in strides, so all ranks are in the same window at the same time, and each of them takes
+    ``1 / world_size`` of the rows of every block: that is what a rank reads where rows are files of their own, or are
+    fetched one by one. Where reads come in pages or with read-ahead, every node that holds a rank reads nearly all
+    bytes of the window, once, in runs of a block.
 
     Cost: O(1) memory; an array of positions costs one `Permutation` lookup for each window it touches, and batches
     touch one or two. ``window=1`` shuffles within blocks only, ``block_size * window >= n`` is as good as global.
@@ -98,6 +100,8 @@ class BlockShuffle:
     """
 
     def __init__(self, n: int, key: int, *, block_size: int = DEFAULT_BLOCK_SIZE, window: int = DEFAULT_WINDOW) -> None:
+        if n < 0:
+            raise OrderError(f"an order needs n >= 0, got {n}")
         if block_size < 1 or window < 1:
             raise OrderError(f"block_size and window must be positive, got {block_size} and {window}")
         self.n = n
@@ -117,9 +121,9 @@ class BlockShuffle:
         return f"BlockShuffle(n={self.n}, block_size={self.block_size}, window={self.window})"
 
     @overload
-    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, index: SupportsIndex) -> int: ...
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
     def __getitem__(self, index: Any) -> Any:
         positions = normalise(index, self.n)
         flat = positions.reshape(-1)
