@@ -1,0 +1,221 @@
+"""Read a whole manifest and say everything that is wrong with it, in one pass and bounded memory.
+
+report = check("train.txt", files=True, root="/data/imagenet")
+report.ok, report.rows
+for problem in report.problems.values():
+    print(problem.count, problem.kind, problem.examples)
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConfigError, ManifestError
+from penstock.manifest.fields import BadRow
+from penstock.manifest.formats.base import LinePart, Part, join_root
+from penstock.manifest.scan import line_number, shorten
+from penstock.manifest.sources import Source
+from penstock.manifest.table import Manifest
+
+__all__ = ["CheckReport", "Problem", "check"]
+
+_BATCH = 4096
+_THREADS = 16  # looking for files is waiting for a disk or a server
+
+
+@dataclass
+class Problem:
+    """All problems of one kind: how many rows have it, and the first ones as "FILE, line N: what and where"."""
+
+    kind: str
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+@dataclass
+class CheckReport:
+    """What `check` found.
+
+    Kinds of problems: "unreadable" (no source can be opened), "fields" (too few, too many, not JSON), "label"
+    and other column names (a value that does not parse), "utf-8", "duplicate" (a path that came before), "missing" (no
+    such file).
+    """
+
+    sources: list[str]
+    rows: int = 0
+    problems: dict[str, Problem] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    @property
+    def count(self) -> int:
+        """The number of problems of all kinds."""
+        return sum(problem.count for problem in self.problems.values())
+
+
+def check(
+    source: Source | list[Source],
+    *,
+    files: bool = False,
+    duplicates: bool = True,
+    examples: int = 10,
+    progress: Callable[[int, int], object] | None = None,
+    **options: Any,
+) -> CheckReport:
+    """Check all rows of a manifest.
+
+    Args:
+        source: as for `Manifest.open`, which gets ``options`` as well.
+        files: whether each path, with root, is a file. One stat per row, on 16 threads.
+        duplicates: whether paths come twice. Compares 64-bit hashes: a false alarm among 100 million paths
+            has a chance of 1 in 3,700.
+        examples: how many of each kind to keep.
+        progress: called after each batch with the number of rows done and of all rows.
+
+    Returns a report; what makes it impossible to open a source is in it too. Raises ConfigError for wrong options.
+    Memory: 16 bytes for each row with ``duplicates``, else none.
+    """
+    try:
+        manifest = Manifest.open(source, **options)
+    except ConfigError:
+        raise
+    except ManifestError as error:
+        given = [source] if isinstance(source, str | os.PathLike) else list(source)
+        report = CheckReport([os.fspath(item) for item in given])
+        report.problems["unreadable"] = Problem("unreadable", 1, [str(error)])
+        return report
+    return _Check(manifest, examples).run(files, duplicates, progress)
+
+
+class _Check:
+    """The state of one pass."""
+
+    def __init__(self, manifest: Manifest, examples: int) -> None:
+        self.manifest, self._examples = manifest, examples
+        self.report = CheckReport([str(path) for path in manifest.sources], len(manifest))
+        self._known_line = (0, 1)  # an offset in the current source, and the number of the line there
+
+    def run(self, files: bool, duplicates: bool, progress: Callable[[int, int], object] | None) -> CheckReport:
+        manifest, start = self.manifest, 0
+        hashes = np.zeros(len(manifest) if duplicates else 0, dtype=np.int64)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for part in manifest.parts:
+                self._known_line = (0, 1)
+                for rows in _batches(part.rows):
+                    paths, good = self._check_batch(part, rows)
+                    if duplicates:
+                        hashes[start + good] = np.fromiter(map(hash, paths), np.int64, len(paths))
+                    if files:
+                        full = join_root(os.path.join(manifest.root or "", ""), paths)
+                        for row, path, there in zip(good.tolist(), full, pool.map(_is_file, full), strict=True):
+                            if not there:
+                                self._add(part, row, "missing", f"no such file: {shorten(path)}")
+                    if progress is not None:
+                        progress(start + int(rows[-1]) + 1, len(manifest))
+                start += part.rows
+        if duplicates:
+            self._find_duplicates(hashes)
+        return self.report
+
+    def _check_batch(self, part: Part, rows: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
+        """The paths of the rows that parse, and which rows those are; the others are noted."""
+        if not isinstance(part, LinePart):
+            try:
+                return part.values(rows)[0], rows
+            except ManifestError as error:
+                if len(rows) == 1:
+                    self._note("row", str(error))
+                    return [], rows[:0]
+                halves = [self._check_batch(part, half) for half in np.array_split(rows, 2)]
+                return halves[0][0] + halves[1][0], np.concatenate([halves[0][1], halves[1][1]])
+        lines = part.index.text(rows)
+        bad_text = [k for k, line in enumerate(lines) if not line.isascii() and _has_surrogates(line)]
+        for k in bad_text:
+            self._add(part, int(rows[k]), "utf-8", "not UTF-8", lines[k])
+        try:
+            return part.parser.parse(lines)[0], rows
+        except BadRow:
+            pass
+        paths, good = [], []
+        for k, line in enumerate(lines):
+            try:
+                paths.append(part.parser.parse_one(line)[0])
+                good.append(int(rows[k]))
+            except BadRow as bad:
+                self._add(part, int(rows[k]), bad.kind, bad.reason, line)
+        return paths, np.array(good, dtype=np.int64)
+
+    def _find_duplicates(self, hashes: npt.NDArray[np.int64]) -> None:
+        ordered = np.sort(hashes[hashes != 0])  # rows that did not parse have left a 0
+        again = ordered[1:] == ordered[:-1]
+        count = int(again.sum())
+        if not count:
+            return
+        values = np.unique(ordered[1:][again])
+        candidates = np.flatnonzero(np.isin(hashes, values))
+        seen: dict[int, int] = {}
+        self._known_line, last = (0, 1), None
+        for row in candidates.tolist():
+            part, local = self.manifest.locate(row)
+            if part is not last:
+                self._known_line, last = (0, 1), part
+            first = seen.setdefault(int(hashes[row]), row)
+            if first != row:
+                path = part.values(np.array([local]))[0][0]
+                self._add(part, local, "duplicate", f"{shorten(path)} came before, in row {first}")
+                if len(self.report.problems["duplicate"].examples) >= self._examples:
+                    break
+        self.report.problems["duplicate"].count = count
+
+    def _add(self, part: Part, row: int, kind: str, reason: str, content: str | None = None) -> None:
+        """Note a problem. The line is counted on from the last one, so that all examples cost one pass."""
+        problem = self.report.problems.get(kind)
+        if problem is not None and len(problem.examples) >= self._examples:
+            problem.count += 1
+            return
+        place = f"row {row}"
+        if isinstance(part, LinePart):
+            offset = part.index.offset(row)
+            known = self._known_line if self._known_line[0] <= offset else (0, 1)
+            number = line_number(part.index.source, offset, *known)
+            self._known_line = (offset, number)
+            place = f"line {number}"
+        text = "" if content is None else f": {shorten(content)}"
+        self._note(kind, f"{part.path}, {place}: {reason}{text}")
+
+    def _note(self, kind: str, message: str) -> None:
+        problem = self.report.problems.setdefault(kind, Problem(kind))
+        problem.count += 1
+        if len(problem.examples) < self._examples:
+            problem.examples.append(message)
+
+
+def _batches(count: int) -> Iterator[npt.NDArray[np.int64]]:
+    for start in range(0, count, _BATCH):
+        yield np.arange(start, min(start + _BATCH, count))
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return False

@@ -1,0 +1,68 @@
+"""From the text of fields to values: strict, whole columns at a time.
+
+Python's ``int`` and ``float`` also accept ``1_000``, blanks around the number and digits of any script. A manifest that
+holds such things is more likely broken than meant, so they are errors here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.manifest.options import Column
+
+__all__ = ["BadRow", "convert", "floats", "in_range", "integers"]
+
+_INT = b"0123456789+-"
+_FLOAT = _INT + b".eEinftyaINFTYA"
+_LOW, _HIGH = -(1 << 63), (1 << 63) - 1
+
+
+class BadRow(Exception):
+    """A row that does not parse: its index in the batch, the kind of problem, and what is wrong in words."""
+
+    def __init__(self, index: int, kind: str, reason: str) -> None:
+        super().__init__(index, kind, reason)
+        self.index, self.kind, self.reason = index, kind, reason
+
+
+def _check_characters(texts: Sequence[str], allowed: bytes, name: str) -> None:
+    try:
+        rest = "".join(texts).encode("ascii").translate(None, allowed)
+    except UnicodeEncodeError:
+        rest = b"?"
+    if rest:
+        raise ValueError(f"not {name}")
+
+
+def in_range(values: list[int]) -> list[int]:
+    """The values, if all of them are int64; else ValueError."""
+    if values and (min(values) < _LOW or max(values) > _HIGH):
+        raise ValueError("outside the range of int64")
+    return values
+
+
+def integers(texts: Sequence[str]) -> list[int]:
+    """Decimal int64 values; ValueError if one of them is not."""
+    _check_characters(texts, _INT, "an integer")
+    return in_range(list(map(int, texts)))
+
+
+def floats(texts: Sequence[str]) -> list[float]:
+    """Decimal floats, inf and nan; ValueError if one of them is not."""
+    _check_characters(texts, _FLOAT, "a number")
+    return list(map(float, texts))
+
+
+_CONVERTERS: dict[str, Callable[[Sequence[str]], list[Any]]] = {
+    "int": integers,
+    "float": floats,
+    "str": list,
+    "any": list,
+}
+
+
+def convert(column: Column, fields: Sequence[Sequence[str]]) -> list[Any]:
+    """The values of a column from its fields (one sequence for each of ``column.fields``); lists become tuples."""
+    values = [_CONVERTERS[column.kind](texts) for texts in fields]
+    return list(zip(*values, strict=True)) if column.width else values[0]

@@ -1,0 +1,179 @@
+"""What a format gives a manifest: `Part`, one open source. And `LinePart`, that of all formats kept as lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from penstock.errors import ConfigError, ManifestError
+from penstock.manifest.fields import BadRow
+from penstock.manifest.lines import LineIndex, texts
+from penstock.manifest.options import Column, Options
+from penstock.manifest.scan import LineRules, shorten
+from penstock.storage import SourceFile
+
+__all__ = ["Context", "LinePart", "Parser", "Part", "join_root", "open_lines", "part_fingerprint", "reject"]
+
+Rows = npt.NDArray[np.int64]
+_FEW = 16  # rows that are read faster one by one: a batch spread over many sources has few of each
+_CHUNK = 1 << 16  # rows parsed at once: Python objects of a chunk live only until they are Arrow's
+
+
+@dataclass(frozen=True)
+class Context:
+    """How to open a source, apart from what it means."""
+
+    cache_dir: str | None = None
+    progress: bool | None = None
+
+
+class Part(Protocol):
+    """One open source. Row numbers are its own, checked by the caller to lie within ``[0, rows)``.
+
+    Every read first checks that the file is unchanged (`one`: see `LineIndex.one`). All errors are `ManifestError`.
+    """
+
+    path: str
+    rows: int
+    nbytes: int
+    fingerprint: str
+    schema: pa.Schema
+
+    def check(self) -> None:
+        """Raise ManifestChangedError if the file is not what it was."""
+
+    def one(self, row: int) -> list[Any]:
+        """The values of a row, one for each field of the schema."""
+
+    def values(self, rows: Rows) -> list[list[Any]]:
+        """The values of rows, one list for each field of the schema."""
+
+    def table(self, rows: Rows, prefix: str) -> pa.Table:
+        """The same as a table with this schema; ``prefix`` goes before relative paths."""
+
+    def gather(self, rows: Rows) -> pa.RecordBatch:
+        """The rows as they are stored, compact and on their own."""
+
+    def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
+        """Like `values`, from what `gather` returned for these rows."""
+
+    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
+        """The text of rows."""
+
+    def fingerprints_at(self, rows: int) -> list[str]:
+        """The fingerprints that this source may have had with its first ``rows`` rows alone, the likeliest first."""
+
+
+class Parser(Protocol):
+    """From the text of rows to values."""
+
+    columns: tuple[Column, ...]
+
+    def parse(self, lines: list[str]) -> list[list[Any]]:
+        """One list of values for each of ``columns``. BadRow if a line does not parse."""
+
+    def parse_one(self, line: str) -> list[Any]:
+        """The values of one line, one for each of ``columns``."""
+
+
+def part_fingerprint(digest: bytes, rows: int, options: bytes) -> str:
+    """Identity of a source: its content, how many rows it has, and how they are read. Neither path nor time."""
+    return xxhash.xxh3_128_hexdigest(digest + rows.to_bytes(8, "little") + options)
+
+
+def join_root(prefix: str, paths: list[str]) -> list[str]:
+    """Paths with the root before them, unless they are absolute. No path is empty: parsers see to that."""
+    return [path if path[0] == "/" else prefix + path for path in paths] if prefix else paths
+
+
+def reject(options: Options, **arguments: object) -> None:
+    """ConfigError for arguments, given as name=default, that make no sense for this format."""
+    for name, default in arguments.items():
+        if getattr(options, name) != default:
+            raise ConfigError(f"{name}={getattr(options, name)!r} makes no sense for the format {options.format!r}")
+
+
+def open_lines(source: SourceFile, parser: Parser, rules: LineRules, options: Options, context: Context) -> LinePart:
+    """A part for a source of lines. Its sidecar has the short name with the rules that its extension lets expect."""
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(os.path.splitext(source.path)[1].lower())
+    usual = rules.delimiter == delimiter and rules.header == (delimiter is not None)
+    plain = usual and rules.blank == "skip" and rules.comment is None
+    suffix = ".pstk" if plain else f".{rules.digest():016x}.pstk"
+    index = LineIndex(source, rules, suffix=suffix, cache_dir=context.cache_dir, progress=context.progress)
+    return LinePart(index, parser, options.canonical(rules.header))
+
+
+class LinePart:
+    """A source that stays in place as lines: text, CSV and JSONL."""
+
+    def __init__(self, index: LineIndex, parser: Parser, options: bytes) -> None:
+        self.index, self.parser, self._options = index, parser, options
+        self.path, self.rows, self.nbytes = index.source.path, index.rows, index.source.size
+        self.fingerprint = part_fingerprint(index.digest, self.rows, options)
+        self.schema = pa.schema([(c.name, c.arrow_type or pa.string()) for c in parser.columns])
+        self.check = index.source.check
+        self._read_one, self._parse_one = index.one, parser.parse_one
+
+    def one(self, row: int) -> list[Any]:
+        try:
+            return self._parse_one(self._read_one(row))
+        except BadRow as bad:
+            self._fail(bad, row)
+
+    def values(self, rows: Rows) -> list[list[Any]]:
+        if 0 < len(rows) <= _FEW:
+            self.check()
+            return list(map(list, zip(*map(self.one, rows.tolist()), strict=True)))
+        return self._parse(self.index.text(rows), rows)
+
+    def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
+        return self._parse(texts(batch.column(0)), rows)
+
+    def _parse(self, lines: list[str], rows: Rows) -> list[list[Any]]:
+        try:
+            return self.parser.parse(lines)
+        except BadRow as bad:
+            self._fail(bad, int(rows[bad.index]))
+
+    def gather(self, rows: Rows) -> pa.RecordBatch:
+        return pa.record_batch([self.raw(rows)], names=["line"])
+
+    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
+        return self.index.raw(rows)
+
+    def table(self, rows: Rows, prefix: str) -> pa.Table:
+        batches = []
+        for start in range(0, len(rows), _CHUNK):
+            some = rows[start : start + _CHUNK]
+            columns = self.values(some)
+            columns[0] = join_root(prefix, columns[0])
+            arrays = [self._array(*pair, some) for pair in zip(self.schema, columns, strict=True)]
+            batches.append(pa.record_batch(arrays, schema=self.schema))
+        return pa.Table.from_batches(batches, schema=self.schema)
+
+    def _array(self, field: pa.Field, values: list[Any], rows: Rows) -> pa.Array:
+        if pa.types.is_string(field.type):  # an untyped column of JSONL may hold anything
+            values = [value if value is None or type(value) is str else json.dumps(value) for value in values]
+        try:
+            return pa.array(values, field.type)
+        except UnicodeEncodeError:
+            for value, row in zip(values, rows.tolist(), strict=True):
+                try:
+                    str(value).encode()
+                except UnicodeEncodeError:
+                    self._fail(BadRow(0, "utf-8", f"{field.name} is not UTF-8"), row)
+            raise
+
+    def _fail(self, bad: BadRow, row: int) -> NoReturn:
+        content = shorten(self.index.raw(np.array([row]))[0].as_py())
+        raise ManifestError(f"{self.path}, line {self.index.line(row)}: {bad.reason}: {content}") from None
+
+    def fingerprints_at(self, rows: int) -> list[str]:
+        return [part_fingerprint(digest, rows, self._options) for digest in self.index.digests_at(rows)]

@@ -1,0 +1,100 @@
+"""The types of columns that a file brings with it: what suits a manifest, and the cast to the manifest's own types."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import ManifestError
+from penstock.manifest.options import Column
+
+__all__ = ["INVALID", "as_batch", "cast_batch", "final_schema"]
+
+INVALID = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError)
+"""What Arrow raises for files that are not what they should be."""
+
+
+def final_schema(path: str, schema: pa.Schema, columns: tuple[Column, ...]) -> pa.Schema:
+    """The names and types that the wanted columns will have.
+
+    Raises ManifestError for a column that is missing, not unique, or of another kind than it was said to be.
+    """
+    fields = []
+    for column in columns:
+        if schema.names.count(column.source) != 1:
+            problem = "no column" if column.source not in schema.names else "more than one column"
+            raise ManifestError(
+                f"{path} has {problem} {column.source!r}; there are {', '.join(schema.names)}. Choose with "
+                "columns={'path': ..., 'label': ...}, or leave the label out with label=None"
+            )
+        have = schema.field(column.source).type
+        wanted = column.arrow_type
+        if wanted is not None and not _suits(column, have):
+            raise ManifestError(
+                f"{path}: column {column.source!r} has the type {have}, not {column}; say which with label= or columns="
+            )
+        fields.append(pa.field(column.name, have if wanted is None else wanted))
+    return pa.schema(fields)
+
+
+def _suits(column: Column, have: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_dictionary(have):
+        have = have.value_type
+    if column.width:
+        if not (types.is_list(have) or types.is_large_list(have) or types.is_fixed_size_list(have)):
+            return False
+        have = have.value_type
+    if column.kind == "int":
+        return bool(types.is_integer(have))
+    if column.kind == "float":
+        return bool(types.is_floating(have) or types.is_integer(have))
+    return bool(types.is_string(have) or types.is_large_string(have) or types.is_string_view(have))
+
+
+def cast_batch(
+    path: str, batch: pa.RecordBatch, columns: tuple[Column, ...], schema: pa.Schema, rows: npt.NDArray[np.int64]
+) -> pa.RecordBatch:
+    """The batch with ``columns``, in this order, cast to ``schema``; ``rows`` are the numbers for error messages.
+
+    Raises ManifestError for null or empty paths, null labels, and values that do not fit.
+    """
+    arrays = [
+        _cast(path, column, batch.column(column.source), field.type, rows)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    return pa.record_batch(arrays, schema=schema)
+
+
+def _cast(path: str, column: Column, array: pa.Array, wanted: pa.DataType, rows: npt.NDArray[np.int64]) -> pa.Array:
+    if pa.types.is_dictionary(array.type) and array.type != wanted:
+        array = array.dictionary_decode()
+    if array.null_count and column.name in ("path", "label"):
+        first = pc.index(array.is_null(), True).as_py()
+        raise ManifestError(f"{path}, row {rows[first]}: {column.name} is null")
+    exact = column.kind != "float"  # large integers may be rounded
+    try:
+        result = array if array.type == wanted else array.cast(wanted, safe=exact)
+    except INVALID as error:
+        for k in range(len(array)):
+            try:
+                array.slice(k, 1).cast(wanted, safe=exact)
+            except INVALID:
+                found = repr(array[k].as_py())[:80]
+                raise ManifestError(f"{path}, row {rows[k]}: {column.name} {found} is not {column}") from None
+        raise ManifestError(f"{path}: {column.name} cannot be read as {column}: {error}") from None
+    if column.name == "path" and (first := pc.index(pc.binary_length(result), pa.scalar(0, pa.int32())).as_py()) >= 0:
+        raise ManifestError(f"{path}, row {rows[first]}: path is empty")
+    return result
+
+
+def as_batch(table: pa.Table) -> pa.RecordBatch:
+    """The table as one batch. ManifestError if a column of strings is over 2 GiB, more than one batch can hold."""
+    batches = table.combine_chunks().to_batches()
+    if len(batches) > 1:
+        raise ManifestError(
+            f"{len(table)} rows hold more than 2 GiB of text, too much for one batch; gather fewer at once"
+        )
+    return batches[0] if batches else pa.record_batch([pa.array([], f.type) for f in table.schema], schema=table.schema)

@@ -1,0 +1,133 @@
+"""Sources that cannot be mapped, converted once to an uncompressed Arrow file in the cache.
+
+It has the wanted columns only, in their final types, and is written a batch at a time. Its schema carries the header of
+a sidecar, which says for which source, in which state and with which options it was made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from penstock.errors import ManifestError
+from penstock.manifest.formats.base import Context
+from penstock.manifest.formats.columns import INVALID, as_batch, cast_batch, final_schema
+from penstock.manifest.formats.mapped import ArrowPart, open_mapped
+from penstock.manifest.options import Options
+from penstock.manifest.scan import hash_file
+from penstock.manifest.sidecar import NO_OFFSETS, Header, places
+from penstock.progress import progress_bar
+from penstock.storage import SourceFile, file_lock, io_error, write_atomically
+
+__all__ = ["convert_source"]
+
+_KEY = b"penstock"
+_ROWS = 1 << 20  # of a batch: few batches make random access fast ...
+_BYTES = 64 << 20  # ... and each is in memory while it is written
+
+
+def convert_source(
+    source: SourceFile, schema: pa.Schema, batches: Iterable[pa.RecordBatch], options: Options, context: Context
+) -> ArrowPart:
+    """The part upon the source's conversion; ``batches`` are read only if that is missing or out of date.
+
+    Raises:
+        ManifestError: a missing column, another type, a null path or label, a damaged source.
+        ManifestIOError: the conversion cannot be written.
+    """
+    final = final_schema(source.path, schema, options.wanted)
+    rules = xxhash.xxh3_64_intdigest(options.canonical())
+    target = places(source.path, f".{rules:016x}.arrow", context.cache_dir)[-1]
+    part = _load(target, source, rules, options)
+    if part is not None:
+        return part
+    try:
+        with file_lock(target):
+            part = _load(target, source, rules, options)  # another process may have made it while we waited
+            if part is None:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _write(target, source, rules, final, _typed(source.path, batches, options, final), context)
+                part = _load(target, source, rules, options)
+    except ManifestError:
+        raise
+    except OSError as error:
+        raise io_error(target, error, f"cannot write the conversion of {source.path} to") from error
+    if part is None:
+        raise ManifestError(f"the conversion of {source.path}, {target}, cannot be read back; remove it and try again")
+    return part
+
+
+def _load(target: Path, source: SourceFile, rules: int, options: Options) -> ArrowPart | None:
+    if not target.exists():
+        return None
+    mapped = SourceFile(str(target))
+    columns = tuple(replace(column, source=column.name) for column in options.wanted)
+    try:
+        metadata = open_mapped(mapped).schema.metadata or {}
+        header = Header.unpack(bytes.fromhex(metadata.get(_KEY, b"").decode()))
+        if header is None or header.rules != rules or not header.describes(source):
+            return None
+        return ArrowPart(source, mapped, columns, header.digest, options.canonical())
+    except (ValueError, ManifestError):  # ArrowInvalid is a ValueError
+        return None
+
+
+def _write(
+    target: Path,
+    source: SourceFile,
+    rules: int,
+    final: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    context: Context,
+) -> None:
+    source.settle()
+    title = f"converting {os.path.basename(source.path)}"
+    with progress_bar(title, source.size, context.progress) as progress:
+        digest = hash_file(source)
+        header = Header(NO_OFFSETS, 0, source.size, source.mtime_ns, rules, digest)
+        rows, done = 0, 0
+        with write_atomically(target) as out:
+            with pa.ipc.new_file(out, final.with_metadata({_KEY: header.pack().hex()})) as writer:
+                for batch in _regroup(batches):
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+                    # How much of the source that was is not known; what was written says about as much.
+                    progress(min(batch.nbytes, source.size - done))
+                    done = min(done + batch.nbytes, source.size)
+            source.check()
+        progress(source.size - done)
+
+
+def _typed(
+    path: str, batches: Iterable[pa.RecordBatch], options: Options, final: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    start = 0
+    try:
+        for batch in batches:
+            rows = np.arange(start, start + batch.num_rows)
+            start += batch.num_rows
+            yield cast_batch(path, batch, options.wanted, final, rows)
+    except (*INVALID, OSError) as error:
+        if isinstance(error, ManifestError):
+            raise
+        raise ManifestError(f"{path} is damaged: {error}") from None
+
+
+def _regroup(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small batches into large ones."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _ROWS or size >= _BYTES:
+            yield as_batch(pa.Table.from_batches(held))
+            held, rows, size = [], 0, 0
+    if held:
+        yield as_batch(pa.Table.from_batches(held))

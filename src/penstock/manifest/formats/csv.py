@@ -1,0 +1,165 @@
+"""CSV and TSV: records as in RFC 4180, with or without a header; fields in quotes may hold line feeds."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from penstock.errors import ConfigError, ManifestError
+from penstock.manifest.ends import ExactRecords, Unclosed
+from penstock.manifest.fields import BadRow, convert
+from penstock.manifest.formats.base import Context, LinePart, open_lines
+from penstock.manifest.options import Column, Options
+from penstock.manifest.scan import BOM, LineRules, check_is_text, shorten
+from penstock.storage import SourceFile
+
+__all__ = ["CsvParser", "open_csv", "open_tsv"]
+
+_HEAD = 1 << 20  # a header is not longer than this
+_LONG = 1 << 16  # the csv module refuses fields of twice this length
+
+
+class CsvParser:
+    """Splits records into ``count`` fields and picks columns: ``places`` has the numbers of each column's fields.
+
+    A column of several values takes as many fields, or one field with the values separated by spaces.
+    """
+
+    def __init__(self, columns: tuple[Column, ...], places: list[list[int]], count: int, delimiter: str) -> None:
+        self.columns, self._places, self._count, self._delimiter = columns, places, count, delimiter
+        d = re.escape(delimiter)
+        self._field = re.compile(rf'("[^"]*+(?:""[^"]*+)*+"(?!"))?([^{d}]*+)(?:{d}|\Z)')
+
+    def parse(self, lines: list[str]) -> list[list[Any]]:
+        if not lines:
+            return [[] for _ in self.columns]
+        try:
+            rows = list(csv.reader(lines, delimiter=self._delimiter))
+            fields = list(zip(*rows, strict=True))
+            if len(rows) != len(lines) or len(fields) != self._count:
+                raise ValueError
+            values = [self._values(column, fields, place) for column, place in self._pairs()]
+            if "" in values[0]:
+                raise ValueError
+            return values
+        except (ValueError, csv.Error):
+            columns = zip(*(self._parse_one(k, line) for k, line in enumerate(lines)), strict=True)
+            return [list(column) for column in columns]
+
+    def parse_one(self, line: str) -> list[Any]:
+        return [values[0] for values in self.parse([line])]
+
+    def _pairs(self) -> list[tuple[Column, list[int]]]:
+        return list(zip(self.columns, self._places, strict=True))
+
+    def _values(self, column: Column, fields: Sequence[Sequence[str]], place: list[int]) -> list[Any]:
+        if column.width and len(place) == 1:
+            cells = [cell.split() for cell in fields[place[0]]]
+            if any(len(cell) != column.width for cell in cells):
+                raise ValueError(f"not {column.width} values separated by spaces")
+            return convert(column, list(zip(*cells, strict=True)))
+        return convert(column, [fields[k] for k in place])
+
+    def _parse_one(self, index: int, line: str) -> list[Any]:
+        try:
+            found = self._split(line)
+        except csv.Error as error:
+            reason = "a carriage return in a field without quotes" if "\r" in line else str(error)
+            raise BadRow(index, "fields", reason) from None
+        if len(found) != self._count:
+            hint = "" if self._count != len(self.columns) else "; name them all with columns=, '_' for those to ignore"
+            raise BadRow(index, "fields", f"expected {self._count} fields, found {len(found)}{hint}")
+        values = []
+        for column, place in self._pairs():
+            cells = [found[k] if column.kind in ("str", "any") else found[k].strip(" \t") for k in place]
+            by_number = dict(zip(place, ([cell] for cell in cells), strict=True))
+            try:
+                values.append(self._values(column, [by_number.get(k, [""]) for k in range(self._count)], place)[0])
+            except ValueError as error:
+                text = self._delimiter.join(cells)
+                raise BadRow(index, column.name, f"{column.name} {text[:80]!r} is {error}") from None
+        if not values[0]:
+            raise BadRow(index, "fields", "the path is empty")
+        return values
+
+    def _split(self, line: str) -> list[str]:
+        if len(line) < _LONG:
+            rows = list(csv.reader([line], delimiter=self._delimiter))
+            return rows[0] if rows else []
+        fields, position = [], -1
+        while position < len(line):  # a delimiter at the very end leaves one more field, an empty one
+            match = self._field.match(line, position + 1)
+            if match is None:
+                raise csv.Error("a quoted field is never closed")
+            quoted, rest = match.groups()
+            fields.append((quoted[1:-1].replace('""', '"') if quoted else "") + rest)
+            position = match.end(2)
+        return fields
+
+
+def split_head(source: SourceFile, rules: LineRules) -> list[str]:
+    """The fields of the first record; [] for a file without one."""
+    head = source.read(_HEAD, 0)
+    piece = memoryview(head.removeprefix(BOM))
+    delimiter = rules.delimiter or ","
+    try:
+        ends, _ = ExactRecords(delimiter, rules.comment).find(piece, final=len(head) == source.size)
+    except Unclosed:
+        return []  # indexing will say where
+    start = 0
+    for end in [*ends.tolist(), len(piece)]:
+        record = bytes(piece[start:end]).decode("utf-8", "surrogateescape").rstrip("\r\n")
+        if record and not (rules.comment and record.startswith(rules.comment)):
+            try:
+                return next(csv.reader([record], delimiter=delimiter), [])
+            except csv.Error:
+                return []  # no header is like that; as a row it is reported when it is read
+        start = end
+    return []
+
+
+def _by_name(source: SourceFile, head: list[str], columns: tuple[Column, ...]) -> list[list[int]]:
+    for column in columns:
+        if head.count(column.source) != 1:
+            problem = "no column" if column.source not in head else "more than one column"
+            raise ManifestError(
+                f"{source.path} has {problem} {column.source!r}; its header is {shorten(','.join(head))}. Choose with "
+                f"columns={{'path': ..., 'label': ...}}, leave the label out with label=None, or pass header=False"
+            )
+    return [[head.index(column.source)] for column in columns]
+
+
+def _by_position(columns: tuple[Column, ...]) -> tuple[dict[str, list[int]], int]:
+    places, position = {}, 0
+    for column in columns:
+        places[column.name] = list(range(position, position + column.fields))
+        position += column.fields
+    return places, position
+
+
+def _open(delimiter: str, path: str, options: Options, context: Context) -> LinePart:
+    if options.named and options.header is False:
+        raise ConfigError("columns: a mapping chooses by name, which header=False rules out; give a list in file order")
+    source = SourceFile(path)
+    check_is_text(source)
+    wanted = options.wanted
+    rules = LineRules(delimiter, "\r", options.blank, options.comment)
+    head = split_head(source, rules)
+    header = options.header
+    if header == "auto":
+        header = bool(head) and (options.named or wanted[0].source in head)
+    if header and head:
+        places, count = _by_name(source, head, wanted), len(head)
+    else:
+        by_position, count = _by_position(options.columns)
+        places = [by_position[column.name] for column in wanted]
+    parser = CsvParser(wanted, places, count, delimiter)
+    rules = LineRules(delimiter, "\r", options.blank, options.comment, bool(header))
+    return open_lines(source, parser, rules, options, context)
+
+
+open_csv = partial(_open, ",")
+open_tsv = partial(_open, "\t")

@@ -1,0 +1,86 @@
+"""JSON lines: one object per line, columns by key."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.manifest.fields import BadRow, in_range
+from penstock.manifest.formats.base import Context, LinePart, open_lines, reject
+from penstock.manifest.options import Column, Options
+from penstock.manifest.scan import LineRules
+from penstock.storage import SourceFile
+
+__all__ = ["JsonParser", "open_jsonl"]
+
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,)}
+_decode = json.JSONDecoder().decode
+
+
+class JsonParser:
+    """Picks columns from objects. A column without a type keeps its values, whatever they are."""
+
+    def __init__(self, columns: tuple[Column, ...]) -> None:
+        self.columns = columns
+
+    def parse(self, lines: list[str]) -> list[list[Any]]:
+        try:
+            objects = [_decode(line) for line in lines]
+            if not all(type(item) is dict for item in objects):
+                raise ValueError
+            return [_values(column, [item[column.source] for item in objects]) for column in self.columns]
+        except (ValueError, KeyError, RecursionError):
+            columns = zip(*(self._parse_one(k, line) for k, line in enumerate(lines)), strict=True)
+            return [list(column) for column in columns]
+
+    def parse_one(self, line: str) -> list[Any]:
+        return [values[0] for values in self.parse([line])]
+
+    def _parse_one(self, index: int, line: str) -> list[Any]:
+        try:
+            item = _decode(line)
+        except (ValueError, RecursionError) as error:
+            raise BadRow(index, "fields", f"not JSON ({error})") from None
+        if not isinstance(item, dict):
+            raise BadRow(index, "fields", f"expected a JSON object, found {type(item).__name__}")
+        values = []
+        for column in self.columns:
+            if column.source not in item:
+                raise BadRow(index, "fields", f"no key {column.source!r}")
+            try:
+                values.append(_values(column, [item[column.source]])[0])
+            except ValueError as error:
+                found = repr(item[column.source])
+                raise BadRow(index, column.name, f"{column.name} {found[:80]} is {error}") from None
+        return values
+
+
+def _values(column: Column, values: list[Any]) -> list[Any]:
+    if column.kind == "any":
+        return values
+    if column.width:
+        if any(type(value) is not list or len(value) != column.width for value in values):
+            raise ValueError(f"not a list of {column.width}")
+        return list(zip(*(_scalars(column.kind, list(one)) for one in zip(*values, strict=True)), strict=True))
+    values = _scalars(column.kind, values)
+    if column.name == "path" and "" in values:
+        raise ValueError("empty")
+    return values
+
+
+def _scalars(kind: str, values: list[Any]) -> list[Any]:
+    if not set(map(type, values)) <= set(_TYPES[kind]):  # a bool is no int here
+        raise ValueError(f"not {kind}")
+    if kind == "float":
+        try:
+            return list(map(float, values))
+        except OverflowError:
+            raise ValueError("outside the range of float") from None
+    return in_range(values) if kind == "int" else values
+
+
+def open_jsonl(path: str, options: Options, context: Context) -> LinePart:
+    """Open JSON lines in place."""
+    reject(options, header="auto")
+    rules = LineRules(blank=options.blank, comment=options.comment)
+    return open_lines(SourceFile(path), JsonParser(options.wanted), rules, options, context)

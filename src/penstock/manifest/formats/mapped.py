@@ -1,0 +1,109 @@
+"""`ArrowPart`: a source whose columns are read from a memory-mapped, uncompressed Arrow file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import ManifestError
+from penstock.manifest.formats.base import part_fingerprint
+from penstock.manifest.formats.columns import as_batch, cast_batch, final_schema
+from penstock.manifest.lines import texts
+from penstock.manifest.options import Column
+from penstock.storage import SourceFile
+
+__all__ = ["ArrowPart", "open_mapped"]
+
+Rows = npt.NDArray[np.int64]
+
+
+def open_mapped(source: SourceFile) -> pa.RecordBatchFileReader:
+    """A reader of the mapped bytes; ArrowInvalid if they are no Arrow file."""
+    return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(source.map if source.map is not None else b"")))
+
+
+class ArrowPart:
+    """Columns of a memory-mapped Arrow file.
+
+    Args:
+        source: what the user named.
+        mapped: the Arrow file: the source itself, or its conversion.
+        columns: what to read from ``mapped``, and how.
+        digest: hash of the source.
+        options: goes into the fingerprint.
+
+    Memory: about a kilobyte for each record batch.
+    """
+
+    def __init__(
+        self, source: SourceFile, mapped: SourceFile, columns: tuple[Column, ...], digest: bytes, options: bytes
+    ) -> None:
+        reader = open_mapped(mapped)
+        self.path, self.nbytes = source.path, source.size
+        self._sources, self._columns = (source, mapped), columns
+        self.schema = final_schema(source.path, reader.schema, columns)
+        wanted = sorted({reader.schema.get_field_index(column.source) for column in columns})
+        self._batches = [reader.get_batch(k).select(wanted) for k in range(reader.num_record_batches)]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+        self.rows = int(self._starts[-1])
+        self.fingerprint = part_fingerprint(digest, self.rows, options)
+
+    def check(self) -> None:
+        for source in self._sources:
+            source.check()
+
+    def gather(self, rows: Rows) -> pa.RecordBatch:
+        self.check()
+        if not rows.size:
+            return as_batch(self.schema.empty_table())
+        return cast_batch(self.path, self._take(rows), self._columns, self.schema, rows)
+
+    def _take(self, rows: Rows) -> pa.RecordBatch:
+        """Rows in this order, taken batch by batch: Arrow itself would first copy all batches into one."""
+        numbers = np.searchsorted(self._starts, rows, "right") - 1
+        local = rows - self._starts[numbers]
+        first = int(numbers[0])
+        if (numbers == first).all():
+            return self._batches[first].take(pa.array(local))
+        order = np.argsort(numbers, kind="stable")
+        used, starts = np.unique(numbers[order], return_index=True)
+        groups = np.split(local[order], starts[1:])
+        pieces = [self._batches[k].take(pa.array(some)) for k, some in zip(used.tolist(), groups, strict=True)]
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return as_batch(pa.Table.from_batches(pieces)).take(pa.array(back))
+
+    def one(self, row: int) -> list[Any]:
+        return [values[0] for values in self.values(np.array([row]))]
+
+    def values(self, rows: Rows) -> list[list[Any]]:
+        return self.values_of(self.gather(rows), rows)
+
+    def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
+        paths, *others = batch.columns
+        return [texts(paths.cast(pa.large_binary())), *(_python(array) for array in others)]
+
+    def table(self, rows: Rows, prefix: str) -> pa.Table:
+        table = pa.Table.from_batches([self.gather(rows)])
+        if not prefix:
+            return table
+        paths = table.column("path")
+        joined = pc.binary_join_element_wise(pa.scalar(prefix), paths, pa.scalar(""))
+        return table.set_column(0, "path", pc.if_else(pc.starts_with(paths, "/"), paths, joined))
+
+    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
+        raise ManifestError(f"{self.path} has columns and no lines, so there is no raw text; use take")
+
+    def fingerprints_at(self, rows: int) -> list[str]:
+        if rows == self.rows:
+            return [self.fingerprint]
+        raise ManifestError(f"{self.path} is no file that grows by appending: it has no prefix of {rows} rows")
+
+
+def _python(array: pa.Array) -> list[Any]:
+    values: list[Any] = array.to_pylist()
+    return [tuple(value) for value in values] if pa.types.is_fixed_size_list(array.type) else values

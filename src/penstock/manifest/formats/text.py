@@ -1,0 +1,99 @@
+"""Text: ``path label``, one sample per line, separated by spaces or tabs.
+
+The fields after the path are taken from the right, so that a path may hold spaces. Spaces and tabs around a field do
+not belong to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.manifest.fields import BadRow, convert
+from penstock.manifest.formats.base import Context, LinePart, open_lines, reject
+from penstock.manifest.options import IGNORED, Column, Options
+from penstock.manifest.scan import LineRules
+from penstock.storage import SourceFile
+
+__all__ = ["TextParser", "open_text"]
+
+_SEPARATORS = " \t"
+
+
+class TextParser:
+    """Splits lines of text; ``columns`` as in the file, the path first."""
+
+    def __init__(self, columns: tuple[Column, ...], wanted: tuple[Column, ...]) -> None:
+        if columns[0].name != "path":
+            raise ConfigError(f"columns: in text the first one must be 'path', not {columns[0].name!r}")
+        self.columns = wanted
+        self._fields = sum(column.fields for column in columns[1:])
+        position, places = 1, {"path": slice(0, 1)}
+        for column in columns[1:]:
+            places[column.name] = slice(position, position + column.fields)
+            position += column.fields
+        kinds = [column.kind for column in columns[1:] for _ in range(column.fields)]
+        self._texts = [k for k, kind in enumerate(kinds) if kind in ("str", "any")]
+        self._places = [(column, places[column.name]) for column in wanted]
+        names = ["path"] + [str(c) if c.name == IGNORED else f"{c.name} ({c})" for c in columns[1:]]
+        self._expected = " ".join(names)
+        self._usual = [(c.name, c.kind, c.width) for c in columns] == [("path", "str", 0), ("label", "int", 0)]
+
+    def parse_one(self, line: str) -> list[Any]:
+        """Like `parse` for one line; ``path 123`` without anything unusual about it takes a short way."""
+        if self._usual:
+            path, _, text = line.rpartition(" ")
+            if path and text.isdecimal() and text.isascii() and len(text) < 19:
+                return [path if path[0] > " " < path[-1] else path.strip(_SEPARATORS), int(text)]
+        return [values[0] for values in self.parse([line])]
+
+    def parse(self, lines: list[str]) -> list[list[Any]]:
+        count = self._fields
+        if not lines:
+            return [[] for _ in self.columns]
+        rows = [line.rsplit(" ", count) if count else [line] for line in lines]
+        try:
+            first, *rest = zip(*rows, strict=True)
+            if len(rest) != count or any("" in rest[k] or "\t" in "".join(rest[k]) for k in self._texts):
+                raise ValueError
+            # Between the last `count` spaces there is a field each (a tab or nothing is no number, either), and what is
+            # left of them is the path.
+            paths = [text.strip(_SEPARATORS) for text in first]
+            if "" in paths:
+                raise ValueError
+            fields: list[Any] = [paths, *rest]
+            return [convert(column, fields[place]) for column, place in self._places]
+        except ValueError:
+            columns = zip(*(self._parse_one(k, line) for k, line in enumerate(lines)), strict=True)
+            return [list(column) for column in columns]
+
+    def _parse_one(self, index: int, line: str) -> list[Any]:
+        """One line of any spacing, or the reason why it does not parse."""
+        rest, fields = line.strip(_SEPARATORS), []
+        for _ in range(self._fields):
+            cut = max(rest.rfind(" "), rest.rfind("\t"))
+            if cut < 0:
+                break
+            fields.append([rest[cut + 1 :]])
+            rest = rest[:cut].rstrip(_SEPARATORS)
+        if len(fields) < self._fields or not rest:
+            raise BadRow(index, "fields", f"expected '{self._expected}', found too few fields")
+        fields = [[rest], *fields[::-1]]
+        values = []
+        for column, place in self._places:
+            try:
+                values.append(convert(column, fields[place])[0])
+            except ValueError as error:
+                found = " ".join(text[0] for text in fields[place])
+                raise BadRow(index, column.name, f"{column.name} {found[:80]!r} is {error}") from None
+        return values
+
+
+def open_text(path: str, options: Options, context: Context) -> LinePart:
+    """Open a text manifest in place."""
+    reject(options, header="auto")
+    if options.named:
+        raise ConfigError("columns: text has no column names to choose from; give a list of names in file order")
+    parser = TextParser(options.columns, options.wanted)
+    rules = LineRules(blank=options.blank, comment=options.comment)
+    return open_lines(SourceFile(path), parser, rules, options, context)

@@ -1,0 +1,44 @@
+"""From the indices that a user gives to row numbers, and pieces of an answer back into the order asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = ["Indices", "Rows", "in_order", "to_rows"]
+
+Rows = npt.NDArray[np.int64]
+Indices = Sequence[int] | range | npt.NDArray[np.integer[Any]]
+
+
+def to_rows(indices: Indices, view: range) -> Rows:
+    """Indices of a view as rows of the whole. IndexError outside ``[-len(view), len(view))``, TypeError for no integer.
+
+    Memory: 8 bytes for each index, none where they are an array of int64 already and the view begins with row 0.
+    """
+    if isinstance(indices, range):
+        indices = np.arange(indices.start, indices.stop, indices.step)
+    array = np.asarray(indices)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise TypeError(f"indices must be a sequence of integers, not {array.dtype} of shape {array.shape}")
+    array = array.astype(np.int64, copy=False)
+    count = len(view)
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < -count or high >= count:
+            raise IndexError(f"row {low if low < -count else high} is out of range for a manifest of {count} rows")
+        if low < 0:
+            array = np.where(array < 0, array + count, array)
+    return array if view.start == 0 and view.step == 1 else array * view.step + view.start
+
+
+def in_order(pieces: list[tuple[Rows, pa.Array]], kind: pa.DataType) -> pa.Array:
+    """Arrays put together so that each element comes to its place; ``kind`` is their type, for none at all."""
+    if not pieces:
+        return pa.array([], kind)
+    order = np.argsort(np.concatenate([places for places, _ in pieces]))
+    return pa.concat_arrays([piece for _, piece in pieces]).take(pa.array(order))

@@ -1,0 +1,317 @@
+"""A text file as an array of rows, by the offsets of its rows alone: the file is neither copied nor converted.
+
+    offsets  [0, 23, 46, 70]          memory-mapped from the sidecar
+    data     b"a/0.jpg 0\\na/1..."      memory-mapped, the file itself
+
+Together they *are* an Arrow ``large_binary`` array, so that gathering rows is Arrow's ``take`` and opening costs
+milliseconds at any size. The slice of a row runs to the next row and so may hold a line feed, a carriage return and
+skipped lines; its *value* ends at the first line feed (in CSV: outside quotes), less a carriage return. The header's
+flags tell which of these there are, and where slices hold a value and one line feed the fast path is taken.
+
+No offset is trusted: each read checks that its slices lie within the file, begin and end where a line does, and hold
+one row (in CSV, where a row may have many lines, the parser sees to that). A sidecar that fails is built again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from io import BytesIO
+from itertools import pairwise
+from math import inf
+from time import monotonic
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import ManifestError
+from penstock.manifest.ends import ExactRecords, StrayQuote
+from penstock.manifest.scan import BOM, BUFFER, CR, MULTILINE, SKIPPED, LineRules, Scanner, check_is_text, line_number
+from penstock.manifest.sidecar import DATA, Header, Sidecar, load_or_build
+from penstock.progress import progress_bar
+from penstock.storage import SourceFile, io_error
+
+__all__ = ["LineIndex", "texts"]
+
+Rows = npt.NDArray[np.int64]
+_LF = 10
+_LOOK_EVERY = 1e-3  # seconds; the modification times themselves move in steps of 1 to 10 ms
+
+
+class _Damaged(Exception):
+    """An offset that cannot be right."""
+
+
+class LineIndex:
+    """The rows of one text file.
+
+    Args:
+        source: the file, open.
+        rules: what a row is.
+        suffix: what the sidecar's name has after the source's.
+        cache_dir: folder for the sidecar, instead of beside the source.
+        progress: show a bar while building: True, False, or None for large files on a terminal.
+
+    Raises:
+        ManifestError: binary file, blank line where they are errors, unclosed quote.
+        ManifestIOError: the index cannot be written.
+
+    Reads are safe from several threads and after a fork. Memory: none per row; mapped pages are the system's cache.
+    """
+
+    def __init__(
+        self,
+        source: SourceFile,
+        rules: LineRules,
+        *,
+        suffix: str = ".pstk",
+        cache_dir: str | None = None,
+        progress: bool | None = None,
+        buffer: int = BUFFER,
+    ) -> None:
+        self.source, self.rules = source, rules
+        self._suffix, self._cache_dir, self._progress, self._buffer = suffix, cache_dir, progress, buffer
+        self._size = source.size
+        self._source_size_now = source.size_now if source.map is None else source.map.size  # the map's is faster
+        self._looked = -inf  # when `one` last looked at the modification time
+        check_is_text(source)
+        self._load()
+
+    def _load(self) -> None:
+        sidecar = load_or_build(self.source, self._suffix, self._cache_dir, self.rules.digest(), self._build)
+        self.sidecar = sidecar
+        self._index_size_now, self._index_size = sidecar.map.size, sidecar.header.length
+        self.rows, self.digest = sidecar.header.rows, sidecar.header.digest
+        flags = sidecar.header.flags
+        self.multiline, self._skipped, self._cr = bool(flags & MULTILINE), bool(flags & SKIPPED), bool(flags & CR)
+        self._offsets = sidecar.offsets  # a memoryview: single elements are faster than NumPy's
+        self._offset_array = np.frombuffer(self._offsets, dtype=np.int64)
+        self._data = self.source.map if self.source.map is not None else b""
+        self._head = len(BOM) if self._data[: len(BOM)] == BOM else 0  # no line feed is before the first line
+        self._data_array = np.frombuffer(self._data, dtype=np.uint8)
+        self._slices = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), self.rows, [None, pa.py_buffer(self._offsets), pa.py_buffer(self._data)]
+        )
+
+    # ------------------------------------------------------------------ reading
+
+    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
+        """The values of rows (each within ``[0, rows)``)."""
+        data, offsets, plain = self._take(rows)
+        if not plain or self._cr:
+            return self._values(data, offsets)
+        ends = offsets - np.arange(len(offsets))
+        values = data.translate(None, b"\n")
+        return pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(rows), [None, pa.py_buffer(ends), pa.py_buffer(values)]
+        )
+
+    def text(self, rows: Rows) -> list[str]:
+        """The values of rows as str; bytes that are not UTF-8 become surrogates, as in file names (`os.fsdecode`)."""
+        data, offsets, plain = self._take(rows)
+        if not plain:
+            return texts(self._values(data, offsets))
+        if self._cr:
+            data = data.replace(b"\r\n", b"\n")
+        lines = data.decode("utf-8", "surrogateescape").split("\n")
+        lines.pop()
+        return lines
+
+    def one(self, row: int) -> str:
+        """The value of one row; like `text`, in a tenth of the time.
+
+        The source's modification time, which costs as much as half of the rest, is looked at once a millisecond.
+        """
+        now = monotonic()
+        if now - self._looked > _LOOK_EVERY or self._source_size_now() != self._size:
+            self.source.check()
+            self._looked = now
+        if self._index_size_now() == self._index_size:
+            data, start, end = self._data, self._offsets[row], self._offsets[row + 1]
+            if 0 <= start < end <= self._size and (start == self._head or data[start - 1] == _LF):
+                line, feed, rest = data[start:end].partition(b"\n")
+                if feed and not rest:
+                    value = line.decode("utf-8", "surrogateescape")
+                    return value.removesuffix("\r") if self._cr else value
+        return self.text(np.array([row]))[0]  # an unusual row, or damage to repair
+
+    def _values(self, data: bytes, offsets: Rows) -> pa.LargeBinaryArray:
+        """The values of slices that lie one after the other."""
+        return pa.array([self.value(data[a:b]) for a, b in pairwise(offsets.tolist())], pa.large_binary())
+
+    def value(self, piece: bytes) -> bytes:
+        """The value of a slice: up to the first line feed (in CSV: outside quotes), less a carriage return."""
+        end = piece.find(b"\n")
+        if 0 <= end < len(piece) - 1 and self.multiline:
+            end = self._first_record(piece) if self._skipped else len(piece) - piece.endswith(b"\n")
+        return (piece if end < 0 else piece[:end]).removesuffix(b"\r")
+
+    def _first_record(self, piece: bytes) -> int:
+        """Where the first record ends in a piece that begins with one and holds skipped lines after it."""
+        ends, _ = ExactRecords(self.rules.delimiter or ",", None).find(memoryview(piece), final=False)
+        return int(ends[0]) - 1 if ends.size else -1
+
+    def offset(self, row: int) -> int:
+        """Where a row starts in the file."""
+        self._check_files()
+        return self._offsets[row]
+
+    def line(self, row: int) -> int:
+        """The 1-based number of a row's first line. Counts from the start of the file: for error messages."""
+        return line_number(self.source, self.offset(row))
+
+    def digests_at(self, rows: int) -> list[bytes]:
+        """Hashes that the file may have had when it ended with its first ``rows`` rows, the likeliest first.
+
+        It is not known how many of the skipped lines after that row were there already, and whether it had its line
+        feed.
+        """
+        self._check_files()
+        start = self._offsets[rows - 1] if rows else 0
+        piece = self._data[start : self._offsets[rows]]
+        value = len(self.value(piece)) if rows else 0
+        feeds = [start + k + 1 for k in range(value, len(piece)) if piece[k] == _LF]
+        ends = [start + len(piece), *feeds[::-1], start + value]
+        scanner = Scanner(self.source, self.rules, BytesIO())
+        digests = {end: scanner.hash_to(end) for end in sorted(set(ends))}
+        return [digests[end] for end in ends]
+
+    # ------------------------------------------------------------------ trust
+
+    def _check_files(self) -> None:
+        """Look whether the pages that a read needs are there: missing ones kill the process (SIGBUS).
+
+        A source that changed is an error; an index that somebody truncated or wrote to is built again.
+        """
+        self.source.check()
+        if self._index_size_now() != self._index_size:
+            self._heal(remove=False)  # nobody takes it for a sound one
+
+    def _take(self, rows: Rows) -> tuple[bytes, Rows, bool]:
+        """The slices of rows one after the other, their offsets there, and whether all are a value and a line feed."""
+        self._check_files()
+        if not rows.size:
+            return b"", np.zeros(1, dtype=np.int64), True
+        try:
+            return self._checked(rows)
+        except _Damaged:
+            self._heal(remove=True)
+        try:
+            return self._checked(rows)
+        except _Damaged:  # a sound index cannot be wrong, so the file was changed behind its times
+            raise self.source.changed(self.source.size) from None
+
+    def _checked(self, rows: Rows) -> tuple[bytes, Rows, bool]:
+        ended = self._check_offsets(rows)
+        data, offsets = _contents(self._slices.take(pa.array(rows)))
+        feeds = int(np.count_nonzero(np.frombuffer(data, dtype=np.uint8) == _LF))
+        if feeds != ended and not self.multiline and not self._are_single(data, offsets):
+            raise _Damaged
+        return data, offsets, feeds == ended == len(rows)
+
+    def _check_offsets(self, rows: Rows) -> int:
+        """The number of slices that end with a line feed. What cannot be right about the others raises _Damaged."""
+        start, end = self._offset_array.take(rows), self._offset_array.take(rows + 1)
+        if int(start.min()) < 0 or int(end.max()) > self.source.size or not (start < end).all():
+            raise _Damaged
+        aligned = self._data_array.take(start - 1) == _LF  # for 0 that is the last byte, whatever it is
+        if not aligned.all() and not (start[~aligned] == self._head).all():
+            raise _Damaged
+        ended = self._data_array.take(end - 1) == _LF
+        if ended.all():
+            return len(rows)
+        if (end[~ended] != self.source.size).any():  # only a file's last line may lack its line feed
+            raise _Damaged
+        return int(np.count_nonzero(ended))
+
+    def _are_single(self, data: bytes, offsets: Rows) -> bool:
+        """Whether slices of several lines hold one row each, the other lines being blank or comments. Not for CSV."""
+        space, comment = self.rules.space.encode(), (self.rules.comment or "\n").encode()
+        for a, b in pairwise(offsets.tolist()):
+            others = (line.lstrip(space) for line in data[a:b].split(b"\n")[1:])
+            if not all(not line or line.startswith(comment) for line in others):
+                return False
+        return True
+
+    def _heal(self, *, remove: bool) -> None:
+        """Build a damaged sidecar again. What it said of the source must turn out the same."""
+        before, path = (self.rows, self.digest), self.sidecar.path
+        if remove:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise io_error(path, error, "the index is damaged and must be removed; cannot remove") from error
+        self._load()
+        if (self.rows, self.digest) != before:
+            raise ManifestError(
+                f"the index {path} was damaged, or {self.source.path} changed, and it has been built again; open the "
+                "manifest again"
+            )
+
+    # ------------------------------------------------------------------ building
+
+    def _build(self, source: SourceFile, out: BinaryIO, stale: Sidecar | None) -> Header:
+        with progress_bar(f"indexing {os.path.basename(source.path)}", source.size, self._progress) as progress:
+            scanner = self._append(source, out, stale, progress) if stale is not None else None
+            if scanner is None:
+                out.seek(DATA)
+                out.truncate()
+                scanner = self._scanner(source, out, progress)
+                try:
+                    scanner.run()
+                except StrayQuote:
+                    out.seek(DATA)
+                    out.truncate()
+                    scanner = self._scanner(source, out, progress, exact=True)
+                    scanner.run()
+        return Header(scanner.flags, scanner.rows, source.size, source.mtime_ns, 0, scanner.digest)
+
+    def _scanner(
+        self, source: SourceFile, out: BinaryIO, progress: Callable[[int], object], *, exact: bool = False
+    ) -> Scanner:
+        return Scanner(source, self.rules, out, exact=exact, buffer=self._buffer, progress=progress)
+
+    def _append(
+        self, source: SourceFile, out: BinaryIO, stale: Sidecar, progress: Callable[[int], object]
+    ) -> Scanner | None:
+        """Index a file that was only appended to: verify what was there by its hash, scan from its last row on."""
+        old = stale.header
+        if not old.rows > 0 or old.size > source.size:
+            return None
+        scanner = self._scanner(source, out, progress)
+        if scanner.hash_to(old.size) != old.digest:
+            return None
+        offsets = stale.offsets
+        last = offsets[old.rows - 1]
+        if not 0 <= last < old.size:
+            return None
+        for start in range(0, old.rows - 1, 1 << 17):  # in pieces, for the pages of a map are memory of this process
+            out.write(offsets[start : min(start + (1 << 17), old.rows - 1)])
+        scanner.rows, scanner.flags = old.rows - 1, old.flags
+        try:
+            scanner.run(last)
+        except StrayQuote:
+            return None
+        return scanner
+
+
+def _contents(array: pa.LargeBinaryArray) -> tuple[bytes, Rows]:
+    """The bytes of all values of an array, one after the other, and their offsets in them."""
+    _, offset_buffer, data = array.buffers()
+    if not len(array) or offset_buffer is None or data is None:
+        return b"", np.zeros(len(array) + 1, dtype=np.int64)
+    offsets = np.frombuffer(offset_buffer, dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
+    first, last = int(offsets[0]), int(offsets[-1])
+    return data.slice(first, last - first).to_pybytes(), offsets - first
+
+
+def texts(values: pa.LargeBinaryArray) -> list[str]:
+    """An array of bytes as a list of str, as `os.fsdecode` would make them."""
+    data, offsets = _contents(values)
+    bounds = offsets.tolist()
+    text = data.decode("utf-8", "surrogateescape")
+    if len(text) == len(data):  # one character for each byte
+        return [text[a:b] for a, b in pairwise(bounds)]
+    return [data[a:b].decode("utf-8", "surrogateescape") for a, b in pairwise(bounds)]

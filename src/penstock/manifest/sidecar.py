@@ -1,0 +1,180 @@
+"""The index file beside a source, ``NAME.pstk``: a checked header, then the offsets of the rows.
+
+    byte 0    magic, version, flags                               8s I I    (all little-endian)
+    byte 16   rows, size of the source, its mtime in ns           q q q
+    byte 40   hash of the line rules, xxh3_128 of the source      Q 16s
+    byte 64   xxh3_64 of the bytes before                         Q
+    byte 128  rows + 1 offsets into the source                    q ...     (none where the source keeps its own)
+
+It is written to a temporary file and renamed, by one process while the others wait for a lock, and can be deleted at
+any time. A file that is not exactly this, for exactly this source, is made again.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+from penstock.errors import ManifestIOError
+from penstock.storage import SourceFile, cache_root, file_lock, io_error, is_writable, write_atomically
+
+__all__ = ["DATA", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
+
+MAGIC, VERSION = b"PENSTOCK", 1
+DATA = 128  # where the offsets begin; a multiple of 64, as Arrow likes its buffers
+NO_OFFSETS = 1 << 16  # flag: nothing follows the header
+_STRUCT = struct.Struct("<8sIIqqqQ16s")
+_CHECKSUM = struct.Struct("<Q")
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a sidecar says about its source."""
+
+    flags: int
+    rows: int
+    size: int
+    mtime_ns: int
+    rules: int
+    digest: bytes
+
+    def pack(self) -> bytes:
+        body = _STRUCT.pack(MAGIC, VERSION, self.flags, self.rows, self.size, self.mtime_ns, self.rules, self.digest)
+        return (body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(DATA, b"\0")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Header | None:
+        """None for anything that is not a header of this version with its checksum."""
+        if len(data) < DATA:
+            return None
+        body = data[: _STRUCT.size]
+        magic, version, *fields = _STRUCT.unpack(body)
+        (checksum,) = _CHECKSUM.unpack_from(data, _STRUCT.size)
+        if magic != MAGIC or version != VERSION or checksum != xxhash.xxh3_64_intdigest(body):
+            return None
+        return cls(*fields)
+
+    @property
+    def length(self) -> int:
+        """Size of the whole sidecar in bytes."""
+        return DATA if self.flags & NO_OFFSETS else DATA + 8 * (self.rows + 1)
+
+    def describes(self, source: SourceFile) -> bool:
+        """Whether the source is, by size and modification time, the one that was indexed."""
+        return self.size == source.size and self.mtime_ns == source.mtime_ns
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A valid sidecar, mapped. ``offsets`` has 8 bytes for each row and one more, or none at all."""
+
+    path: Path
+    header: Header
+    map: mmap.mmap
+
+    @classmethod
+    def load(cls, path: Path, rules: int) -> Sidecar | None:
+        """The sidecar at ``path``, stale or not, or None where there is no sound one for these rules."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                header = Header.unpack(file.read(DATA))
+                if header is None or header.rules != rules or header.rows < 0:
+                    return None
+                if os.fstat(file.fileno()).st_size != header.length:
+                    return None
+                sidecar = cls(path, header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise io_error(path, error, "cannot read the index") from error
+        offsets = sidecar.offsets
+        return sidecar if not offsets or 0 <= offsets[0] <= offsets[-1] == header.size else None
+
+    @property
+    def offsets(self) -> memoryview:
+        """The offsets, as a view of int64 upon the map."""
+        return memoryview(self.map)[DATA:].cast("q")
+
+
+def places(source: str, suffix: str, cache_dir: str | None) -> list[Path]:
+    """Where a source's sidecar may be, the best place first: ``cache_dir`` alone, or beside it and in the cache."""
+    path = Path(source)
+    beside = path.with_name(path.name + suffix)
+    key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(source)))
+    hidden = f"{path.name}.{key}{suffix}"
+    if cache_dir is not None:
+        return [Path(cache_dir) / hidden]
+    try:
+        return [beside, cache_root() / "manifests" / hidden]
+    except OSError:
+        return [beside]
+
+
+Builder = Callable[[SourceFile, BinaryIO, Sidecar | None], Header]
+"""Writes offsets to a file whose header comes later; the sidecar is the stale one, for what can be reused of it."""
+
+
+def load_or_build(source: SourceFile, suffix: str, cache_dir: str | None, rules: int, build: Builder) -> Sidecar:
+    """The source's sidecar; built, or built again, by this process where no sound and current one is found.
+
+    Raises:
+        ManifestIOError: no place to write it, or the disk is full. Nothing half-written stays behind.
+        ManifestChangedError: the source was written to while it was being indexed.
+    """
+    candidates = places(source.path, suffix, cache_dir)
+    found = _current(candidates, source, rules)
+    if found is not None:
+        return found
+    try:
+        lock = file_lock(candidates[0])
+    except OSError as error:
+        raise io_error(candidates[0], error, "cannot lock the index") from error
+    with lock:
+        found = _current(candidates, source, rules)  # another process may have built it while we waited
+        return found if found is not None else _build(candidates, source, rules, build)
+
+
+def _current(candidates: list[Path], source: SourceFile, rules: int) -> Sidecar | None:
+    for path in candidates:
+        sidecar = Sidecar.load(path, rules)
+        if sidecar is not None and sidecar.header.describes(source):
+            return sidecar
+    return None
+
+
+def _build(candidates: list[Path], source: SourceFile, rules: int, build: Builder) -> Sidecar:
+    source.settle()
+    stale = next((old for path in candidates if (old := Sidecar.load(path, rules)) is not None), None)
+    for number, path in enumerate(candidates):
+        last = number == len(candidates) - 1
+        if not last and not is_writable(path.parent):
+            continue
+        try:
+            if last:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with write_atomically(path) as out:
+                out.write(bytes(DATA))
+                header = replace(build(source, out, stale), rules=rules)
+                source.check()
+                out.seek(0)
+                out.write(header.pack())
+        except ManifestIOError:
+            raise
+        except OSError as error:
+            if error.errno in _READ_ONLY and not last:
+                continue  # access rights promised more than the file system keeps
+            raise io_error(path, error, f"cannot write the index of {source.path} to") from error
+        built = Sidecar.load(path, rules)
+        if built is None:
+            raise ManifestIOError(f"the index {path} was removed or replaced while it was being opened; try again")
+        return built
+    raise AssertionError("unreachable: the last place is always tried")

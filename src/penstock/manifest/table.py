@@ -1,0 +1,379 @@
+"""`Manifest`: an immutable table of samples upon files that stay where they are.
+
+    manifest = Manifest.open("train.txt", root="/data/imagenet")
+    manifest[0]                                  Record(path='/data/imagenet/a.jpg', label=7, row=0, extra={})
+    manifest[-1], manifest[1000:2000:2]          the last one; a view of 500 rows
+    manifest.records([5, 3, 5])                  a batch of records, in this order
+    manifest.take([5, 3, 5])                     the same as a pyarrow.Table
+
+Promises: opening and reading take no memory per row; all processes of a machine share the pages of the files; a file
+that changes is noticed before the next read; what is read never depends on the process that reads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+from typing import Any, SupportsIndex, overload
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import ConfigError, ManifestChangedError, ManifestError
+from penstock.manifest.fingerprint import combine, prefix_fingerprints, view_fingerprint
+from penstock.manifest.formats import FORMATS, Context, Part, format_of
+from penstock.manifest.formats.base import join_root
+from penstock.manifest.formats.columns import as_batch
+from penstock.manifest.indices import Indices, Rows, in_order, to_rows
+from penstock.manifest.options import Blank, Columns, Header, make_options
+from penstock.manifest.record import Record, make_record
+from penstock.manifest.sources import Source, expand, local_path
+
+__all__ = ["Manifest"]
+
+_BATCH = 1024  # rows read at once by __iter__
+
+
+class Manifest:
+    """A table with a column ``path``, usually a column ``label``, and any others. Made by `Manifest.open`.
+
+    It is a sequence of `Record`; slices are views that share everything with the whole. Reading is safe from several
+    threads, after a fork, and in other processes: pickling sends the paths, the options and the fingerprint, and the
+    other side opens the same files and refuses others (ManifestChangedError).
+
+    Every read raises ManifestChangedError for a file that changed since it was opened, and ManifestError, with file,
+    line and content, for a row that does not parse. ``manifest[i]`` of a text, CSV or JSONL file looks at the size each
+    time, and at the modification time once a millisecond: within that time a rewrite of the same size may escape it.
+    """
+
+    def __init__(self, parts: Sequence[Part], root: str | None, reopen: dict[str, Any], rows: range | None) -> None:
+        """Not for general use: call `Manifest.open`."""
+        self._parts, self._reopen, self._root = tuple(parts), reopen, root
+        self._starts = np.cumsum([0, *(part.rows for part in parts)])
+        self._whole = range(int(self._starts[-1]))
+        self._range = self._whole if rows is None else rows
+        self._only = parts[0] if len(parts) == 1 else None
+        self._prefix = "" if root is None else os.path.join(root, "")
+        names = parts[0].schema.names
+        self._has_label = "label" in names
+        self._extra_names = [name for name in names if name not in ("path", "label")]
+
+    @classmethod
+    def open(
+        cls,
+        source: Source | Sequence[Source],
+        *,
+        format: str = "auto",
+        root: Source | None = None,
+        columns: Columns = None,
+        label: str | None = "int",
+        cache_dir: Source | None = None,
+        header: Header = "auto",
+        blank: Blank = "skip",
+        comment: str | None = None,
+        progress: bool | None = None,
+    ) -> Manifest:
+        """Open one file, all files of a pattern (sorted), or a sequence of both, one after the other.
+
+        Args:
+            source: files that end in .csv, .tsv, .jsonl, .parquet or .arrow (and a few synonyms) are that; others text.
+            format: "text", "csv", "tsv", "jsonl", "parquet" or "arrow" instead of going by the name.
+            root: joined to the left of relative paths.
+            columns: names, with types as in "score:float", in file order; for formats with names a choice of them, or
+                a mapping of names here to names there. Default: "path" and "label". "_" is a column to ignore.
+            label: type of the label: "int", "float", "str", a list as in "int[3]", or None for no label.
+            cache_dir: where indexes go, instead of beside the source (or, if that is read-only, in the user's cache).
+            header: whether a CSV file has one; "auto" looks for the name of the path column.
+            blank: "skip" blank lines, or "error".
+            comment: the beginning of lines to skip, such as "#".
+            progress: show a bar while indexing: True, False, or None for large files on a terminal.
+
+        The first opening of a file indexes it in one pass (about a second per GB; one process does it, others wait);
+        later ones take milliseconds. Parquet, and compressed Arrow, is converted once, into the cache.
+
+        Raises:
+            ManifestIOError: missing, a folder, no permission, disk full.
+            ManifestError: a binary file, a missing column, an unclosed quote.
+            ConfigError: arguments that make no sense, alone or together.
+        """
+        paths = expand(source)
+        where = None if root is None else local_path(root, "root")
+        cache = None if cache_dir is None else os.path.abspath(local_path(cache_dir, "cache_dir"))
+        reopen = {
+            "source": paths,
+            "format": format,
+            "root": where,
+            "columns": columns,
+            "label": label,
+            "cache_dir": cache,
+            "header": header,
+            "blank": blank,
+            "comment": comment,
+        }
+        parts: list[Part] = []
+        for path in paths:
+            options = make_options(format_of(path, format), columns, label, header, blank, comment)
+            parts.append(FORMATS[options.format](path, options, Context(cache, progress)))
+            if parts[-1].schema != parts[0].schema:
+                raise ManifestError(
+                    f"{path} has other columns than {paths[0]}: {_describe(parts[-1])}, not {_describe(parts[0])}"
+                )
+        return cls(parts, where, reopen, None)
+
+    # ------------------------------------------------------------------ what it is
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows; of a view, its own."""
+        return len(self._range)
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The files, as absolute paths in order."""
+        return tuple(Path(part.path) for part in self._parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the files in bytes."""
+        return sum(part.nbytes for part in self._parts)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of `take`: path, label, then the others."""
+        schema: pa.Schema = self._parts[0].schema.remove_metadata()
+        return schema
+
+    @property
+    def columns(self) -> list[str]:
+        """The names in `schema`."""
+        return list(self.schema.names)
+
+    @property
+    def root(self) -> str | None:
+        """What is joined to relative paths."""
+        return self._root
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The open sources, for tools that look closer than a table allows."""
+        return self._parts
+
+    def locate(self, row: int) -> tuple[Part, int]:
+        """The source that holds a row of the whole, and the row's number there."""
+        number = int(np.searchsorted(self._starts, row, "right")) - 1
+        return self._parts[number], row - int(self._starts[number])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identity of the rows, 32 hex digits: content, number of rows and options, and the range of a view.
+
+        Neither paths, root nor times are part of it, so a copy on another machine has the same one.
+        """
+        whole = combine([part.fingerprint for part in self._parts])
+        return whole if self._range == self._whole else view_fingerprint(whole, self._range)
+
+    def prefix_fingerprint(self, rows: int) -> str:
+        """The fingerprint that this manifest had when it ended after its first ``rows`` rows, if it ever did.
+
+        For files that are only appended to. Lines that are skipped after the last of those rows are taken to have been
+        there, and its line feed too; `is_prefix_of_current` tries the other possibilities as well.
+
+        Raises:
+            ManifestError: a view, rows outside ``[0, len]``, or rows that end within a Parquet or Arrow file.
+        """
+        return self.fingerprint if rows == len(self) else self._prefixes(rows)[0]
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Whether a manifest with this fingerprint and so many rows has since grown to be this one.
+
+        Reads the file up to that row, at several GB/s.
+        """
+        if rows == len(self) and fingerprint == self.fingerprint:
+            return True
+        return 0 <= rows <= len(self) and fingerprint in self._prefixes(rows)
+
+    def _prefixes(self, rows: int) -> list[str]:
+        if self._range != self._whole:
+            raise ManifestError("a view has no prefix; ask the whole manifest")
+        if not 0 <= rows <= len(self):
+            raise ManifestError(f"rows must be from 0 to {len(self)}, not {rows}")
+        return prefix_fingerprints(self._parts, rows)
+
+    def check_unchanged(self) -> None:
+        """Raise ManifestChangedError if a file was truncated, written to or touched since: one fstat each.
+
+        A file that was *replaced* by renaming another over it is no change: this manifest goes on with the old one.
+        """
+        for part in self._parts:
+            part.check()
+
+    # ------------------------------------------------------------------ reading
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> Manifest: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Record | Manifest:
+        """One record, or with a slice a view. IndexError outside, negative indices count from the end."""
+        if isinstance(index, slice):
+            return Manifest(self._parts, self._root, self._reopen, self._range[index])
+        try:
+            row = self._range[index]
+        except IndexError:
+            raise IndexError(f"row {index} is out of range for a manifest of {len(self)} rows") from None
+        if self._only is not None:
+            values = self._only.one(row)
+        else:
+            part, local = self.locate(row)
+            values = part.one(local)
+        path = values[0]
+        if self._prefix and path[0] != "/":
+            path = self._prefix + path
+        label = values[1] if self._has_label else None
+        names = self._extra_names
+        extra = dict(zip(names, values[-len(names) :], strict=True)) if names else {}
+        return make_record((path, label, row, extra))
+
+    def __iter__(self) -> Iterator[Record]:
+        for start in range(0, len(self), _BATCH):
+            yield from self.records(np.arange(start, min(start + _BATCH, len(self))))
+
+    def records(self, indices: Indices) -> list[Record]:
+        """The records at ``indices`` (any order, repeats allowed). The fast way to read a batch."""
+        rows = self._rows(indices)
+        if self._only is not None:
+            return self._make_records(self._only.values(rows), rows)
+        return self._collect(rows, lambda part, places, local: part.values(local))
+
+    def take(self, indices: Indices) -> pa.Table:
+        """The rows at ``indices`` as a table with `schema`, in this order.
+
+        Raises ManifestError, beyond what every read does, for text that is not UTF-8, which Arrow cannot hold.
+        Memory: the table; values pass through Python objects, 65,536 rows at a time.
+        """
+        rows = self._rows(indices)
+        pieces = [(places, part.table(local, self._prefix)) for part, places, local in self._by_part(rows)]
+        if not pieces:
+            return self.schema.empty_table()
+        table = pa.concat_tables([piece for _, piece in pieces])
+        if len(pieces) > 1:
+            table = table.take(pa.array(np.argsort(np.concatenate([places for places, _ in pieces]))))
+        return table
+
+    def raw(self, indices: Indices) -> pa.LargeBinaryArray:
+        """The text of the rows at ``indices`` as it is in the file, without line ends: a large_binary array.
+
+        ManifestError for Parquet and Arrow, which have no text.
+        """
+        rows = self._rows(indices)
+        if self._only is not None:
+            return self._only.raw(rows)
+        pieces = [(places, part.raw(local)) for part, places, local in self._by_part(rows)]
+        return in_order(pieces, pa.large_binary())
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A whole column. Memory: the column, about 16 bytes and the text for each row."""
+        if name not in self.schema.names:
+            raise ManifestError(f"no column {name!r}; there are {', '.join(self.columns)}")
+        step = 1 << 18
+        chunks = [
+            chunk
+            for start in range(0, len(self), step)
+            for chunk in self.take(range(start, min(start + step, len(self)))).column(name).chunks
+        ]
+        return pa.chunked_array(chunks, self.schema.field(name).type)
+
+    def gather(self, rows: Indices) -> pa.RecordBatch:
+        """Rows as they are stored, in one compact batch that refers to no file: for `parse`.
+
+        A column ``line`` (large_binary) for text, CSV and JSONL; the table's columns, paths without root, for Parquet
+        and Arrow. ManifestError for sources of both kinds together.
+        """
+        wanted = self._rows(rows)
+        if self._only is not None:
+            return self._only.gather(wanted)
+        pieces = [(places, part.gather(local)) for part, places, local in self._by_part(wanted)]
+        if not pieces:
+            return self._parts[0].gather(wanted)
+        if any(piece.schema != pieces[0][1].schema for _, piece in pieces):
+            raise ManifestError("sources kept as lines and sources kept as columns cannot be gathered together")
+        table = pa.Table.from_batches([piece for _, piece in pieces])
+        order = np.argsort(np.concatenate([places for places, _ in pieces]))
+        return as_batch(table).take(pa.array(order))
+
+    def parse(self, batch: pa.RecordBatch, rows: Indices) -> list[Record]:
+        """The records of a batch that `gather` returned, or of some of its rows; ``rows`` are their indices here.
+
+        Reads no file, unless a row does not parse.
+        """
+        wanted = self._rows(rows)
+        if len(wanted) != batch.num_rows:
+            raise ConfigError(f"a batch of {batch.num_rows} rows cannot be parsed as {len(wanted)} rows")
+        if self._only is not None:
+            return self._make_records(self._only.values_of(batch, wanted), wanted)
+        return self._collect(wanted, lambda part, places, local: part.values_of(batch.take(pa.array(places)), local))
+
+    # ------------------------------------------------------------------ rows of views and of several sources
+
+    def _rows(self, indices: Indices) -> Rows:
+        return to_rows(indices, self._range)
+
+    def _by_part(self, rows: Rows) -> Iterator[tuple[Part, Rows, Rows]]:
+        """The parts that hold some of the rows, with their places in ``rows`` and their numbers in the part."""
+        if self._only is not None:
+            if rows.size:
+                yield self._only, np.arange(len(rows)), rows
+            return
+        numbers = np.searchsorted(self._starts, rows, "right") - 1
+        order = np.argsort(numbers, kind="stable")
+        used, bounds = np.unique(numbers[order], return_index=True)
+        for number, places in zip(used.tolist(), np.split(order, bounds[1:]), strict=False):
+            yield self._parts[number], places, rows[places] - self._starts[number]
+
+    def _collect(self, rows: Rows, read: Callable[[Part, Rows, Rows], list[list[Any]]]) -> list[Record]:
+        """Records of several parts in the order of ``rows``; ``read`` gives the values of those of one part."""
+        result: dict[int, Record] = {}
+        for part, places, local in self._by_part(rows):
+            result.update(
+                zip(places.tolist(), self._make_records(read(part, places, local), rows[places]), strict=True)
+            )
+        return [result[place] for place in range(len(rows))]
+
+    def _make_records(self, values: list[list[Any]], rows: Rows) -> list[Record]:
+        paths, *others = values
+        paths = join_root(self._prefix, paths)
+        labels = others.pop(0) if self._has_label else repeat(None)
+        names = self._extra_names
+        if names:
+            extras = [dict(zip(names, row, strict=True)) for row in zip(*others, strict=True)]
+        else:
+            extras = [{} for _ in paths]
+        # At half the price of calling Record.
+        return list(map(tuple.__new__, repeat(Record), zip(paths, labels, rows.tolist(), extras, strict=False)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        view = None if self._range == self._whole else self._range
+        return _reopen, (self._reopen, [part.fingerprint for part in self._parts], view)
+
+    def __repr__(self) -> str:
+        names = self._reopen["source"]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return f"<Manifest of {len(self):,} rows: {', '.join(self.columns)}; {names[0]}{more}>"
+
+
+def _reopen(arguments: dict[str, Any], fingerprints: list[str], view: range | None) -> Manifest:
+    manifest = Manifest.open(**arguments, progress=False)
+    for part, expected in zip(manifest._parts, fingerprints, strict=True):
+        if part.fingerprint != expected:
+            raise ManifestChangedError(f"{part.path} is no longer the file that the manifest was opened on")
+    return manifest if view is None else Manifest(manifest._parts, manifest._root, manifest._reopen, view)
+
+
+def _describe(part: Part) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in part.schema)

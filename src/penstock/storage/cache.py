@@ -1,0 +1,104 @@
+"""The user's cache folder, atomic writes, and locks between processes.
+
+What is written here can be made again at any time, so every function may fail and the caller says what that means.
+Locks live in the cache folder, never beside the user's data, and the operating system frees them when a process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+from filelock import FileLock
+
+__all__ = ["cache_root", "file_lock", "is_writable", "write_atomically"]
+
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_ABANDONED = 3600.0  # seconds without a write
+
+
+def cache_root() -> Path:
+    """The folder for everything that can be made again: ``$XDG_CACHE_HOME/penstock``, else ``~/.cache/penstock``.
+
+    Created when it does not exist. Where that is impossible (no home, a read-only one) a folder of this user in the
+    system's temporary folder takes its place; a folder there that belongs to somebody else is a PermissionError.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # its specification says to ignore a relative one
+        base = os.path.expanduser("~/.cache")
+    root = Path(base) / "penstock"
+    if os.path.isabs(base):  # else this user has no home at all
+        with contextlib.suppress(OSError):
+            root.mkdir(parents=True, exist_ok=True)
+            if is_writable(root):
+                return root
+    user = os.getuid() if hasattr(os, "getuid") else os.getlogin()
+    fallback = Path(tempfile.gettempdir()) / f"penstock-{user}"
+    fallback.mkdir(mode=0o700, exist_ok=True)
+    if hasattr(os, "getuid") and fallback.stat().st_uid != os.getuid():
+        raise PermissionError(f"{fallback} belongs to another user")
+    return fallback
+
+
+def is_writable(folder: str | os.PathLike[str]) -> bool:
+    """Whether a file can be created in the folder. Asks the system's access rights and writes nothing."""
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+
+
+@contextlib.contextmanager
+def write_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file that appears under ``path`` all at once when the block ends, or not at all when it raises.
+
+    The bytes go to a temporary file in the same folder; at the end it is synced, renamed, and the folder
+    synced. Readers see the old file or the new one, and no temporary file is left after an error.
+    """
+    path = Path(path)
+    _remove_abandoned(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # Not tempfile: its files can be read by their owner alone, and an index beside shared data is for everybody.
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+    try:
+        with open(descriptor, "r+b", buffering=1 << 20) as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(path.parent)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what a writer that was killed has left. One that still writes has a fresh modification time."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                left.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut. Some network file systems refuse, and have no need of it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def file_lock(path: str | os.PathLike[str]) -> FileLock:
+    """A lock named after ``path``, kept in the cache folder; for one builder among the processes of a machine."""
+    folder = cache_root() / "locks"
+    folder.mkdir(exist_ok=True)
+    name = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(path)))
+    return FileLock(folder / f"{name}.lock")

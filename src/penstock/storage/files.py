@@ -1,0 +1,123 @@
+"""An open, memory-mapped source file that notices when somebody changes it.
+
+A file that shrinks while it is mapped kills the process that reads the missing pages (SIGBUS), so `SourceFile.check`
+comes before every read: it compares size and modification time of the *open* file with those at opening. A file that
+was replaced by renaming another one over it stays readable, and unchanged, through the old map: that is the way to
+update a manifest in use.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import time
+
+from penstock.errors import ManifestChangedError, ManifestIOError
+
+__all__ = ["SourceFile", "io_error"]
+
+_CLOCK_STEP = 20_000_000  # ns; Linux stamps files with its timer's tick, 1 to 10 ms
+
+# Not to wait for a pipe's other end; on Windows, bytes as they are.
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+_ADVICE = {
+    errno.ENOENT: "there is no such file",
+    errno.EISDIR: "this is a folder; name a file in it, or a pattern such as 'folder/*.txt'",
+    errno.EACCES: "no permission; check the rights of the file and of its folders",
+    errno.EPERM: "no permission; check the rights of the file and of its folders",
+    errno.EROFS: "the file system is read-only; choose another folder with cache_dir=",
+    errno.ENOSPC: "the disk is full; free some space, or choose another folder with cache_dir=",
+    getattr(errno, "EDQUOT", -1): "the disk quota is used up; free space, or choose another folder with cache_dir=",
+    errno.EFBIG: "the file would be larger than allowed (ulimit -f); raise the limit, or free space with cache_dir=",
+    errno.EMFILE: "too many open files; raise the limit (ulimit -n), or join the sources into fewer files",
+    errno.ENFILE: "too many open files on this machine; close some, or join the sources into fewer files",
+}
+
+
+def io_error(path: str | os.PathLike[str], error: OSError, doing: str = "cannot read") -> ManifestIOError:
+    """A `ManifestIOError` that names the file, what was being done to it, and what to do about it."""
+    advice = _ADVICE.get(error.errno or 0) or error.strerror or str(error) or type(error).__name__
+    result = ManifestIOError(f"{doing} {os.fspath(path)}: {advice}")
+    result.errno = error.errno
+    return result
+
+
+class SourceFile:
+    """A file opened for reading: its descriptor, size, modification time and memory map.
+
+    Args:
+        path: the file. It must exist and be a regular file.
+
+    Raises:
+        ManifestIOError: missing, a folder, a device or pipe, no permission, too many open files.
+
+    Memory: none of its own; mapped pages belong to the system's cache and are shared between processes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+        try:
+            self._fd = os.open(path, _FLAGS)
+            status = os.fstat(self._fd)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, "folder", path)
+            if not stat.S_ISREG(status.st_mode):
+                raise ManifestIOError(f"cannot read {path}: not a regular file (a pipe or a device)")
+            self.size = status.st_size
+            self.mtime_ns = status.st_mtime_ns
+            self.map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else None
+        except ManifestIOError:
+            raise
+        except OSError as error:
+            raise io_error(path, error) from error
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def read(self, count: int, position: int) -> bytes:
+        """Up to ``count`` bytes from a position; fewer at the end. Safe, unlike the map, when the file shrinks."""
+        if hasattr(os, "pread"):
+            return os.pread(self._fd, count, position)
+        with open(self.path, "rb", buffering=0) as file:  # Windows
+            file.seek(position)
+            return file.read(count) or b""
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        """The same into a buffer; returns how many bytes."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self._fd, [buffer], position)
+        data = self.read(len(buffer), position)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def size_now(self) -> int:
+        """The size that the open file has at this moment."""
+        return os.fstat(self._fd).st_size
+
+    def check(self) -> None:
+        """Raise `ManifestChangedError` if the open file has another size or modification time. Costs one fstat."""
+        status = os.fstat(self._fd)
+        if status.st_size != self.size or status.st_mtime_ns != self.mtime_ns:
+            raise self.changed(status.st_size)
+
+    def settle(self) -> None:
+        """Wait until a later write would show in the modification time, which moves in steps of some milliseconds.
+
+        Before remembering what is in a file that was written just now.
+        """
+        age = time.time_ns() - self.mtime_ns
+        if 0 <= age < _CLOCK_STEP:
+            time.sleep((_CLOCK_STEP - age) / 1e9)
+
+    def changed(self, size: int) -> ManifestChangedError:
+        """The error for a file that is not what it was, with its size now."""
+        what = f"it had {self.size} bytes and has {size}" if size != self.size else "its modification time differs"
+        return ManifestChangedError(
+            f"{self.path} was changed while it was open: {what}. Open the manifest again; to update a file in use, "
+            "write a new one and rename it over the old"
+        )
