@@ -1,0 +1,206 @@
+"""Widths and heights of all images of a manifest, beside it: ``train.txt.sizes.arrow``.
+
+Aspect-ratio grouping needs the shape of every image before the first one is loaded. `measure` reads the headers once,
+`write_sizes` keeps the result, `Sizes.open` maps it again in a millisecond:
+
+    manifest = Manifest.open("train.txt", root="/data/imagenet")
+    widths, heights, errors = measure(manifest, workers=16)
+    path = write_sizes(manifest, widths, heights)
+    groups = Sizes.open(path, manifest).group_ids()        # 0: wider than high, 1: the others
+
+The file is Arrow IPC with two int32 columns, ``width`` and ``height``, one row per manifest row, 0 x 0 for an image
+that could not be read. Its schema metadata carries the manifest's fingerprint and rows, so the sizes of another file
+or of an older version of it are refused (`StateError`), never used.
+
+Memory: `measure` holds 8 bytes per row; an opened `Sizes` is a mapped file, shared by all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from io import BufferedWriter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import ConfigError, ImageError, ManifestError, StateError
+from penstock.images.decode import image_size
+from penstock.images.threads import map_blocks
+from penstock.manifest import Manifest
+from penstock.storage import io_error, write_atomically
+
+__all__ = ["MAX_ERRORS", "SizeError", "Sizes", "measure", "sizes_path", "write_sizes"]
+
+MAX_ERRORS = 1000
+_BLOCK = 256  # rows per task: long enough to hide the executor, short enough for a smooth progress bar
+_VERSION = "1"
+_GROUP_CHUNK = 1 << 20
+
+
+class SizeError(NamedTuple):
+    """An image without a size: its row, its path and why."""
+
+    row: int
+    path: str
+    message: str
+
+
+def measure(
+    manifest: Manifest, *, workers: int | None = None, progress: Callable[[int, int], object] | None = None
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], list[SizeError]]:
+    """Widths, heights (int32, one per row of `manifest`) and errors, from the headers of all image files.
+
+    `workers` threads (default: 4 per CPU, at most 32) read the files; `progress` is called now and then with the number
+    of rows done and of all rows. A file that cannot be read or has no size gives 0 x 0 and an entry in `errors`, of
+    which the first `MAX_ERRORS` by row are kept: the whole number is ``numpy.count_nonzero(widths == 0)``. Lines of the
+    manifest that do not parse raise `ManifestError`.
+    """
+    rows = len(manifest)
+    widths, heights = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+
+    def measure_block(part: range) -> list[SizeError]:
+        failed = []
+        for position, record in zip(part, manifest.records(part), strict=True):
+            try:
+                widths[position], heights[position] = image_size(record.path)
+            except ImageError as error:
+                failed.append(SizeError(record.row, record.path, str(error)))
+        return failed
+
+    errors: list[SizeError] = []
+    for part, failed in map_blocks(measure_block, rows, block=_BLOCK, workers=workers):
+        errors.extend(failed[: MAX_ERRORS - len(errors)])
+        if progress is not None:
+            progress(part.stop, rows)
+    return widths, heights, errors
+
+
+def sizes_path(manifest: Manifest) -> Path:
+    """Where the sizes of `manifest` belong: beside its file. A manifest of several files has no such place."""
+    if len(manifest.sources) != 1:
+        raise ConfigError(
+            f"a manifest of {len(manifest.sources)} files has no one place for its sizes: pass path= to write_sizes"
+        )
+    source = Path(manifest.sources[0])
+    return source.with_name(source.name + ".sizes.arrow")
+
+
+def write_sizes(
+    manifest: Manifest,
+    widths: npt.NDArray[np.int32],
+    heights: npt.NDArray[np.int32],
+    *,
+    path: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Write the sizes of `manifest` to `path` (default: `sizes_path`), atomically, and return that path.
+
+    Raises `ConfigError` when the lengths differ from the manifest's, `ManifestIOError` when the place cannot be
+    written.
+    """
+    if not len(widths) == len(heights) == len(manifest):
+        raise ConfigError(f"{len(widths)} widths and {len(heights)} heights for {len(manifest)} rows")
+    target = sizes_path(manifest) if path is None else Path(path)
+    metadata = {
+        "penstock.sizes": _VERSION,
+        "penstock.fingerprint": manifest.fingerprint,
+        "penstock.rows": str(len(manifest)),
+    }
+    schema = pa.schema([("width", pa.int32()), ("height", pa.int32())], metadata=metadata)
+    batch = pa.record_batch([pa.array(np.asarray(column, np.int32)) for column in (widths, heights)], schema=schema)
+    try:
+        with write_atomically(target) as file:
+            buffered = BufferedWriter(file)  # completes short writes; Arrow does not look at what write() returns
+            with pa.ipc.new_file(buffered, schema) as writer:
+                writer.write_batch(batch)
+            buffered.flush()
+            buffered.detach()
+    except OSError as error:
+        doing = "cannot write image sizes (choose another place with path=, or --output on the command line) to"
+        raise io_error(target, error, doing) from error
+    return target
+
+
+class Sizes:
+    """The sizes of a manifest's images, memory-mapped.
+
+    `widths` and `heights` are read-only int32 arrays over the mapped file, one value per manifest row; 0 x 0 is an
+    image that could not be read. Picklable: the path and the expected fingerprint travel.
+    """
+
+    def __init__(self, path: Path, fingerprint: str, rows: int) -> None:
+        """Use `Sizes.open`."""
+        self.path = path
+        self.fingerprint = fingerprint
+        """Of the manifest whose images these are."""
+        self._rows = rows
+        try:
+            with pa.memory_map(str(path)) as source:
+                table = pa.ipc.open_file(source).read_all()
+        except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+            doing = "no image sizes (write them with: penstock manifest sizes FILE), cannot read"
+            raise io_error(path, error, doing) from error
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ManifestError(f"{str(path)!r} is no file of image sizes: {error}") from error
+        _check_identity(path, table.schema, fingerprint, rows, table.num_rows)
+        self.widths, self.heights = (_mapped(table.column(name)) for name in ("width", "height"))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], manifest: Manifest) -> Sizes:
+        """The sizes in `path`, which must have been measured from the content that `manifest` has now.
+
+        Raises `ManifestIOError` (missing), `ManifestError` (another kind of file), `StateError` (another manifest).
+        """
+        return cls(Path(path), manifest.fingerprint, len(manifest))
+
+    def __len__(self) -> int:
+        return len(self.widths)
+
+    def __reduce__(self) -> tuple[type[Sizes], tuple[Path, str, int]]:
+        return Sizes, (self.path, self.fingerprint, self._rows)
+
+    def group_ids(self, boundaries: Sequence[float] = (1.0,)) -> npt.NDArray[np.uint8] | npt.NDArray[np.int16]:
+        """The aspect-ratio group of every row: how many `boundaries` are <= height / width.
+
+        That is `bisect.bisect_right(sorted(boundaries), height / width)`, the rule of maskrcnn-benchmark; with the
+        default, 0 is wider than high and 1 square or higher. Images without a size count as square. The result is
+        uint8, int16 from 256 groups on; computed in blocks, so only the result takes memory.
+        """
+        bins = np.sort(np.asarray(boundaries, np.float64))
+        if bins.ndim != 1 or len(bins) > 32766 or np.isnan(bins).any():
+            raise ConfigError(f"boundaries must be at most 32,766 numbers, not {boundaries!r}")
+        groups: npt.NDArray[np.uint8] | npt.NDArray[np.int16]
+        groups = np.empty(len(self), np.uint8) if len(bins) < 256 else np.empty(len(self), np.int16)
+        for start in range(0, len(self), _GROUP_CHUNK):
+            part = slice(start, start + _GROUP_CHUNK)
+            widths, heights = self.widths[part], self.heights[part]
+            ratios = np.where(widths > 0, heights / np.maximum(widths, 1), 1.0)
+            groups[part] = np.searchsorted(bins, ratios, side="right")
+        return groups
+
+
+def _mapped(column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
+    """A column as an array over the mapped file. Our files have one batch, or none when the manifest is empty."""
+    if column.num_chunks == 0:
+        return np.zeros(0, np.int32)
+    array: npt.NDArray[np.int32] = (
+        column.combine_chunks().to_numpy() if column.num_chunks > 1 else (column.chunk(0).to_numpy())
+    )
+    return array
+
+
+def _check_identity(path: Path, schema: pa.Schema, fingerprint: str, rows: int, found_rows: int) -> None:
+    metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+    if metadata.get("penstock.sizes") != _VERSION or schema.names != ["width", "height"]:
+        raise ManifestError(
+            f"{str(path)!r} is no file of image sizes (version {_VERSION}); write one: penstock manifest sizes FILE"
+        )
+    if metadata.get("penstock.fingerprint") != fingerprint or found_rows != rows:
+        raise StateError(
+            f"{str(path)!r} belongs to another manifest or an older version of it: it has {found_rows} rows and the "
+            f"fingerprint {metadata.get('penstock.fingerprint')}, the manifest {rows} rows and {fingerprint}; "
+            "measure again with: penstock manifest sizes FILE"
+        )
