@@ -7,6 +7,7 @@ process and travel as plain numbers to workers, which have no process group.
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch.utils.data import get_worker_info
 
 from penstock.errors import PartitionError
 
-__all__ = ["Worker", "World", "current", "worker"]
+__all__ = ["LateWorld", "Worker", "World", "current", "worker"]
 
 
 class World(NamedTuple):
@@ -29,7 +30,7 @@ class Worker(NamedTuple):
     """Which data-loading worker this is, of how many; ``(0, 1)`` outside of workers."""
 
     id: int
-    count: int
+    total: int
 
 
 def current(rank: int | None = None, world_size: int | None = None, *, process_group: Any = None) -> World:
@@ -42,7 +43,7 @@ def current(rank: int | None = None, world_size: int | None = None, *, process_g
 
     Raises:
         PartitionError: only one of the two is given, the rank is outside the world, or RANK and WORLD_SIZE are no
-            numbers or only one of them is set.
+            numbers or only one of them is set, or this process is not in the group.
 
     >>> current(rank=1, world_size=4)
     World(rank=1, world_size=4)
@@ -52,9 +53,11 @@ def current(rank: int | None = None, world_size: int | None = None, *, process_g
     if rank is not None and world_size is not None:
         if process_group is not None:
             raise PartitionError("give either rank and world_size or process_group, not both")
-        return _checked(rank, world_size, "")
+        return _checked(operator.index(rank), operator.index(world_size), "")
     if process_group is not None:
         group = process_group.get_group() if hasattr(process_group, "get_group") else process_group
+        if dist.get_rank(group) < 0:
+            raise PartitionError("this process is not in process_group: make the data set in the group's ranks only")
         return World(dist.get_rank(group), dist.get_world_size(group))
     if dist.is_available() and dist.is_initialized():
         return World(dist.get_rank(), dist.get_world_size())
@@ -86,3 +89,63 @@ def worker() -> Worker:
     """The data-loading worker that this code runs in."""
     info = get_worker_info()
     return Worker(0, 1) if info is None else Worker(info.id, info.num_workers)
+
+
+class LateWorld:
+    """Rank and world size of an object that may be made before the process group: resolved at first use, then fixed.
+
+    Args:
+        rank, world_size: taken as given. What is not given is found when it is first asked for.
+        process_group: as for `current`; it exists already, so it is asked at once and not kept (it cannot be pickled).
+        each: one of rank and world_size may be given without the other, which is torch's rule.
+        of: what this belongs to, for the message.
+
+    Raises:
+        PartitionError: as `current`, for what is given.
+    """
+
+    def __init__(
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        process_group: Any = None,
+        each: bool = False,
+        of: str,
+    ) -> None:
+        self._rank, self._world_size, self._of = rank, world_size, of
+        given = rank is not None and world_size is not None
+        if given or (not each and (rank is not None or world_size is not None)):
+            current(rank, world_size, process_group=process_group)
+        self._fixed = given or process_group is not None
+        self._world = self._find(process_group) if self._fixed else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers on other machines have no process group: what rank this is has to travel.
+        return {**self.__dict__, "_world": self.get()}
+
+    def get(self) -> World:
+        """Rank and world size.
+
+        Raises:
+            PartitionError: a process group was made since the first call, and disagrees with what that found.
+        """
+        if self._world is None:
+            self._world = self._find(None)
+        elif not self._fixed and dist.is_available() and dist.is_initialized():
+            found = self._find(None)
+            if found != self._world:
+                raise PartitionError(
+                    f"this {self._of} was first used as rank {self._world.rank} of {self._world.world_size}, and now "
+                    f"the process group says rank {found.rank} of {found.world_size}: initialise torch.distributed "
+                    "first, or pass the rank and the world size"
+                )
+        return self._world
+
+    def _find(self, process_group: Any) -> World:
+        rank, world_size = self._rank, self._world_size
+        if rank is None or world_size is None:
+            found = current(process_group=process_group)
+            rank = found.rank if rank is None else rank
+            world_size = found.world_size if world_size is None else world_size
+        return _checked(rank, world_size, "")

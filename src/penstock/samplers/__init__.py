@@ -1,9 +1,36 @@
-"""Samplers: torch `Sampler` subclasses on top of `penstock.order`."""
+"""Samplers: torch `Sampler` subclasses on top of `penstock.order`.
+
+All of them have ``state_dict`` and ``load_state_dict``, ``set_epoch``, an exact ``len`` (before and after `set_epoch`,
+after a resume), and memory that does not grow with the data where their documentation does not say otherwise.
+"""
 
 from __future__ import annotations
 
 from penstock.samplers.base import BatchPass, EpochBatchSampler, EpochSampler, Pass
 from penstock.samplers.batch import BatchSampler
 from penstock.samplers.distributed import DistributedSampler
+from penstock.samplers.factory import aspect_ratio_groups, make_batch_data_sampler, make_data_sampler
+from penstock.samplers.grouped import GroupedBatchSampler
+from penstock.samplers.infinite import InfiniteSampler
+from penstock.samplers.iterations import IterationBasedBatchSampler
+from penstock.samplers.random import RandomSampler
+from penstock.samplers.sequential import SequentialSampler
+from penstock.samplers.weighted import WeightedRandomSampler
 
-__all__ = ["BatchPass", "BatchSampler", "DistributedSampler", "EpochBatchSampler", "EpochSampler", "Pass"]
+__all__ = [
+    "BatchPass",
+    "BatchSampler",
+    "DistributedSampler",
+    "EpochBatchSampler",
+    "EpochSampler",
+    "GroupedBatchSampler",
+    "InfiniteSampler",
+    "IterationBasedBatchSampler",
+    "Pass",
+    "RandomSampler",
+    "SequentialSampler",
+    "WeightedRandomSampler",
+    "aspect_ratio_groups",
+    "make_batch_data_sampler",
+    "make_data_sampler",
+]

@@ -7,16 +7,17 @@ for the state at the sample that its *consumer* has reached; nothing is counted 
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch.utils.data import Sampler
 
 from penstock.errors import SamplerError
-from penstock.order.permutation import Indices
+from penstock.order.permutation import MAX_N, Indices
 from penstock.state import State
 
-__all__ = ["Batch", "BatchPass", "EpochBatchSampler", "EpochSampler", "Epochs", "Pass", "iterate"]
+__all__ = ["Batch", "BatchPass", "EpochBatchSampler", "EpochSampler", "Epochs", "Pass", "exhaust", "iterate", "limit"]
 
 _FIRST_CHUNK = 256  # the first index comes at once; later chunks are large enough to cost nothing per index
 _LARGEST_CHUNK = 16384
@@ -68,7 +69,7 @@ P = TypeVar("P", Pass, BatchPass)
 T = TypeVar("T")
 
 
-class Epochs(Sampler[T], Generic[T, P]):
+class Epochs(Sampler[T], Generic[T, P], abc.ABC):
     """Keeps the place of a sampler: epoch, the pass that runs, the state that waits to be resumed.
 
     Subclasses implement `_build` (a pass, from a loaded state or from the start of the epoch; it must do no work before
@@ -82,11 +83,11 @@ class Epochs(Sampler[T], Generic[T, P]):
         self._resume: State | None = None
         self._pass: P | None = None
 
-    def _build(self, resume: State | None) -> P:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _build(self, resume: State | None) -> P: ...
 
-    def _check(self, state: Mapping[str, Any]) -> State:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _check(self, state: Mapping[str, Any]) -> State: ...
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. The epoch of a state just loaded keeps its position.
@@ -104,11 +105,23 @@ class Epochs(Sampler[T], Generic[T, P]):
         """The pass that `start` would begin."""
         return self._build(self._resume)
 
+    def whole(self) -> P:
+        """A pass over the whole epoch, whatever state was loaded; nothing begins."""
+        return self._build(None)
+
     def start(self) -> P:
         """Begin a pass. A loaded state is used once; the next pass of the same epoch is a whole one."""
         self._pass = self.peek()
         self._resume, self.yielded = None, 0
         return self._pass
+
+    def finish(self) -> None:
+        """The pass that runs has been had to its end: the next one is whole, and of the same epoch."""
+        self._pass, self._resume, self.yielded = None, None, 0
+
+    def advance(self) -> None:
+        """Go on to what comes after the pass that runs, or would run: the next epoch."""
+        self.set_epoch(self.epoch + 1)
 
     @property
     def running(self) -> bool:
@@ -120,6 +133,11 @@ class Epochs(Sampler[T], Generic[T, P]):
 
     def __len__(self) -> int:
         return len(self._current())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pass belongs to the iterator that walks it, and iterators do not travel: as with the original, the next
+        # iter() of a copy is a whole pass, or goes on from a state that was loaded and not used yet.
+        return {**self.__dict__, "_pass": None, "yielded": 0}
 
     def state_dict(self) -> State:
         """Where the iterator that was made last has got to: a few integers, JSON-serialisable."""
@@ -156,7 +174,22 @@ class EpochBatchSampler(Epochs[list[int], BatchPass]):
 
 def iterate(run: Pass) -> Iterator[int]:
     """The indices of a pass as Python ints, computed in growing chunks."""
-    begin, chunk, end = 0, _FIRST_CHUNK, len(run)
+    begin, chunk, end = 0, _FIRST_CHUNK, limit(run)
     while begin < end:
         yield from run.indices(begin, min(begin + chunk, end)).tolist()
         begin, chunk = begin + chunk, min(chunk * 4, _LARGEST_CHUNK)
+    exhaust(run)
+
+
+def exhaust(run: Any) -> None:
+    """Tell a pass that it was read to its end, indices or not: what draws from a generator moves that on to the end."""
+    if hasattr(run, "exhaust"):
+        run.exhaust()
+
+
+def limit(run: Pass) -> int:
+    """How many samples a pass has, or 2**62 where it is endless (and ``len`` is a TypeError)."""
+    try:
+        return len(run)
+    except TypeError:
+        return MAX_N

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, cast
 
-from penstock.samplers.base import Batch, BatchPass, EpochBatchSampler, EpochSampler, Pass
+from penstock.errors import SamplerError
+from penstock.samplers.base import Batch, BatchPass, EpochBatchSampler, EpochSampler, Pass, exhaust, limit
 from penstock.state import STATE_VERSION, State, check_state, read_int
 
 __all__ = ["BatchSampler"]
@@ -21,7 +22,7 @@ class BatchSampler(EpochBatchSampler):
         drop_last: leave out a last batch that is not full.
 
     Raises:
-        ValueError: a batch size that is no positive integer or a drop_last that is no bool, in torch's words.
+        SamplerError: a batch size that is no positive integer or a drop_last that is no bool, in torch's words.
 
     Over one of our samplers the state is that sampler's, counted in whole batches: O(1), elastic, and no index is
     drawn again on resume. Over a foreign sampler the state is a count, and resuming skips as many of its indices, so
@@ -33,9 +34,9 @@ class BatchSampler(EpochBatchSampler):
 
     def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool) -> None:
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
-            raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
+            raise SamplerError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
         if not isinstance(drop_last, bool):
-            raise ValueError(f"drop_last should be a boolean value, but got drop_last={drop_last}")
+            raise SamplerError(f"drop_last should be a boolean value, but got drop_last={drop_last}")
         super().__init__()
         self.sampler = sampler
         self.batch_size = batch_size
@@ -50,16 +51,45 @@ class BatchSampler(EpochBatchSampler):
     def peek(self) -> BatchPass:
         """The pass that `start` would begin."""
         if isinstance(self.sampler, EpochSampler):
-            return _Batches(self.sampler.peek(), self.batch_size, self.drop_last)
+            return self._over(self.sampler.peek())
         return super().peek()
+
+    def whole(self) -> BatchPass:
+        """A pass over the whole epoch, whatever state was loaded; nothing begins."""
+        if isinstance(self.sampler, EpochSampler):
+            return self._over(self.sampler.whole())
+        return super().whole()
 
     def start(self) -> BatchPass:
         """Begin a pass of the sampler inside."""
-        run = super().start()
+        if not isinstance(self.sampler, EpochSampler):
+            return super().start()
+        self._pass = self._over(self.sampler.start())
+        self._resume, self.yielded, self.epoch = None, 0, self.sampler.epoch
+        return self._pass
+
+    def _over(self, run: Pass) -> BatchPass:
+        return _Batches(run, self.batch_size, self.drop_last)
+
+    def finish(self) -> None:
+        """The pass that runs has been had to its end: the next one is whole, and of the same epoch."""
+        super().finish()
         if isinstance(self.sampler, EpochSampler):
-            self.sampler.start()
+            self.sampler.finish()
+
+    def advance(self) -> None:
+        """Go on to what comes after this pass, as the sampler inside understands it."""
+        if isinstance(self.sampler, EpochSampler):
+            self.sampler.advance()
+            self.finish()
             self.epoch = self.sampler.epoch
-        return run
+        else:
+            super().advance()
+
+    @property
+    def running(self) -> bool:
+        """Whether a pass has begun since the epoch was set or a state loaded, here or on the sampler inside."""
+        return super().running and (not isinstance(self.sampler, EpochSampler) or self.sampler.running)
 
     def _current(self) -> BatchPass:
         if isinstance(self.sampler, EpochSampler) and not self.sampler.running:
@@ -105,7 +135,8 @@ class _Batches:
     def __iter__(self) -> Iterator[Batch]:
         # One look-up serves several batches: small ones would spend their time in NumPy's call overhead.
         step = self._batch_size * max(1, 1024 // self._batch_size)
-        end = min(len(self) * self._batch_size, len(self._run))
+        end = limit(self._run)
+        end -= end % self._batch_size if self._drop_last else 0
         begin, stop = 0, min(self._batch_size, end)
         while begin < end:
             indices: list[Any] = self._run.indices(begin, stop).tolist()
@@ -113,9 +144,14 @@ class _Batches:
             for a in range(0, len(indices), self._batch_size):
                 yield indices[a : a + self._batch_size], positions[a : a + self._batch_size]
             begin, stop = stop, min(stop + step, end)
+        self.exhaust()  # a tail that is dropped is drawn all the same, as by torch
+
+    def exhaust(self) -> None:
+        """The pass was read to its end, or will be read no further."""
+        exhaust(self._run)
 
     def state(self, count: int) -> State:
-        return self._run.state(min(count * self._batch_size, len(self._run)))
+        return self._run.state(min(count * self._batch_size, limit(self._run)))
 
 
 class _ForeignBatches:
@@ -129,6 +165,7 @@ class _ForeignBatches:
         self._drop_last = drop_last
         self._skip = skip
         self.epoch = epoch
+        self.first_batch = skip // batch_size
 
     def __len__(self) -> int:
         return _count(max(0, len(cast(Sized, self._sampler)) - self._skip), self._batch_size, self._drop_last)

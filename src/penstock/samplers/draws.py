@@ -1,0 +1,274 @@
+"""Random numbers of samplers: numbers that are functions of a key and a position, and draws from torch's generators.
+
+* `scale` turns 64-bit hashes into numbers below n; `Uniform` is a sequence of them.
+* `Draw` is what torch's samplers do at the beginning of a pass (one seed from the global generator, or the user's own
+  generator), in a form that can be put into a state.
+* `TorchDraws` is the stream of indices that torch's RandomSampler makes of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.errors import StateError
+from penstock.order.hashing import mix_array
+from penstock.order.permutation import Indices, normalise
+from penstock.samplers.base import EpochSampler, Pass
+from penstock.state import State
+
+__all__ = ["Draw", "DrawingSampler", "TorchDraws", "Uniform", "scale"]
+
+_MASK32 = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_BLOCK = 1 << 14  # draws with replacement made at once; torch makes 32, and the numbers are the same
+
+
+def scale(hashes: npt.NDArray[np.uint64], n: int) -> Indices:
+    """``floor(hash * n / 2**64)`` exactly, for uint64 hashes and 0 < n <= 2**62: int64 below n."""
+    low, high = np.uint64(n & 0xFFFFFFFF), np.uint64(n >> 32)
+    first = hashes & _MASK32
+    second = hashes >> _HALF
+    middle = second * low + ((first * low) >> _HALF)  # fits: (2**32 - 1)**2 + 2**32 - 1 < 2**64
+    if not high:
+        product = middle >> _HALF
+    else:
+        cross = first * high + (middle & _MASK32)
+        product = second * high + (middle >> _HALF) + (cross >> _HALF)
+    return cast(Indices, product.astype(np.int64))
+
+
+class Uniform:
+    """``count`` numbers below n, with repetition: the number at a position is a function of the key and the position.
+
+    Not a bijection, but indexed like an `Order`. O(1) memory.
+    """
+
+    def __init__(self, n: int, count: int, key: int) -> None:
+        self.n = n
+        self.count = count
+        self.key = key
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: Any) -> Any:
+        drawn = scale(mix_array(self.key, normalise(index, self.count).view(np.uint64)), self.n)
+        return int(drawn) if drawn.ndim == 0 else drawn
+
+
+class Draw:
+    """The random beginning of one pass: nothing is drawn until somebody needs it, and then only once.
+
+    Without a generator one seed is drawn from torch's global generator, as torch's samplers do. With one, that
+    generator itself is used, from the state that it has when the pass begins.
+    """
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self._given = generator
+        self._generator: torch.Generator | None = None
+        self._restore: torch.Tensor | None = None
+        self.drawn: int | None = None
+        self.start: torch.Tensor | None = None
+        """State of the generator when the pass began."""
+        self._stream: TorchDraws | None = None
+
+    @classmethod
+    def restored(cls, generator: torch.Generator | None, state: Mapping[str, Any]) -> Draw:
+        """The draw of a pass that had begun when the state was taken."""
+        draw = cls(generator)
+        if generator is None:
+            draw.drawn = int(state["drawn"])
+        else:
+            draw._restore = decode_generator(state["generator"])
+        return draw
+
+    @property
+    def shared(self) -> bool:
+        """Whether the generator is the user's, and others see where it stands."""
+        return self._given is not None
+
+    def begin(self) -> torch.Generator:
+        """The generator to draw from; at the first call it is put where the pass begins."""
+        if self._generator is None:
+            if self._given is None:
+                self._generator = torch.Generator()
+                self._generator.manual_seed(self._seed())
+            else:
+                self._generator = self._given
+                if self._restore is not None:
+                    self._generator.set_state(self._restore)
+            self.start = self._generator.get_state()
+        return self._generator
+
+    def key(self) -> int:
+        """One 64-bit number for the whole pass."""
+        if self._given is None:
+            return self._seed()
+        if self.drawn is None:
+            self.drawn = _random(self.begin())
+        return self.drawn
+
+    def stream(self, n: int, count: int, replacement: bool) -> TorchDraws:
+        """The indices of the pass: one stream, however often it is looked at before it is walked."""
+        if self._stream is None or self._stream.shape != (n, count, replacement):
+            self._stream = TorchDraws(self, n, count, replacement)
+        return self._stream
+
+    def state(self) -> State:
+        """What a state has to hold so that another process begins the same pass."""
+        if self._given is None:
+            return {"drawn": self._seed()}
+        begun = self._restore if self.start is None else self.start
+        now = self._given.get_state() if begun is None else begun
+        return {"generator": base64.b64encode(now.numpy().tobytes()).decode(), "begun": begun is not None}
+
+    def _seed(self) -> int:
+        if self.drawn is None:
+            self.drawn = _random(None)
+        return self.drawn
+
+
+class DrawingSampler(EpochSampler):
+    """Base of the samplers that begin a pass with a `Draw`: asking for a state draws nothing twice."""
+
+    generator: torch.Generator | None
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.generator = generator
+        self._draw = Draw(generator)
+
+    def start(self) -> Pass:
+        """Begin a pass; the next one draws anew."""
+        run = super().start()
+        self._draw = Draw(self.generator)
+        return run
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state at the next ``iter()``, in its epoch.
+
+        Raises:
+            StateError: the state belongs to other data or to another way of drawing.
+        """
+        super().load_state_dict(state)
+        if self.generator is not None and state.get("begun") is False:
+            # Taken before a pass began: whoever shares the generator draws from it first, as it did then.
+            self.generator.set_state(decode_generator(state["generator"]))
+
+    def _draw_of(self, resume: State | None) -> Draw:
+        if resume is None or resume.get("begun") is False:
+            return self._draw
+        return Draw.restored(self.generator, resume)
+
+    def _check_draw(self, state: Mapping[str, Any], of: str) -> None:
+        drawn = state.get("drawn")
+        if self.generator is None:
+            if not isinstance(drawn, int) or isinstance(drawn, bool):
+                raise StateError(
+                    f"this state does not belong to this {of}: it holds no drawn seed, so it was taken with a "
+                    "generator; pass generator= as there"
+                )
+        elif not isinstance(state.get("begun"), bool):
+            raise StateError(
+                f"this state does not belong to this {of}: it holds no generator's state, so it was taken without a "
+                "generator; leave generator= out as there"
+            )
+        else:
+            decode_generator(state.get("generator"))
+
+
+class TorchDraws:
+    """The indices of torch's RandomSampler, one permutation (or block of draws with replacement) in memory at a time.
+
+    Meant to be read forward, and then to be exhausted. A second reading makes the stream again from its start, beside
+    the generator, which moves only behind the furthest block that was read: by whole permutations, or by so many draws
+    with replacement as are made at once here.
+    """
+
+    def __init__(self, draw: Draw, n: int, count: int, replacement: bool) -> None:
+        self._draw = draw
+        self.shape = n, count, replacement
+        self._n = n
+        self._count = count
+        self._replacement = replacement
+        self._size = _BLOCK if replacement else n
+        # torch always draws one permutation more for the samples that are left over, be there any or not.
+        self._blocks = -(-count // _BLOCK) if replacement else count // n + 1
+        self._front = -1  # the last block that was drawn from the generator
+        self._held = -1
+        self._values: Indices = np.empty(0, dtype=np.int64)
+        self._again: tuple[torch.Generator, int] | None = None  # a second reading, and the block it has got to
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        positions = normalise(index, self._count)
+        flat = positions.reshape(-1)
+        numbers = flat // self._size
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            flat[here] = self._block(number)[flat[here] - number * self._size]
+        return int(positions) if positions.ndim == 0 else positions
+
+    def exhaust(self) -> None:
+        """Draw to the end, so that the generator stands where torch would leave it."""
+        generator = self._draw.begin()
+        while self._draw.shared and self._front < self._blocks - 1:
+            self._front += 1
+            self._make(generator, self._front)
+
+    def _block(self, number: int) -> Indices:
+        if number != self._held:
+            generator = self._draw.begin()
+            if number <= self._front:
+                self._values = self._reread(number)
+            while self._front < number:
+                self._front += 1
+                self._values = self._make(generator, self._front)
+            self._held = number
+        return self._values
+
+    def _reread(self, number: int) -> Indices:
+        if self._again is None or self._again[1] >= number:
+            generator = torch.Generator()
+            generator.set_state(cast(torch.Tensor, self._draw.start))
+            self._again = generator, -1
+        generator, at = self._again
+        for earlier in range(at + 1, number):
+            self._make(generator, earlier)
+        self._again = generator, number
+        return self._make(generator, number)
+
+    def _make(self, generator: torch.Generator, number: int) -> Indices:
+        if not self._replacement:
+            values = torch.randperm(self._n, generator=generator)
+        else:
+            size = min(_BLOCK, self._count - number * _BLOCK)
+            values = torch.randint(self._n, (size,), dtype=torch.int64, generator=generator)
+        return cast(Indices, values.numpy())
+
+
+def decode_generator(text: Any) -> torch.Tensor:
+    """The state of a torch.Generator from a state's text.
+
+    Raises:
+        StateError: it is none.
+    """
+    try:
+        state = torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
+        torch.Generator().set_state(state)
+    except (TypeError, ValueError, RuntimeError, binascii.Error) as error:
+        raise StateError(f"the state of the generator in this state cannot be read: {error}") from error
+    return state
+
+
+def _random(generator: torch.Generator | None) -> int:
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

@@ -1,0 +1,149 @@
+"""`InfiniteSampler`: epoch after epoch as one endless stream, dealt to the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from functools import lru_cache
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from penstock import distributed
+from penstock.errors import SamplerError
+from penstock.order import ORDER_VERSION, Order, derive_key, make_order
+from penstock.order.permutation import Indices
+from penstock.samplers.base import EpochSampler, Pass
+from penstock.samplers.identity import data_identity
+from penstock.samplers.orders import TorchOrder, block_options, order_kind
+from penstock.state import STATE_VERSION, State, check_state, read_int
+
+__all__ = ["InfiniteSampler"]
+
+
+class InfiniteSampler(EpochSampler):
+    """An endless stream of indices: position p of the whole job is sample ``order(epoch p // n)[p % n]``.
+
+    Args:
+        dataset: anything with a length.
+        shuffle: ``"global"``, ``"block"``, ``"none"`` or False, or True for torch's order (8 bytes an index).
+        seed: the same on all ranks.
+        rank, world_size: by default from torch.distributed, else RANK and WORLD_SIZE, else 0 and 1, found when they are
+            first needed. Rank r gets the
+            positions r, r + world_size, ... : no padding, no short epochs, and all ranks always have one more.
+        block_size, window: of the block shuffle.
+
+    Raises:
+        SamplerError: an empty data set, an unknown shuffle, or block sizes without the block shuffle.
+        PartitionError: a rank outside the world, or (at use) a process group made later that disagrees with the rank
+            found first.
+
+    ``len`` is a TypeError, as for any endless iterable. The state is the number of positions that the job has had: O(1)
+    and elastic. ``set_epoch(e)`` puts the stream at the beginning of epoch e.
+
+    >>> import itertools
+    >>> list(itertools.islice(InfiniteSampler(range(3), shuffle="none", rank=1, world_size=2), 4))
+    [1, 0, 2, 1]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        shuffle: bool | str = "global",
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        block_size: int | None = None,
+        window: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._world = distributed.LateWorld(rank, world_size, of="InfiniteSampler")
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self._kind = order_kind(shuffle)
+        self.block_size, self.window = block_size, window
+        self._block = block_options(self._kind, block_size, window)
+        derive_key(seed)  # a seed outside 64 bits is refused here, not at the first index
+        self._samples()
+
+    @property
+    def rank(self) -> int:
+        """Which rank this is; asking settles it."""
+        return self._world.get().rank
+
+    @property
+    def world_size(self) -> int:
+        """World size; asking settles it."""
+        return self._world.get().world_size
+
+    def __len__(self) -> NoReturn:
+        raise TypeError("an InfiniteSampler has no length: it never ends")
+
+    def _samples(self) -> int:
+        n = len(self.dataset)
+        if getattr(self.dataset, "splits_by_rank", False):
+            raise SamplerError(f"a {type(self.dataset).__name__} is already one rank's share of the data")
+        if n == 0:
+            raise SamplerError("the data set is empty: an endless stream needs at least one sample")
+        return n
+
+    def _identity(self) -> State:
+        return {
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "sampler": "infinite",
+            "shuffle": self._kind,
+            **self._block,
+            **data_identity(self.dataset),
+            "seed": self.seed,
+        }
+
+    def _build(self, resume: State | None) -> Pass:
+        n = self._samples()
+        consumed = self.epoch * n if resume is None else int(resume["consumed"])
+        return _Endless(self, n, consumed)
+
+    def _check(self, state: Mapping[str, Any]) -> State:
+        check_state(state, self._identity(), of="InfiniteSampler")
+        for name in ("epoch", "consumed"):
+            read_int(state, name, of="InfiniteSampler")
+        return dict(state)
+
+
+class _Endless:
+    """A pass without an end: positions run on through the epochs."""
+
+    def __init__(self, sampler: InfiniteSampler, n: int, consumed: int) -> None:
+        self.seed: int | None = sampler.seed
+        self.epoch = sampler.epoch
+        self._identity = sampler._identity()
+        self._kind, self._block, self._order_seed = sampler._kind, sampler._block, sampler.seed
+        rank, self._step = sampler._world.get()
+        self._first = consumed + rank
+        self._consumed = consumed
+        self._n = n
+        self._order = lru_cache(maxsize=2)(self._make_order)
+
+    def __len__(self) -> int:
+        raise TypeError("an endless pass has no length")
+
+    def positions(self, start: int, stop: int) -> Indices:
+        return np.arange(start, stop, dtype=np.int64) * self._step + self._first
+
+    def indices(self, start: int, stop: int) -> Indices:
+        epochs, within = np.divmod(self.positions(start, stop), self._n)
+        if self._kind == "none":
+            return within
+        bounds = np.flatnonzero(np.diff(epochs, prepend=-1)).tolist()  # positions rise, so epochs come in runs
+        for a, b in zip(bounds, [*bounds[1:], len(within)], strict=True):
+            within[a:b] = self._order(int(epochs[a]))[within[a:b]]
+        return within
+
+    def state(self, count: int) -> State:
+        return {**self._identity, "epoch": self.epoch, "consumed": self._consumed + count * self._step}
+
+    def _make_order(self, epoch: int) -> Order:
+        if self._kind == "torch":
+            return cast(Order, TorchOrder(self._n, self._order_seed, epoch))
+        return make_order(self._kind, self._n, seed=self._order_seed, epoch=epoch, **self._block)

@@ -1,0 +1,178 @@
+"""`RandomSampler`: torch's, with an exact state; and the same interface over orders that need no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from penstock.errors import SamplerError
+from penstock.order import ORDER_VERSION, Order, Partition, derive_key, make_order
+from penstock.order.permutation import Indices, normalise
+from penstock.samplers.base import Pass
+from penstock.samplers.draws import DrawingSampler, Uniform
+from penstock.samplers.identity import check_place, data_identity
+from penstock.samplers.orders import OrderPass, block_options, order_kind
+from penstock.state import STATE_VERSION, State, check_state
+
+__all__ = ["RandomSampler"]
+
+
+class RandomSampler(DrawingSampler):
+    """Indices in random order, with the signature and semantics of ``torch.utils.data.RandomSampler``.
+
+    Args:
+        data_source: anything with a length (read at every pass).
+        replacement: draw with replacement.
+        num_samples: how many to draw, by default all; more than there are run through further permutations.
+        generator: for ``shuffle=True``: draw from it. By default a seed is drawn from torch's global generator at the
+            beginning of every pass.
+        shuffle: ``True`` gives torch's own indices (8 bytes of memory each); ``"global"`` and ``"block"`` give ours in
+            O(1) memory, a function of (seed, epoch).
+        seed: of ours, 0 by default.
+        block_size, window: of the block shuffle, see `penstock.order.BlockShuffle`.
+
+    Raises:
+        SamplerError: a num_samples that is no positive integer (in torch's words; an empty data set too), or options
+            that belong to the other way of shuffling.
+        TypeError: a replacement that is no bool, in torch's words.
+
+    The state holds what was drawn, so it resumes exactly in another process: the seed, or with a generator of yours
+    that generator's state at the beginning of the pass (7 kB of text). Asking for a state before the first ``iter()``
+    fixes the seed that this ``iter()`` would have drawn. The states of ``shuffle="global"`` and ``"block"`` over all
+    samples are the same as those of `DistributedSampler`, which therefore goes on from them on several ranks.
+
+    >>> sampler = RandomSampler(range(5), shuffle="global", seed=1)
+    >>> sampler.set_epoch(3)
+    >>> sorted(sampler)
+    [0, 1, 2, 3, 4]
+    >>> len(RandomSampler(range(5), num_samples=12))
+    12
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        shuffle: bool | str = True,
+        seed: int | None = None,
+        block_size: int | None = None,
+        window: int | None = None,
+    ) -> None:
+        super().__init__(generator)
+        self.data_source = data_source
+        self.replacement = replacement
+        self._num_samples = num_samples
+        self.shuffle = shuffle
+        self._kind = order_kind(shuffle)
+        self.block_size, self.window = block_size, window
+        self._block = block_options(self._kind, block_size, window)
+        if not isinstance(replacement, bool):
+            raise TypeError(f"replacement should be a boolean value, but got replacement={replacement}")
+        if not isinstance(self.num_samples, int) or self.num_samples <= 0:
+            raise SamplerError(
+                f"num_samples should be a positive integer value, but got num_samples={self.num_samples}"
+            )
+        if self._kind == "none":
+            raise SamplerError(f"shuffle={shuffle!r} leaves nothing to a RandomSampler: use SequentialSampler")
+        if self._kind == "torch" and seed is not None:
+            raise SamplerError("shuffle=True draws from generator= or torch's global one: seed= needs shuffle='global'")
+        if self._kind != "torch" and generator is not None:
+            raise SamplerError(f"shuffle={shuffle!r} is a function of seed and epoch: generator= needs shuffle=True")
+        if self._kind == "block" and replacement:
+            raise SamplerError("draws with replacement have no blocks: use shuffle='global' or True")
+        self.seed = seed if self._kind == "torch" else seed or 0
+        derive_key(self.seed or 0)  # a seed outside 64 bits is refused here, not at the first index
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in a pass."""
+        return len(self.data_source) if self._num_samples is None else self._num_samples
+
+    def _name(self, n: int) -> str:
+        """The kind of order, and how much of it: ``global``, ``global[:25]``, ``randint[:5]``..."""
+        count = self.num_samples
+        if self.replacement:
+            return f"{'randint' if self._kind == 'torch' else 'replacement'}[:{count}]"
+        kind = "randperm" if self._kind == "torch" else self._kind
+        return kind if count == n else f"{kind}[:{count}]"
+
+    def _identity(self) -> State:
+        n = len(self.data_source)
+        return {
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "shuffle": self._name(n),
+            **self._block,
+            **data_identity(self.data_source),
+            **({} if self._kind == "torch" else {"seed": self.seed}),
+        }
+
+    def _build(self, resume: State | None) -> Pass:
+        n, count, identity = len(self.data_source), self.num_samples, self._identity()
+        if n == 0:
+            raise SamplerError("the data source is empty: there is nothing to draw from")
+        partition = Partition(count, remainder="uneven", consumed=0 if resume is None else resume["consumed"])
+        rounds = None if self.replacement or count % n else count // n
+        if self._kind != "torch":
+            return OrderPass(
+                lambda: self._order(n, count), partition, identity, seed=self.seed, epoch=self.epoch, rounds=rounds
+            )
+        draw = self._draw_of(resume)
+        return OrderPass(
+            lambda: cast(Order, draw.stream(n, count, self.replacement)),
+            partition,
+            lambda: {**identity, **draw.state()},
+            seed=None,
+            epoch=self.epoch,
+            rounds=rounds,
+            exhaust=lambda: draw.stream(n, count, self.replacement).exhaust(),
+        )
+
+    def _order(self, n: int, count: int) -> Order:
+        seed = self.seed or 0
+        if self.replacement:
+            return cast(Order, Uniform(n, count, derive_key(seed, self.epoch, "replacement")))
+        if count <= n:
+            return make_order(self._kind, n, seed=seed, epoch=self.epoch, **self._block)
+        return cast(Order, _Rounds(self._kind, n, count, seed, self.epoch, self._block))
+
+    def _check(self, state: Mapping[str, Any]) -> State:
+        check_state(state, self._identity(), of="RandomSampler")
+        if self._kind == "torch":
+            self._check_draw(state, "RandomSampler")
+        return check_place(state, self.num_samples, of="RandomSampler")
+
+
+class _Rounds:
+    """One permutation after another; the first is the epoch's own."""
+
+    def __init__(self, kind: str, n: int, count: int, seed: int, epoch: int, block: dict[str, int]) -> None:
+        self._kind, self._n, self._count = kind, n, count
+        self._seed, self._epoch, self._block = seed, epoch, block
+        self._held: tuple[int, Order] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        positions = normalise(index, self._count)
+        flat: Indices = positions.reshape(-1)
+        rounds = flat // self._n
+        for number in np.unique(rounds).tolist():
+            here = rounds == number
+            flat[here] = self._round(number)[flat[here] - number * self._n]
+        return int(positions) if positions.ndim == 0 else positions
+
+    def _round(self, number: int) -> Order:
+        if self._held is None or self._held[0] != number:
+            seed, epoch = self._seed, self._epoch
+            if number:
+                seed, epoch = derive_key(seed, epoch, f"round {number}"), 0
+            self._held = number, make_order(self._kind, self._n, seed=seed, epoch=epoch, **self._block)
+        return self._held[1]

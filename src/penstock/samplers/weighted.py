@@ -1,0 +1,172 @@
+"""`WeightedRandomSampler`: torch's signature, a draw in constant time, and a table shared by all ranks of a machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.errors import SamplerError
+from penstock.order import ORDER_VERSION, Order, Partition, derive_key
+from penstock.order.hashing import mix_array
+from penstock.order.permutation import Indices
+from penstock.samplers.alias import (
+    AliasTable,
+    WeightedOrder,
+    Weights,
+    build_table,
+    check_weights,
+    shared_table,
+    weights_digest,
+)
+from penstock.samplers.base import Pass
+from penstock.samplers.draws import DrawingSampler
+from penstock.samplers.identity import check_place
+from penstock.samplers.orders import OrderPass
+from penstock.state import STATE_VERSION, State, check_state
+
+__all__ = ["WeightedRandomSampler"]
+
+_SHARED_FROM = 1 << 16  # smaller tables take a millisecond to build and a megabyte: no file
+
+
+class WeightedRandomSampler(DrawingSampler):
+    """Indices drawn with given weights, with the signature of ``torch.utils.data.WeightedRandomSampler``.
+
+    Args:
+        weights: one per sample, of any scale; not all zero.
+        num_samples: draws in a pass.
+        replacement: with replacement a draw is O(1), a function of a key and its position. Without, it is O(N) in time
+            and memory at the beginning of a pass (an exponential key for every sample, 16 bytes each, and a selection).
+        generator: without a seed, one number is drawn from it (by default from torch's global generator) at the
+            beginning of every pass.
+        seed: makes the draws a function of (seed, epoch), the same on all ranks.
+        cache_dir: where the alias table is kept, by default the user's cache folder. Tables of fewer than 65,536
+            weights are kept in memory instead, unless a folder is given.
+
+    Raises:
+        SamplerError: weights that are empty, NaN, infinite, negative, all zero or not one-dimensional, a num_samples
+            that is no positive integer, or, without replacement, more samples than positive weights.
+        ManifestIOError: the cache folder cannot be written (an OSError, raised at the first index).
+
+    The draws follow the same distribution as torch's, but are not the same numbers. With ``seed``, the stream is the
+    whole job's: give it to `GroupedBatchSampler`, or use one rank. The state holds the drawn seed (or the generator's
+    state at the beginning of the pass), the hash of the weights and a count.
+
+    Cost: 80 bytes a weight while the table is built, once per machine; then 16 bytes in a mapped file, shared.
+
+    >>> sampler = WeightedRandomSampler([0.0, 1.0, 3.0], 8, seed=0)
+    >>> set(sampler) <= {1, 2}
+    True
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float] | npt.NDArray[Any] | torch.Tensor,
+        num_samples: int,
+        replacement: bool = True,
+        generator: torch.Generator | None = None,
+        *,
+        seed: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(generator)
+        if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples <= 0:
+            raise SamplerError(f"num_samples should be a positive integer value, but got num_samples={num_samples}")
+        if not isinstance(replacement, bool):
+            raise SamplerError(f"replacement should be a boolean value, but got replacement={replacement}")
+        if seed is not None and generator is not None:
+            raise SamplerError("give either seed= or generator=, not both")
+        self.weights = torch.as_tensor(weights, dtype=torch.double).detach().cpu()
+        if self.weights.ndim != 1:
+            raise SamplerError(
+                "weights should be a 1d sequence but given weights have shape " + str(tuple(self.weights.shape))
+            )
+        self.num_samples = num_samples
+        self.replacement = replacement
+        self.seed = seed
+        self.cache_dir = cache_dir
+        check_weights(self._values)
+        positive = int(np.count_nonzero(self._values))
+        if not replacement and num_samples > positive:
+            raise SamplerError(
+                f"cannot draw {num_samples} samples without replacement: only {positive} of {len(self.weights)} "
+                "weights are positive"
+            )
+        if seed is not None:
+            derive_key(seed)  # a seed outside 64 bits is refused here, not at the first index
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_table"}
+
+    @property
+    def _values(self) -> Weights:
+        return cast(Weights, self.weights.numpy())
+
+    @cached_property
+    def _digest(self) -> str:
+        return f"{weights_digest(self._values):016x}"
+
+    @cached_property
+    def _table(self) -> AliasTable:
+        if self.cache_dir is None and len(self.weights) < _SHARED_FROM:
+            return build_table(self._values)
+        return shared_table(self._values, self.cache_dir)
+
+    def _identity(self) -> State:
+        return {
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "sampler": "weighted",
+            "weights": self._digest,
+            "samples": len(self.weights),
+            "num_samples": self.num_samples,
+            "replacement": self.replacement,
+            **({} if self.seed is None else {"seed": self.seed}),
+        }
+
+    def _build(self, resume: State | None) -> Pass:
+        partition = Partition(
+            self.num_samples, remainder="uneven", consumed=0 if resume is None else resume["consumed"]
+        )
+        seed, epoch = self.seed, self.epoch
+        if seed is not None:
+            key = derive_key(seed, epoch, "weighted")
+            return OrderPass(lambda: self._order(key), partition, self._identity, seed=seed, epoch=epoch, rounds=None)
+        draw = self._draw_of(resume)
+        return OrderPass(
+            lambda: self._order(derive_key(draw.key(), 0, "weighted")),
+            partition,
+            lambda: {**self._identity(), **draw.state()},
+            seed=None,
+            epoch=epoch,
+            rounds=None,
+            exhaust=draw.key,
+        )
+
+    def _order(self, key: int) -> Order:
+        if self.replacement:
+            return cast(Order, WeightedOrder(self._table, self.num_samples, key))
+        return cast(Order, _without_replacement(self._values, self.num_samples, key))
+
+    def _check(self, state: Mapping[str, Any]) -> State:
+        check_state(state, self._identity(), of="WeightedRandomSampler")
+        if self.seed is None:
+            self._check_draw(state, "WeightedRandomSampler")
+        return check_place(state, self.num_samples, of="WeightedRandomSampler")
+
+
+def _without_replacement(weights: Weights, count: int, key: int) -> Indices:
+    """Efraimidis and Spirakis (2006): the smallest of ``-log(u) / weight``, in their order, are draws one by one."""
+    uniform = mix_array(key, np.arange(len(weights), dtype=np.uint64)) >> np.uint64(11)
+    keys = (uniform + 0.5) * 2.0**-53  # never 0, and so never an infinite key but for the weight 0
+    np.log(keys, out=keys)
+    with np.errstate(divide="ignore", over="ignore"):
+        keys /= -weights
+    chosen = np.argpartition(keys, count - 1)[:count] if count < len(keys) else np.arange(len(keys))
+    return chosen[np.argsort(keys[chosen], kind="stable")].astype(np.int64, copy=False)

@@ -1,0 +1,181 @@
+"""The two factories, and `SequentialSampler` over a data set with an order of its own."""
+
+from __future__ import annotations
+
+import bisect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.datasets.rank import RankDataset
+from penstock.errors import PartitionError, SamplerError
+from penstock.samplers import (
+    BatchSampler,
+    DistributedSampler,
+    GroupedBatchSampler,
+    IterationBasedBatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    aspect_ratio_groups,
+    make_batch_data_sampler,
+    make_data_sampler,
+)
+
+
+class Images:
+    """Image shapes as a maskrcnn-benchmark data set offers them."""
+
+    def __init__(self, n: int = 50) -> None:
+        rng = np.random.default_rng(0)
+        self.shapes = [(int(h), int(w)) for h, w in rng.integers(1, 9, (n, 2))]
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def get_img_info(self, index: int) -> dict[str, int]:
+        return {"height": self.shapes[index][0], "width": self.shapes[index][1]}
+
+
+def test_data_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(make_data_sampler(range(5), False, False)) is SequentialSampler
+    shuffled = make_data_sampler(range(5), True, False)
+    assert type(shuffled) is RandomSampler
+    assert list(shuffled) == list(make_data_sampler(range(5), True, False)), "repeats without a state"
+    assert type(make_data_sampler(range(5), "block", False)) is RandomSampler
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    distributed = make_data_sampler(range(6), False, True)
+    assert type(distributed) is DistributedSampler
+    assert list(distributed) == [1, 3, 5]
+
+
+@pytest.mark.parametrize("bounds", [True, 1, [1.0], [0.5, 2.0], (2.0, 0.5, 1.0)])
+def test_batches_by_aspect_ratio(bounds: Any) -> None:
+    images = Images()
+    bins = sorted(bounds if isinstance(bounds, list | tuple) else [1])
+    groups = [bisect.bisect_right(bins, h / w) for h, w in images.shapes]
+    batches = make_batch_data_sampler(images, make_data_sampler(images, True, False), bounds, 4)
+    assert isinstance(batches, GroupedBatchSampler)
+    assert batches.order == "first"
+    listed = list(batches)
+    assert len(batches) == len(listed)
+    assert all(len({groups[i] for i in batch}) == 1 for batch in listed)
+    assert sorted(i for batch in listed for i in batch) == list(range(50))
+    places = {index: place for place, index in enumerate(make_data_sampler(images, True, False))}
+    assert [places[batch[0]] for batch in listed] == sorted(places[batch[0]] for batch in listed)
+
+
+def test_iterations_resume_by_number_alone() -> None:
+    images = Images()
+
+    def make(start: int) -> Any:
+        return make_batch_data_sampler(images, make_data_sampler(images, True, False), True, 4, 40, start)
+
+    whole = list(make(0))
+    assert isinstance(make(0), IterationBasedBatchSampler)
+    for start in (1, 13, 14, 29, 40):
+        assert list(make(start)) == whole[start:]
+        assert len(make(start)) == 40 - start
+
+
+def test_without_grouping() -> None:
+    batches = make_batch_data_sampler(range(5), SequentialSampler(range(5)), False, 2)
+    assert isinstance(batches, BatchSampler)
+    assert list(batches) == [[0, 1], [2, 3], [4]]
+    with pytest.raises(SamplerError, match="needs num_iters"):
+        make_batch_data_sampler(range(5), SequentialSampler(range(5)), False, 2, start_iter=3)
+    with pytest.raises(SamplerError, match="aspect_grouping"):
+        make_batch_data_sampler(range(5), SequentialSampler(range(5)), False, 2, sizes="x")
+
+
+def test_where_groups_come_from(tmp_path: Path) -> None:
+    from penstock.images.sizes import write_sizes
+    from penstock.manifest import Manifest
+
+    class WithArray(list[int]):
+        group_ids = np.array([0, 1, 0])
+
+    class WithFunction(list[int]):
+        def group_ids(self) -> Any:
+            return [0, 1, 1]
+
+    assert aspect_ratio_groups(WithArray([1, 2, 3])).tolist() == [0, 1, 0]
+    assert aspect_ratio_groups(WithFunction([1, 2, 3])).tolist() == [0, 1, 1]
+    with pytest.raises(SamplerError, match="penstock manifest sizes"):
+        aspect_ratio_groups([1, 2, 3])
+    flat = Images(2)
+    flat.shapes[1] = (3, 0)
+    with pytest.raises(SamplerError, match="image 1 has no height or width"):
+        aspect_ratio_groups(flat)
+    meta = tmp_path / "meta.txt"
+    meta.write_text("a 0\nb 1\nc 2\n")
+    path = write_sizes(Manifest.open(meta), np.array([1, 2, 9], np.int32), np.array([2, 1, 2], np.int32))
+    assert aspect_ratio_groups([1, 2, 3], [0.3, 1.0], sizes=path).tolist() == [2, 1, 0]
+
+
+@pytest.fixture
+def rank_dataset(tmp_path: Path) -> Any:
+    meta = tmp_path / "train.txt"
+    meta.write_text("".join(f"{i}.jpg {i}\n" for i in range(23)))
+    return lambda rank=0, world=2, **options: RankDataset(meta, rank=rank, world_size=world, seed=3, **options)
+
+
+def test_sequential_passes_everything_on(rank_dataset: Any) -> None:
+    dataset = rank_dataset()
+    sampler = SequentialSampler(dataset)
+    assert sampler.seed == 3
+    assert list(sampler) == list(range(12)) == list(range(len(sampler)))
+    sampler.set_epoch(2)
+    assert dataset.epoch == 2
+    rows = [dataset[index][2] for index in sampler]
+    plain = DistributedSampler(range(23), 2, 0, "global", 3)
+    plain.set_epoch(2)
+    assert rows == list(plain)
+    iterator = iter(sampler)
+    had = [dataset[next(iterator)][2] for _ in range(5)]
+    state = sampler.state_dict()
+    other = rank_dataset()
+    resumed = SequentialSampler(other)
+    resumed.load_state_dict(state)
+    assert resumed.epoch == 2
+    assert len(resumed) == 7
+    assert had + [other[index][2] for index in resumed] == rows
+    other.set_epoch(3)
+    assert len(resumed) == 12
+    dataset.set_epoch(3)
+    assert sampler.start().epoch == 3
+
+
+def test_sequential_in_batches_and_mini_epochs(rank_dataset: Any) -> None:
+    dataset = rank_dataset(mini_epochs=3)
+    batches = BatchSampler(SequentialSampler(dataset), 3, False)
+    seen = []
+    for mini_epoch in range(3):
+        assert dataset.mini_epoch == mini_epoch
+        assert len(batches) == 2
+        seen += [dataset[index][2] for batch in batches for index in batch]
+        batches.advance()
+    assert dataset.epoch == 1
+    other = rank_dataset(1, mini_epochs=3)
+    for _ in range(3):
+        seen += [other[index][2] for index in range(len(other))]
+        other.next_mini_epoch()
+    assert set(seen) == set(range(23))
+
+
+def test_a_share_is_not_shared_out_again(rank_dataset: Any) -> None:
+    dataset = rank_dataset()
+    with pytest.raises(PartitionError, match="already one rank's share"):
+        DistributedSampler(dataset, 2, 0)
+    with pytest.raises(SamplerError, match="only one rank's share"):
+        GroupedBatchSampler(SequentialSampler(dataset), [0] * 12, 3)
+
+
+def test_half_a_protocol_is_named() -> None:
+    class Half(list[int]):
+        def start_pass(self) -> None: ...
+
+    with pytest.raises(SamplerError, match="lacks peek_pass, load_state_dict, set_epoch"):
+        len(SequentialSampler(Half([1])))

@@ -1,0 +1,101 @@
+"""Samplers made before the process group find their rank when they are first used, and notice when it changes."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from penstock.errors import PartitionError
+from penstock.samplers import DistributedSampler, GroupedBatchSampler, InfiniteSampler, SequentialSampler
+
+GROUPS = [0, 1] * 10
+
+MAKERS: dict[str, Callable[..., Any]] = {
+    "distributed": lambda **given: DistributedSampler(range(20), shuffle="global", **given),
+    "infinite": lambda **given: InfiniteSampler(range(20), **given),
+    "grouped": lambda **given: GroupedBatchSampler(SequentialSampler(range(20)), GROUPS, 2, **given),
+    "grouped-distributed": lambda **given: GroupedBatchSampler(
+        DistributedSampler(range(20), shuffle="global", **given), GROUPS, 2
+    ),
+}
+Make = Callable[..., Any]
+
+
+@pytest.fixture(params=MAKERS)
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    maker = MAKERS[request.param]
+    names = ("rank", "num_replicas" if "distributed" in request.param else "world_size")
+    return lambda *given: maker(**dict(zip(names, given, strict=False)))
+
+
+@pytest.fixture
+def init(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """What torch says after init_process_group; a real group would need other processes."""
+
+    def initialise(rank: int, world_size: int) -> None:
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_rank", lambda group=None: rank)
+        monkeypatch.setattr(dist, "get_world_size", lambda group=None: world_size)
+
+    return initialise
+
+
+def take(sampler: Any) -> list[Any]:
+    return list(itertools.islice(sampler, 12))
+
+
+def test_a_group_made_after_the_sampler_counts(make: Make, init: Callable[[int, int], None]) -> None:
+    sampler = make()
+    sampler.set_epoch(1)
+    init(1, 2)
+    expected = make(1, 2)
+    expected.set_epoch(1)
+    assert take(sampler) == take(expected) != take(make(0, 1))
+    assert sampler.rank == 1
+    assert getattr(sampler, "num_replicas", getattr(sampler, "world_size", None)) == 2
+
+
+@pytest.mark.parametrize("use", [take, lambda s: s.state_dict(), lambda s: s.rank, pickle.dumps])
+def test_a_group_that_disagrees_is_noticed(make: Make, init: Callable[[int, int], None], use: Any) -> None:
+    sampler = make()
+    use(sampler)
+    init(0, 1)
+    take(sampler)
+    init(1, 2)
+    with pytest.raises(PartitionError, match=r"first used as rank 0 of 1, and now the process group says rank 1 of 2"):
+        take(sampler)
+
+
+def test_what_was_given_is_kept(make: Make, init: Callable[[int, int], None]) -> None:
+    sampler = make(1, 3)
+    expected = take(make(1, 3))
+    take(sampler)
+    init(1, 2)
+    assert take(sampler) == expected
+    assert sampler.rank == 1
+
+
+def test_the_rank_travels(make: Make, init: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    init(1, 2)
+    sampler = make()
+    payload = pickle.dumps(sampler)
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)  # as in a worker on another machine
+    assert pickle.loads(payload).rank == 1
+    assert take(pickle.loads(payload)) == take(make(1, 2))
+
+
+def test_one_of_the_two_is_enough_for_a_distributed_sampler_alone(init: Callable[[int, int], None]) -> None:
+    sampler = DistributedSampler(range(20), num_replicas=4)
+    init(1, 2)
+    assert (sampler.rank, sampler.num_replicas) == (1, 4)
+    with pytest.raises(PartitionError, match="give both"):
+        InfiniteSampler(range(20), rank=1)
+    with pytest.raises(PartitionError, match="give both"):
+        GroupedBatchSampler(range(20), GROUPS, 2, world_size=2)
