@@ -1,0 +1,167 @@
+"""The names of MPDataset (the index stream of its own project and the image data set of ZCls) on top of ours.
+
+``MPDataset(length, ...)`` yields indices, ``MPDataset(root, ...)`` yields ``(image, target)`` of a folder that holds
+``data.csv`` (lines of ``path,,int``) and ``cls.csv`` (one class name a line). Differences, all of them faults of the
+original: ``epoch`` and ``drop_last`` count with one GPU too; every epoch has another order; `set_epoch` reaches
+persistent workers; no worker reads the whole file. Pass ``batch_size=`` as well and batches do not depend on the number
+of workers; without it samples are dealt to workers one by one, as before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import cv2
+from torch.utils.data import IterableDataset
+
+from penstock import datasets, distributed, samplers
+from penstock.datasets.place import Place, SharedPlace
+from penstock.errors import ConfigError, ManifestError
+from penstock.images.decode import read_image
+from penstock.manifest import Manifest, Record
+from penstock.order import Partition, make_order
+
+__all__ = ["DistributedSampler", "MPDataset"]
+
+
+class MPDataset(IterableDataset[Any]):
+    """A stream of one rank's indices (``length`` an int) or images (``length`` a folder).
+
+    Args:
+        length: number of samples, or the root folder of images.
+        shuffle: a new order for every epoch; the seed is 0.
+        num_gpus, rank_id: world size and rank.
+        epoch: the first epoch.
+        drop_last: leave out what does not fill a batch of every rank.
+        batch_size: the loader's, see above.
+
+    With a folder also ``transform``, ``target_transform``, ``top_k`` and ``keep_rgb``, as in ZCls.
+
+    Raises:
+        ConfigError, PartitionError: arguments that make no sense.
+    """
+
+    def __new__(cls, length: Any = 0, *args: Any, **kwargs: Any) -> MPDataset:
+        """The image data set if the first argument is a folder."""
+        if isinstance(length, str | os.PathLike) or "root" in kwargs:
+            folder = _ImageMPDataset(*(() if "root" in kwargs else (length,)), *args, **kwargs)
+            return cast(MPDataset, folder)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        length: int,
+        shuffle: bool = False,
+        num_gpus: int = 1,
+        rank_id: int = 0,
+        epoch: int = 0,
+        drop_last: bool = False,
+        *,
+        batch_size: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be positive, got {batch_size}")
+        self.length = length
+        self.shuffle = shuffle
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self._partition = Partition(length, num_gpus, rank_id, remainder="drop" if drop_last else "pad")
+        self._place = SharedPlace(Place(epoch, 0, length))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass, in running workers too."""
+        self._place.set(Place(epoch, 0, self.length))
+
+    def __len__(self) -> int:
+        n = len(self._partition)
+        return n - n % self.batch_size if self.drop_last else n
+
+    def __iter__(self) -> Iterator[int]:
+        order = make_order("global" if self.shuffle else "none", self.length, epoch=self._place.get().epoch)
+        worker = distributed.worker()
+        step = worker.total * self.batch_size
+        for start in range(worker.id * self.batch_size, len(self), step):
+            positions = self._partition.positions(start, min(start + self.batch_size, len(self)))
+            yield from order[positions % max(self.length, 1)].tolist()
+
+
+class _ImageMPDataset(datasets.MPDataset):
+    """ZCls' image data set: ``(image, target)``, BGR unless ``keep_rgb``."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        top_k: Sequence[int] = (1, 5),
+        keep_rgb: bool = False,
+        shuffle: bool = False,
+        num_gpus: int = 1,
+        rank_id: int = 0,
+        epoch: int = 0,
+        drop_last: bool = False,
+        *,
+        batch_size: int = 1,
+    ) -> None:
+        self.root = root
+        self.top_k = tuple(top_k)
+        classes = os.path.join(root, "cls.csv")
+        try:
+            with open(classes, encoding="utf-8") as file:
+                self.classes = [line.strip() for line in file if line.strip()]
+        except OSError as error:
+            raise ManifestError(
+                f"{classes}: cannot be read: {error.strerror}; one class name a line is needed"
+            ) from error
+        manifest = Manifest.open(
+            os.path.join(root, "data.csv"), format="csv", header=False, columns=["path", "unused", "label"], root=root
+        )
+        super().__init__(
+            manifest,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            remainder="drop" if drop_last else "pad",
+            shuffle="global" if shuffle else "none",
+            rank=rank_id,
+            world_size=num_gpus,
+            load=_LoadTransformed(transform, target_transform, keep_rgb),
+        )
+        self.set_epoch(epoch)
+
+
+class _LoadTransformed:
+    """A picklable ``load``."""
+
+    def __init__(
+        self, transform: Callable[[Any], Any] | None, target_transform: Callable[[Any], Any] | None, keep_rgb: bool
+    ) -> None:
+        self.transform = transform
+        self.target_transform = target_transform
+        self.keep_rgb = keep_rgb
+
+    def __call__(self, record: Record) -> tuple[Any, Any]:
+        image: Any = read_image(record.path)
+        if not self.keep_rgb:
+            image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        target = record.label
+        return (
+            image if self.transform is None else self.transform(image),
+            target if self.target_transform is None else self.target_transform(target),
+        )
+
+
+class DistributedSampler(samplers.DistributedSampler):
+    """``DistributedSampler(length, ...)``: torch's signature over a number instead of a data set."""
+
+    def __init__(
+        self,
+        length: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(range(length), num_replicas, rank, shuffle, seed, drop_last)

@@ -1,0 +1,40 @@
+"""What our map-style data sets share: whole batches are asked for, unless a subclass has its own idea of an item."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+__all__ = ["BatchedDataset", "StreamDataset"]
+
+
+class StreamDataset(IterableDataset[Any]):
+    """An iterable data set that has its ``samples`` as a map-style one too, and deals whole batches to workers.
+
+    Penstock's loader makes its batches from ``samples``; other loaders iterate it.
+    """
+
+    samples: Any
+    batch_size: int
+    drop_last: bool
+
+
+class BatchedDataset(Dataset[Any]):
+    """Loaders get the items of a batch by ``load_samples`` (ours) or ``__getitems__`` (torch's), past ``__getitem__``.
+
+    A subclass that defines ``__getitem__`` alone would lose it that way. So there the batch methods are taken out,
+    loaders ask item by item, and the subclass is not taken to be pure unless it says so.
+    """
+
+    own_items = False
+    """Whether a subclass makes its items by a ``__getitem__`` of its own."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = cls.__dict__
+        if "__getitem__" in own and not own.keys() & {"load_samples", "__getitems__"}:
+            cls.own_items = True
+            cls.load_samples = cls.__getitems__ = None  # type: ignore[attr-defined]
+            if "pure" not in own:
+                cls.pure = False  # type: ignore[attr-defined]

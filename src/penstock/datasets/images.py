@@ -1,0 +1,198 @@
+"""`ImageDataset`: records to images, in a first, plain form: decode, resize, optional flip.
+
+images = ImageDataset(Manifest.open("train.txt", root="/data"), size=224, flip=True)
+image, label = images[0]        # uint8 tensor (3, 224, 224), RGB, channels_last in memory; int
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
+
+import cv2
+import numpy as np
+import torch
+
+from penstock.datasets.base import BatchedDataset, StreamDataset
+from penstock.datasets.place import Place
+from penstock.datasets.rank import RankDataset
+from penstock.datasets.stream import MPDataset
+from penstock.errors import ConfigError
+from penstock.images.decode import read_image
+from penstock.manifest import Manifest, Record
+from penstock.random import generator, in_sample, load_each, sample_scope
+
+__all__ = ["ImageDataset", "LoadImage"]
+
+Item = tuple[Any, ...]
+
+# What a data set with an order of its own offers, and a wrapper passes on.
+_OF_THE_SOURCE = frozenset(
+    {"epoch", "load_state_dict", "mini_epoch", "next_mini_epoch", "running", "samples", "seed", "set_epoch"}
+    | {
+        "peek_pass",
+        "rank",
+        "world_size",
+        "place",
+        "set_mini_epoch",
+        "splits_by_rank",
+        "start_pass",
+        "state_dict",
+        "batch_size",
+        "drop_last",
+        "fingerprint",
+    }
+)
+
+
+class LoadImage:
+    """``load(record) -> (image, label)``, or ``(image, label, row)``; picklable, for ``load=`` of any data set.
+
+    Args:
+        size: ``(height, width)``, or one int for both; None keeps the size of the file. The image is resized as a
+            whole, without keeping its aspect ratio: pixel areas are averaged when it shrinks, else interpolated.
+        flip: mirror left to right with probability 1/2, drawn from the sample's own `penstock.generator`.
+        row: add the row number of the manifest to the item.
+
+    Raises:
+        ConfigError: a size that is not positive.
+        ImageError: (when called) a file that is missing or cannot be decoded; it names the path.
+
+    The image is a uint8 tensor (3, height, width), RGB, not normalised, with channels_last strides. EXIF orientation
+    is ignored. Decoding and resizing release the GIL.
+    """
+
+    pure = True
+
+    def __init__(self, *, size: int | tuple[int, int] | None = None, flip: bool = False, row: bool = False) -> None:
+        self.size = (size, size) if isinstance(size, int) else size
+        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+            raise ConfigError(f"size must be positive, (height, width) or one int, got {size}")
+        self.flip = flip
+        self.row = row
+
+    def __call__(self, record: Record) -> Item:
+        """Decode one record's image."""
+        image = read_image(record.path)
+        if self.size is not None and image.shape[:2] != self.size:
+            height, width = self.size
+            shrinks = height <= image.shape[0] and width <= image.shape[1]
+            image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+        if self.flip and generator().random() < 0.5:
+            image = np.ascontiguousarray(image[:, ::-1])
+        item = torch.from_numpy(image).permute(2, 0, 1), record.label
+        return (*item, record.row) if self.row else item
+
+
+class _Records(Protocol):
+    def __len__(self) -> int: ...
+    def records(self, indices: Any) -> list[Record]: ...
+
+
+class ImageDataset(BatchedDataset):
+    """Images and labels of a manifest, or of anything else that yields records.
+
+    Args:
+        source: a `Manifest`, a path to one, a `RankDataset`, or an `MPDataset` (the result is then iterable-style).
+        size, flip, row: see `LoadImage`.
+
+    Raises:
+        ConfigError: a source that yields no records, or one with a ``load`` of its own.
+        ManifestError: the manifest cannot be opened.
+        ImageError: (on access) an image that is missing or cannot be decoded; it names the path.
+
+    Items are ``(image, label)``, with ``row=True`` also the row: a uint8 tensor (3, height, width), RGB, with
+    channels_last strides, and the record's label. Epoch, state and the like are those of the source. Images are decoded
+    when asked for; nothing is kept.
+    """
+
+    pure = True
+    releases_gil = True
+
+    def __new__(cls, source: Any, **options: Any) -> ImageDataset:
+        """A stream over a stream, else a map-style data set."""
+        if isinstance(source, MPDataset):
+            return cast(ImageDataset, _ImageStream(source, LoadImage(**options)))
+        return super().__new__(cls)
+
+    def __init__(
+        self, source: Any, *, size: int | tuple[int, int] | None = None, flip: bool = False, row: bool = False
+    ) -> None:
+        self.load = LoadImage(size=size, flip=flip, row=row)
+        self.source: _Records = _records(source)
+
+    def __getnewargs__(self) -> tuple[Any]:
+        return (self.source,)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Item:
+        if isinstance(self.source, Manifest):  # one record is found faster by itself than as a batch of one
+            return self.load(self.source[index])
+        return ImageDataset.__getitems__(self, [index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Item]:
+        """Several items, their records looked up at once."""
+        source, keys = self.source, None
+        if isinstance(source, RankDataset) and not in_sample():
+            keys = source.keys(indices)
+        return ImageDataset.load_samples(self, indices, keys)
+
+    def load_samples(
+        self, indices: Sequence[int], keys: Sequence[int] | None, place: Place | None = None
+    ) -> list[Item]:
+        """The items at several indices, each made in the scope of its key; at another place of the source than the
+        present one if that is given."""
+        rows = np.asarray(indices, dtype=np.int64)
+        source: Any = self.source
+        return load_each(self.load, source.records(rows) if place is None else source.records(rows, place), keys)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_THE_SOURCE:
+            return getattr(self.source, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class _ImageStream(StreamDataset):
+    """`ImageDataset` over an `MPDataset`."""
+
+    pure = True
+    releases_gil = True
+
+    def __init__(self, source: MPDataset, load: LoadImage) -> None:
+        _records(source.samples)
+        self.source = source
+        self.load = load
+        self.batch_size = source.batch_size
+        self.drop_last = source.drop_last
+
+    @property
+    def samples(self) -> ImageDataset:
+        """The same images as a map-style data set."""
+        load = self.load
+        return ImageDataset(self.source.samples, size=load.size, flip=load.flip, row=load.row)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Item]:
+        for key, record in self.source.iter_records():
+            with sample_scope(key):
+                item = self.load(record)
+            yield item
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_THE_SOURCE:
+            return getattr(self.source, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _records(source: Any) -> _Records:
+    if isinstance(source, str) or hasattr(source, "__fspath__"):
+        return Manifest.open(source)
+    if isinstance(source, RankDataset) and source.load is not None:
+        raise ConfigError("this RankDataset has a load= of its own: leave it out, ImageDataset loads the records")
+    if not hasattr(source, "records"):
+        raise ConfigError(f"ImageDataset needs a source of records (Manifest, RankDataset, ...), got {type(source)}")
+    return cast(_Records, source)

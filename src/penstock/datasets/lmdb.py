@@ -1,0 +1,115 @@
+"""LMDB databases as a source: the keys make a manifest, and the values are loaded by key. Needs the extra ``lmdb``.
+
+    write_keys("train.lmdb", "train.keys.txt")                 # once
+    manifest = Manifest.open("train.keys.txt", label=None)
+    dataset = RankDataset(manifest, load=LoadLmdb("train.lmdb", decode=my_decode), seed=0)
+
+So a database has order, partition, resume and constant memory like everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from penstock.errors import ConfigError, ManifestError, ManifestIOError
+from penstock.manifest import Record
+from penstock.storage.cache import write_atomically
+
+__all__ = ["LoadLmdb", "write_keys"]
+
+
+class LoadLmdb:
+    """``load(record)``: the value stored under ``record.path``.
+
+    Args:
+        database: folder or file of the database.
+        decode: ``decode(key, value_bytes)`` makes the item; by default an item is ``(key, value)``.
+
+    Raises:
+        ConfigError: the lmdb package is missing.
+        ManifestIOError: (on access) the database cannot be opened.
+        ManifestError: (on access) it has no such key.
+
+    The environment is opened where it is used, once in each process: LMDB forbids both to open one twice and to carry
+    one across a fork. The data are mapped and shared by all processes. Picklable if ``decode`` is.
+    """
+
+    def __init__(self, database: str | os.PathLike[str], *, decode: Callable[[str, bytes], Any] | None = None) -> None:
+        _import()
+        self.database = os.fspath(database)
+        self.decode = decode
+
+    def __call__(self, record: Record) -> Any:
+        """Look up one record."""
+        with _shared(self.database).begin() as transaction:
+            value = transaction.get(os.fsencode(record.path))
+        if value is None:
+            raise ManifestError(f"{self.database} has no key {record.path!r} (row {record.row} of the manifest)")
+        return (record.path, value) if self.decode is None else self.decode(record.path, value)
+
+
+def write_keys(database: str | os.PathLike[str], manifest: str | os.PathLike[str]) -> int:
+    """Write the keys of a database, one a line in their order; returns how many there are.
+
+    Raises:
+        ManifestError: a key holds a line break, which no manifest can carry.
+        ManifestIOError: the database cannot be opened or the manifest not written.
+    """
+    count = 0
+    with (
+        _shared(os.fspath(database)).begin() as transaction,
+        _write(os.fspath(manifest)) as file,
+    ):
+        for key in transaction.cursor().iternext(keys=True, values=False):
+            if b"\n" in key or b"\r" in key:
+                raise ManifestError(f"{os.fspath(database)}: the key {key!r} holds a line break")
+            file.write(key + b"\n")
+            count += 1
+    return count
+
+
+_environments: dict[str, tuple[int, Any]] = {}  # real path -> process that opened it, environment
+_lock = threading.Lock()
+
+
+def _shared(database: str) -> Any:
+    """This process's environment of a database."""
+    path = os.path.realpath(database)
+    with _lock:
+        opened = _environments.get(path)
+        if opened is None or opened[0] != os.getpid():
+            opened = None
+            _environments.pop(path, None)  # a parent's: let go of it before opening our own
+            _environments[path] = os.getpid(), _open(path)
+        return _environments[path][1]
+
+
+@contextmanager
+def _write(path: str) -> Iterator[BinaryIO]:
+    try:
+        with write_atomically(path) as file:
+            yield file
+    except OSError as error:
+        raise ManifestIOError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _open(database: str) -> Any:
+    lmdb = _import()
+    try:
+        return lmdb.open(
+            database, subdir=os.path.isdir(database), readonly=True, lock=False, readahead=False, max_readers=2048
+        )
+    except lmdb.Error as error:
+        raise ManifestIOError(f"{database} cannot be opened as an LMDB database: {error}") from error
+
+
+def _import() -> Any:
+    try:
+        import lmdb
+    except ImportError as error:
+        raise ConfigError("LMDB databases need the lmdb package: pip install 'penstock[lmdb]'") from error
+    return lmdb

@@ -1,0 +1,244 @@
+"""Gathering a rank's rows into one compact buffer, for manifests on slow network file systems.
+
+The rows are read in the order of the file and permuted in memory by a column of their places. The buffer is an Arrow
+IPC file in anonymous memory (memfd; a temporary file where the system has none) that running workers map through the
+gatherer's ``/proc`` entry, so that it exists once per rank, and it is gone when its last user is.
+
+Cost: ``share`` rows for the mini-epoch at hand and as many for the next one, which a thread gathers meanwhile; while a
+slice is being written it is held twice.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.context import get_spawning_popen
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from penstock.datasets.place import Place
+from penstock.errors import ManifestIOError
+from penstock.manifest import Manifest, Record
+from penstock.order.hashing import mix
+from penstock.order.permutation import Indices
+from penstock.progress import progress_bar
+from penstock.threads import Daemon
+
+__all__ = ["Gathered", "Preload"]
+
+_CHUNK = 1 << 18  # rows gathered between two steps of the progress bar
+_AT, _ROW = "__at__", "__row__"
+
+
+class Gathered(NamedTuple):
+    """A slice in memory: ``at[i]`` says where the i-th sample of the slice stands in the file-ordered columns."""
+
+    batch: pa.RecordBatch
+    at: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+    def records(self, manifest: Manifest, local: Indices) -> list[Record]:
+        where = self.at[local]
+        return manifest.parse(self.batch.take(pa.array(where)), self.rows[where])
+
+
+class Preload:
+    """The gathered slices of one rank: the one in use and, in the background, the one after it.
+
+    Args:
+        manifest: whose rows are gathered.
+        rows_of: the rows of the slice at a place, in the order of the slice.
+        progress: True shows a progress bar on stderr, False none, None one if stderr is a terminal.
+    """
+
+    def __init__(self, manifest: Manifest, rows_of: Callable[[Place], Indices], *, progress: bool | None) -> None:
+        self._manifest = manifest
+        self._rows_of = rows_of
+        self._progress = progress
+        self._publish()
+        self._open: tuple[int, Gathered] | None = None
+        self._own()
+
+    def _publish(self) -> None:
+        """What this data set and its copies in workers have in common, and nobody else."""
+        self._nonce = secrets.randbits(62)  # two data sets may stand at the same place
+        # What is published to running workers, two slots of: key of the place, gatherer's pid, its descriptor, size.
+        self._slots = torch.zeros((2, 4), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def _own(self) -> None:
+        """What belongs to this process alone: descriptors by slot, and the threads that gather."""
+        self._pid = os.getpid()
+        self._files: dict[int, int] = {}
+        self._threads: dict[int, _Gathering] = {}
+        self._lock = threading.Lock()
+        self._finalizer = weakref.finalize(self, _close_all, self._files, self._pid)
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ["_manifest", "_rows_of", "_progress"]
+        if get_spawning_popen() is not None:  # on the way to a worker; any other copy gathers for itself
+            names += ["_nonce", "_slots"]
+        return {name: self.__dict__[name] for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "_slots" not in state:
+            self._publish()
+        self._open = None
+        self._own()
+
+    def get(self, place: Place) -> Gathered:
+        """The slice at a place: mapped if some process has gathered it, else gathered here and now."""
+        key = self._key(place)
+        opened = self._open
+        if opened is None or opened[0] != key:
+            if self._pid != os.getpid():
+                self._disinherit()
+            thread = self._threads.pop(key, None)
+            if thread is not None:
+                thread.result()
+            found = self._map(key)
+            if found is None:
+                found = self._gather(place, lambda: False)
+            self._open = opened = key, found
+        return opened[1]
+
+    def _disinherit(self) -> None:
+        """Forked: the parent's threads and locks mean nothing here, and its files must not be kept alive from here."""
+        inherited = list(self._files.values())
+        self._own()
+        for descriptor in inherited:
+            os.close(descriptor)
+
+    def prefetch(self, place: Place) -> None:
+        """Begin to gather another slice in the background; it takes the place of the one that is not in use."""
+        key = self._key(place)
+        if key not in self._threads and not bool((self._slots[:, 0] == key).any()):
+            self._threads = {key: _Gathering(lambda stopping: self._gather(place, stopping))}
+
+    def _gather(self, place: Place, stopping: Callable[[], bool]) -> Gathered:
+        """Gather a slice and publish it. What was written is returned mapped: by the time a caller looked it up, other
+        threads might have published other slices in its stead."""
+        key = self._key(place)
+        with self._lock, _anonymous_file() as file:
+            found = self._map(key)
+            if found is not None:
+                return found  # another thread was quicker
+            in_use = 0 if self._open is None else self._open[0]
+            slot = 1 if int(self._slots[0, 0]) == in_use else 0
+            _write(file, self._manifest, self._rows_of(place), key, self._progress, stopping)
+            size = file.tell()
+            file.flush()
+            gathered = _read(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), key)
+            if gathered is None:
+                raise ManifestIOError(f"the rows gathered for {place} could not be mapped")
+            old = self._files.get(slot)
+            self._files[slot] = os.dup(file.fileno())
+            self._slots[slot] = torch.tensor([key, self._pid, self._files[slot], size])
+            if old is not None:
+                os.close(old)
+            return gathered
+
+    def _key(self, place: Place) -> int:
+        return mix(self._nonce, *place) >> 1 or 1
+
+    def _map(self, key: int) -> Gathered | None:
+        for published, pid, descriptor, size in self._slots.tolist():
+            if published != key:
+                continue
+            try:
+                if pid == os.getpid():
+                    opened = os.dup(descriptor)
+                else:
+                    opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY)
+            except OSError:
+                return None  # no /proc here, or the gatherer is gone: this process gathers for itself
+            try:
+                return _read(mmap.mmap(opened, size, prot=mmap.PROT_READ), key)
+            except (OSError, ValueError):
+                return None  # as in _read: the number stands for another file by now
+            finally:
+                os.close(opened)
+        return None
+
+
+class _Gathering:
+    """A slice being gathered in the background; an exception is raised where its result is asked for."""
+
+    def __init__(self, work: Callable[[Callable[[], bool]], object]) -> None:
+        self._error: BaseException | None = None
+        self._thread = Daemon(partial(self._run, work), name="penstock-preload")
+
+    def _run(self, work: Callable[[Callable[[], bool]], object], thread: Daemon) -> None:
+        try:
+            work(lambda: thread.stopping)
+        except BaseException as error:  # handed over to whoever waits for the rows
+            self._error = error
+
+    def result(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def _write(
+    file: BinaryIO,
+    manifest: Manifest,
+    rows: Indices,
+    key: int,
+    progress: bool | None,
+    stopping: Callable[[], bool],
+) -> None:
+    """One record batch: the stored columns and row numbers in the order of the file, and where each sample stands."""
+    order = np.argsort(rows, kind="stable")
+    at = np.empty_like(order)
+    at[order] = np.arange(len(order))
+    in_file_order = rows[order]
+    parts = []
+    with progress_bar("gathering rows", len(rows), progress, in_bytes=False) as advance:
+        for begin in range(0, max(len(rows), 1), _CHUNK):
+            if stopping():
+                raise ManifestIOError("gathering rows was given up, because the program ends")
+            chunk = in_file_order[begin : begin + _CHUNK]
+            parts.append(manifest.gather(chunk))
+            advance(len(chunk))
+    batch = pa.Table.from_batches(parts).combine_chunks()
+    table = batch.append_column(_AT, pa.array(at)).append_column(_ROW, pa.array(in_file_order))
+    table = table.replace_schema_metadata({"key": str(key)})
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=max(1, len(rows)))
+
+
+def _read(mapped: mmap.mmap, key: int) -> Gathered | None:
+    try:
+        reader = pa.ipc.open_file(pa.py_buffer(mapped))
+    except pa.ArrowInvalid:
+        return None  # the descriptor's number was given to another file meanwhile
+    if (reader.schema.metadata or {}).get(b"key") != str(key).encode():
+        return None
+    if reader.num_record_batches == 0:
+        empty = np.empty(0, dtype=np.int64)
+        return Gathered(pa.RecordBatch.from_pylist([], schema=reader.schema), empty, empty)
+    batch = reader.get_batch(0)
+    return Gathered(batch.drop_columns([_AT, _ROW]), batch.column(_AT).to_numpy(), batch.column(_ROW).to_numpy())
+
+
+def _anonymous_file() -> BinaryIO:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("penstock-rows"), "w+b")
+    return cast(BinaryIO, tempfile.TemporaryFile())
+
+
+def _close_all(files: dict[int, int], pid: int) -> None:
+    if pid == os.getpid():
+        while files:
+            os.close(files.popitem()[1])

@@ -1,0 +1,344 @@
+"""One rank's share of a manifest: what `RankDataset` and `MPDataset` have in common.
+
+    epoch's order (seed, epoch)  ->  partition (rank, mini-epoch)  ->  rows of the manifest
+
+Invariant: nothing here is a list of samples. Position, row and key of a sample are computed when it is asked for, so
+the memory of a share does not depend on the length of the manifest.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch.distributed as dist
+
+from penstock import distributed
+from penstock.datasets.place import Place, SharedPlace
+from penstock.errors import ConfigError, PartitionError, StateError
+from penstock.manifest import Manifest
+from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
+from penstock.order.hashing import derive_key
+from penstock.order.partition import REMAINDERS
+from penstock.order.permutation import Indices
+from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
+from penstock.random import sample_key, sample_keys
+from penstock.state import STATE_VERSION, State, check_state, read_int
+
+__all__ = ["Share", "SharePass", "Slice"]
+
+
+class Slice(NamedTuple):
+    """The samples of one rank in one mini-epoch, as arithmetic."""
+
+    place: Place
+    partition: Partition
+    order: Order
+
+    def __len__(self) -> int:
+        return max(0, len(self.partition) - self.place.skip)
+
+    def positions(self, local: npt.NDArray[np.int64]) -> Indices:
+        """Global positions of local samples (int64 array); those of n and more are padding."""
+        return self.partition[local + self.place.skip]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Global position and row of one local sample.
+
+        Raises:
+            IndexError: the index is outside this rank's share.
+        """
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(f"index {index} is out of range for the {size} samples of rank {self.partition.rank}")
+        position = self.partition[index % size + self.place.skip]
+        return position, self.order[position % self.partition.n]
+
+    def rows(self, positions: Indices) -> Indices:
+        """Rows of the manifest at these positions."""
+        return self.order[positions % max(self.partition.n, 1)]
+
+
+class Share:
+    """Order, partition, place and state of one rank over a manifest.
+
+    See `RankDataset` for the arguments and errors.
+    """
+
+    def __init__(
+        self,
+        source: Manifest | str | os.PathLike[str],
+        *,
+        rank: int | None,
+        world_size: int | None,
+        process_group: dist.ProcessGroup | None,
+        mini_epochs: int,
+        seed: int,
+        shuffle: str,
+        remainder: str,
+        group: int | None,
+        block_size: int | None,
+        window: int | None,
+        progress: bool | None = None,
+    ) -> None:
+        self.manifest = source if isinstance(source, Manifest) else Manifest.open(source, progress=progress)
+        if shuffle not in SHUFFLES:
+            raise ConfigError(f"unknown shuffle {shuffle!r}: use one of {', '.join(map(repr, SHUFFLES))}")
+        if remainder not in REMAINDERS:
+            raise ConfigError(f"unknown remainder {remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
+        if mini_epochs < 1:
+            raise PartitionError(f"mini_epochs must be positive, got {mini_epochs}")
+        seed = operator.index(seed)
+        derive_key(seed)  # a seed outside 64 bits is refused here, not at the first sample
+        self.mini_epochs = operator.index(mini_epochs)
+        self.seed = seed
+        self.remainder = remainder
+        self.shuffle, self._block = _block_options(shuffle, len(self.manifest), group, block_size, window)
+        self._given = rank is not None or world_size is not None or process_group is not None
+        self._world = distributed.current(rank, world_size, process_group=process_group) if self._given else None
+        self.place = SharedPlace(Place(0, 0, len(self.manifest)))
+        self.running = False
+        self._loaded = False  # a state was loaded and nothing has begun since
+        self._slice: Slice | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers on other machines have no process group: what rank this is has to travel with the data set.
+        return {**self.__dict__, "_world": self.world, "_slice": None}
+
+    @property
+    def world(self) -> distributed.World:
+        """Rank and world size, see `agreed`."""
+        return self.agreed()
+
+    def agreed(self) -> distributed.World:
+        """Rank and world size, resolved at first use and fixed from then on.
+
+        Raises:
+            PartitionError: a process group was made later that disagrees.
+        """
+        if self._world is None:
+            self._world = distributed.current()
+        elif not self._given and dist.is_available() and dist.is_initialized():
+            found = distributed.current()
+            if found != self._world:
+                raise PartitionError(
+                    f"this data set was first used as rank {self._world.rank} of {self._world.world_size}, and now the "
+                    f"process group says rank {found.rank} of {found.world_size}: initialise torch.distributed first, "
+                    "or pass rank= and world_size="
+                )
+        return self._world
+
+    # Where the job stands.
+
+    def current(self) -> Slice:
+        """The slice at the present place; computed again only when the place has changed."""
+        return self.slice_at(self.place.get())
+
+    def checked(self) -> Slice:
+        """The slice at the present place, after a look at whether the process group still agrees."""
+        self.agreed()
+        return self.current()
+
+    def slice_at(self, place: Place) -> Slice:
+        """The slice at any place; the last one is kept. Safe in threads that are at different places."""
+        slice_ = self._slice
+        if slice_ is None or slice_.place != place:
+            self._slice = slice_ = self._make_slice(place)
+        return slice_
+
+    def rows_at(self, place: Place) -> Indices:
+        """Rows of the whole mini-epoch at a place: a resume begins inside it."""
+        slice_ = self._make_slice(place)
+        return slice_.rows(slice_.partition.positions())
+
+    def _make_slice(self, place: Place) -> Slice:
+        world = self.world
+        rest = self.mini_epochs - place.mini_epochs_done
+        number = place.mini_epoch - place.mini_epochs_done
+        # A mini-epoch that was finished before the epoch was dealt out anew has nothing left.
+        consumed = place.consumed if number >= 0 else place.samples
+        partition = Partition(
+            place.samples,
+            world.world_size,
+            world.rank,
+            mini_epochs=max(rest, 1),
+            mini_epoch=max(number, 0),
+            remainder=self.remainder,
+            consumed=consumed,
+        )
+        order = make_order(self.shuffle, place.samples, seed=self.seed, epoch=place.epoch, **self._block)
+        return Slice(place, partition, order)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start an epoch at its first mini-epoch; the epoch of a state just loaded keeps its position."""
+        place = self.place.get()
+        if epoch < 0:
+            raise ConfigError(f"epoch must be 0 or more, got {epoch}")
+        if not (self._loaded and epoch == place.epoch):
+            self.move(Place(epoch, 0, len(self.manifest)))
+
+    def set_mini_epoch(self, mini_epoch: int) -> None:
+        """Start a mini-epoch of the present epoch; that of a state just loaded keeps its position."""
+        place = self.place.get()
+        if not 0 <= mini_epoch < self.mini_epochs:
+            raise PartitionError(
+                f"mini_epoch {mini_epoch} is outside the epoch's {self.mini_epochs}: "
+                f"they go from 0 to {self.mini_epochs - 1}"
+            )
+        if self._loaded and mini_epoch == place.mini_epoch:
+            return
+        if mini_epoch < place.mini_epochs_done:  # before the resume: only a whole epoch has it
+            place = Place(place.epoch, mini_epoch, place.samples)
+        self.move(place._replace(mini_epoch=mini_epoch, skip=0))
+
+    def after(self, place: Place) -> Place:
+        """The place of the next mini-epoch, or of the next epoch after the last one."""
+        if place.mini_epoch + 1 < self.mini_epochs:
+            return place._replace(mini_epoch=place.mini_epoch + 1, skip=0)
+        return Place(place.epoch + 1, 0, len(self.manifest))
+
+    def move(self, place: Place) -> None:
+        """Go to a place; nothing of it has begun."""
+        self.place.set(place)
+        self.running = self._loaded = False
+
+    def start(self) -> Slice:
+        """Begin a pass over the present slice."""
+        self.running, self._loaded = True, False
+        return self.checked()
+
+    def keys(self, slice_: Slice, positions: Indices) -> list[int]:
+        """Keys of the generators of the samples at these positions."""
+        return sample_keys(self.seed, slice_.place.epoch, positions)
+
+    def key(self, position: int) -> int:
+        """Key of the generator of the sample at one position of the present epoch."""
+        return sample_key(self.seed, self.current().place.epoch, position)
+
+    # State.
+
+    def identity(self) -> State:
+        """What a state must agree with."""
+        return {
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "fingerprint": self.manifest.fingerprint,
+            "shuffle": self.shuffle,
+            **self._block,
+            "seed": self.seed,
+            "mini_epochs": self.mini_epochs,
+            "remainder": self.remainder,
+        }
+
+    def state(self, slice_: Slice, count: int) -> State:
+        """The state once every rank has had ``count`` samples of a slice."""
+        place, partition = slice_.place, slice_.partition
+        had = min(place.skip + count, len(partition))
+        if place.mini_epoch < place.mini_epochs_done:  # finished before the epoch was dealt out anew
+            consumed, finished = place.consumed, True
+        else:
+            consumed = partition.consumed_after(had)
+            finished = consumed >= min(
+                partition.end, place.samples
+            )  # by all ranks: uneven ones may have more than this
+        return {
+            **self.identity(),
+            "samples": place.samples,
+            "epoch": place.epoch,
+            "mini_epoch": place.mini_epoch,
+            "world_size": self.world.world_size,
+            "consumed": consumed,
+            "finished": finished,
+            "dealt": [place.mini_epochs_done, place.consumed, had],
+        }
+
+    def load(self, state: Mapping[str, Any], *, allow_growth: bool) -> None:
+        """Go to the place of a state, at the same or at another world size.
+
+        Raises:
+            StateError: the state is of another manifest, order or partition.
+        """
+        check_state(state, self._expected(state, allow_growth), of="data set")
+        epoch, mini_epoch, samples, consumed = (
+            read_int(state, name, of="data set") for name in ("epoch", "mini_epoch", "samples", "consumed")
+        )
+        if mini_epoch >= self.mini_epochs or consumed > samples:
+            raise StateError(
+                f"this state is damaged: it stands in mini-epoch {mini_epoch} of {self.mini_epochs}, behind {consumed} "
+                f"of {samples} samples"
+            )
+        done, base, skip = _three(state.get("dealt"))
+        if done > self.mini_epochs or base > samples or skip > samples:
+            raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} of {samples} samples")
+        if state.get("world_size") == self.world.world_size:
+            self.move(Place(epoch, mini_epoch, samples, done, base, skip))
+        else:
+            done = mini_epoch + 1 if state.get("finished") else mini_epoch
+            self.move(Place(epoch, mini_epoch, samples, done, consumed, 0))
+        self._loaded = True
+
+    def _expected(self, state: Mapping[str, Any], allow_growth: bool) -> State:
+        expected = {**self.identity(), "samples": len(self.manifest)}
+        samples = state.get("samples")
+        if allow_growth and isinstance(samples, int) and samples < len(self.manifest):
+            # The epoch in progress ends on the rows it began with; later ones take in the new rows.
+            expected |= {"samples": samples, "fingerprint": self.manifest.prefix_fingerprint(samples)}
+            if self.manifest.is_prefix_of_current(str(state.get("fingerprint")), samples):
+                expected["fingerprint"] = state["fingerprint"]
+        return expected
+
+
+class SharePass:
+    """A pass over one slice: indices are local, positions are the epoch's."""
+
+    def __init__(self, share: Share, slice_: Slice) -> None:
+        self._share = share
+        self._slice = slice_
+        self.seed: int | None = share.seed
+        self.epoch = slice_.place.epoch
+
+    def __len__(self) -> int:
+        return len(self._slice)
+
+    def indices(self, start: int, stop: int) -> Indices:
+        return np.arange(start, stop, dtype=np.int64)
+
+    def positions(self, start: int, stop: int) -> Indices:
+        return self._slice.positions(self.indices(start, stop))
+
+    def state(self, count: int) -> State:
+        return self._share.state(self._slice, count)
+
+
+def _three(value: Any) -> tuple[int, int, int]:
+    if not (isinstance(value, list | tuple) and len(value) == 3 and all(isinstance(v, int) and v >= 0 for v in value)):
+        raise StateError(f"the state of this data set needs three counts under 'dealt', got {value!r}")
+    return value[0], value[1], value[2]
+
+
+def _block_options(
+    shuffle: str, n: int, group: int | None, block_size: int | None, window: int | None
+) -> tuple[str, dict[str, int]]:
+    """The shuffle and its sizes; ``group`` is short for a block shuffle of that many blocks, each permuted inside."""
+    if group is not None:
+        if group < 1 or block_size is not None or window is not None or shuffle == "none":
+            raise ConfigError(
+                f"group={group} cuts the manifest into that many blocks and permutes them: it must be positive and "
+                "goes with neither block_size=, window= nor shuffle='none'"
+            )
+        return "block", {"block_size": max(1, -(-n // group)), "window": 1}
+    if shuffle == "block":
+        sizes = {
+            "block_size": DEFAULT_BLOCK_SIZE if block_size is None else block_size,
+            "window": DEFAULT_WINDOW if window is None else window,
+        }
+        if min(sizes.values()) < 1:
+            raise ConfigError(f"block_size and window must be positive, got {block_size} and {window}")
+        return shuffle, sizes
+    if block_size is not None or window is not None:
+        raise ConfigError(f"block_size and window belong to shuffle='block', not to shuffle={shuffle!r}")
+    return shuffle, {}

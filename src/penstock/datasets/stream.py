@@ -1,0 +1,202 @@
+"""`MPDataset`: the same share as a stream, for iterable-style loaders with any number of workers.
+
+A rank's share is cut into batches before any worker is thought of; worker w of n then yields batches w, w + n, ...
+sample by sample. torch's loader gathers ``batch_size`` samples of one worker and takes the workers in turn, so what
+comes out is batch 0, 1, 2, ... with the same samples for every number of workers::
+
+    batches of the rank     0   1   2   3   4   5   6
+    worker 0 of 3           0           3           6
+    worker 1 of 3               1           4
+    worker 2 of 3                   2           5
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from penstock import distributed
+from penstock.datasets.base import StreamDataset
+from penstock.datasets.place import Place
+from penstock.datasets.rank import RankDataset
+from penstock.errors import ConfigError, StateError
+from penstock.manifest import Manifest, Record
+from penstock.state import State
+
+__all__ = ["MPDataset"]
+
+
+class MPDataset(StreamDataset):
+    """An iterable-style data set whose batches do not depend on the number of workers.
+
+    Args:
+        source: a `Manifest`, or a path that `Manifest.open` understands.
+        batch_size: samples in a batch; the loader's ``batch_size`` must be the same.
+        drop_last: leave out this rank's last batch if it is not full (less than one batch a rank, whatever the number
+            of workers). Leave the loader's own ``drop_last`` False.
+        shuffle, seed, rank, world_size, remainder, group, block_size, window, load, process_group: as in `RankDataset`.
+
+    Raises:
+        ConfigError, PartitionError: arguments that make no sense.
+        ManifestError: the manifest cannot be opened, or a row does not parse.
+
+    ``len`` is the exact number of samples of this rank. ``set_epoch`` reaches persistent workers at their next epoch.
+    The file is never walked as a whole: a worker looks up the rows of its own batches. Memory is O(1) in the length of
+    the manifest.
+
+    State: under a Penstock loader use the loader's. Under others, `state_dict` counts what this object has yielded in
+    its own process (torchdata's StatefulDataLoader asks each worker), or what you say with ``batches=``.
+    """
+
+    splits_by_rank = True
+    samples: RankDataset
+
+    def __init__(
+        self,
+        source: Manifest | str | os.PathLike[str],
+        *,
+        batch_size: int,
+        drop_last: bool = False,
+        shuffle: str = "global",
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        remainder: str = "pad",
+        group: int | None = None,
+        block_size: int | None = None,
+        window: int | None = None,
+        load: Callable[[Record], Any] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise ConfigError(f"batch_size must be a positive integer, got {batch_size!r}")
+        self.samples = RankDataset(
+            source,
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
+            shuffle=shuffle,
+            remainder=remainder,
+            group=group,
+            block_size=block_size,
+            window=window,
+            load=load,
+            process_group=process_group,
+        )
+        """The same samples as a map-style data set; an index is the ordinal of a sample in this rank's share."""
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self._yielded = 0
+        self._resume: Mapping[str, Any] | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest behind the data set."""
+        return self.samples.manifest
+
+    @property
+    def pure(self) -> bool:
+        """Whether items depend on the manifest and `penstock.generator` alone, see `RankDataset`."""
+        return self.samples.pure
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order."""
+        return self.samples.seed
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch."""
+        return self.samples.epoch
+
+    @property
+    def running(self) -> bool:
+        """Whether a pass over the present epoch has begun."""
+        return self.samples.running
+
+    def __len__(self) -> int:
+        n = len(self.samples)
+        return n - n % self.batch_size if self.drop_last else n
+
+    def __iter__(self) -> Iterator[Any]:
+        for indices, place in self._batches():
+            for item in self.samples.load_samples(indices, self.samples.keys(indices, place), place):
+                self._yielded += 1
+                yield item
+
+    def iter_records(self) -> Iterator[tuple[int, Record]]:
+        """This worker's records with the keys of their generators, whatever ``load`` makes of them."""
+        for indices, place in self._batches():
+            keys = self.samples.keys(indices, place)
+            for key, record in zip(keys, self.samples.records(indices, place), strict=True):
+                self._yielded += 1
+                yield key, record
+
+    def _batches(self) -> Iterator[tuple[list[int], Place]]:
+        """The local indices of this worker's batches, from where a loaded state left off, and the place that they are
+        of: a new epoch that somebody sets meanwhile is for the next pass.
+        """
+        worker = distributed.worker()
+        skip = self._begin(worker)
+        end, place = len(self), self.samples.place
+        for start in range(worker.id * self.batch_size, end, worker.total * self.batch_size):
+            indices = np.arange(start, min(start + self.batch_size, end))
+            had = min(skip, len(indices))
+            skip -= had
+            if had < len(indices):
+                yield indices[had:].tolist(), place
+
+    def _begin(self, worker: distributed.Worker) -> int:
+        """Samples of this worker to leave out, because it had yielded them before the state was saved."""
+        resume, self._resume = self._resume, None
+        self.samples.start_pass()
+        self._yielded = 0
+        if resume is None:
+            return 0
+        layout = [worker.id, worker.total]
+        if resume["worker"] != layout:
+            raise StateError(
+                f"this state is that of worker {resume['worker'][0]} of {resume['worker'][1]}, and this is worker "
+                f"{layout[0]} of {layout[1]}: use a Penstock loader, whose state fits any number of workers"
+            )
+        self._yielded = int(resume["yielded"])
+        return self._yielded
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch. The epoch of a state just loaded keeps its position.
+
+        Raises:
+            ConfigError: a negative epoch.
+        """
+        if not (self._resume is not None and epoch == self.epoch):
+            self._resume = None
+            self._yielded = 0
+            self.samples.set_epoch(epoch)
+
+    def state_dict(self, batches: int | None = None) -> State:
+        """Where this rank is.
+
+        Args:
+            batches: how many batches every rank has had since the last `set_epoch` or load; the state then fits any
+                number of workers and ranks. Without it, what this object itself has yielded in this process.
+        """
+        if batches is not None:
+            return self.samples.state_dict(min(batches * self.batch_size, len(self)))
+        worker = distributed.worker()
+        if worker.total == 1:
+            return self.samples.state_dict(min(self._yielded, len(self)))
+        return {**self.samples.state_dict(), "worker": list(worker), "yielded": self._yielded}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
+        """Go to the place of a state, see `RankDataset.load_state_dict`.
+
+        Raises:
+            StateError: the state is of another manifest or order, or of a worker of another layout.
+        """
+        self.samples.load_state_dict(state, allow_growth=allow_growth)
+        self._yielded = 0
+        self._resume = state if "worker" in state else None

@@ -1,0 +1,181 @@
+"""Programs written for ModelTC/rank_dataset: their loops, their rows, and errors where they cannot go on."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+import penstock as ps
+from penstock.compat.rank_dataset import (
+    BaseDataset,
+    DistributedSampler,
+    RandomSampler,
+    RankDataset,
+    RankServerDataset,
+    ServerDataset,
+    barrier,
+    get_rank,
+    get_world_size,
+)
+from penstock.errors import ConfigError, ManifestError, PartitionError
+
+# name, line, what the filename and label are
+LINES = [
+    ("one digit", "a1.jpg 1", ("a1.jpg", "1")),
+    ("two digits", "b10.jpg 12", ("b10.jpg", "12")),
+    ("three digits", "c.jpg 100", ("c.jpg", "100")),
+    ("negative", "d.jpg -1", ("d.jpg", "-1")),
+    ("two spaces", "e.jpg  3", ("e.jpg", "3")),
+    ("tab", "f.jpg\t4", ("f.jpg", "4")),
+    ("spaces in the path", "g h i.jpg 5", ("g h i.jpg", "5")),
+    ("text", "j.jpg cat", ("j.jpg", "cat")),
+    ("umlaut", "ü.jpg 7", ("ü.jpg", "7")),
+    ("long", "x" * 100_000 + ".jpg 8", ("x" * 100_000 + ".jpg", "8")),
+]
+
+
+@pytest.fixture
+def meta(tmp_path: Path) -> str:
+    path = tmp_path / "train.txt"
+    path.write_text("".join(f"class{i // 10}/img{i}.jpg {i // 10}\n" for i in range(103)))
+    return str(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False])
+def test_every_line_is_read_right(tmp_path: Path, end: str, last: bool) -> None:
+    path = tmp_path / "meta.txt"
+    text = end.join(line for _, line, _ in LINES) + (end if last else "")
+    path.write_bytes(text.replace("e.jpg", f"{end}e.jpg", 1).encode())  # a blank line in the middle
+    dataset = RankDataset(str(path), is_test=True)
+    assert len(dataset) == len(LINES)
+    for row, (name, _, (filename, label)) in enumerate(LINES):
+        assert dataset[row] == [filename, label, row], name
+    base = BaseDataset(str(path))
+    assert len(base) == len(LINES)
+    assert [base[row] for row in range(len(base))] == [line for _, line, _ in LINES]
+
+
+def test_the_loop_of_the_readme(meta: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every epoch and mini-epoch a new data set, sampler and loader."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    orders = set()
+    for epoch in range(3):
+        seen: Counter[int] = Counter()
+        sizes = set()
+        for mini_epoch_idx in range(4):
+            for rank in range(3):
+                monkeypatch.setenv("RANK", str(rank))
+                dataset = RankDataset(
+                    meta,
+                    is_test=False,
+                    reload_cfg={"mini_epoch": 4, "seed": epoch, "mini_epoch_idx": mini_epoch_idx, "group": 1},
+                )
+                loader = DataLoader(
+                    dataset,
+                    batch_size=8,
+                    shuffle=False,
+                    num_workers=0,
+                    sampler=RandomSampler(dataset),
+                    pin_memory=False,
+                )
+                rows = []
+                for filename, label, index in loader:
+                    assert [f"class{n}" for n in label] == [name.split("/")[0] for name in filename]
+                    rows += index.tolist()
+                sizes.add(len(rows))
+                seen.update(rows)
+                orders.add(tuple(sorted(rows)))
+        assert sizes == {9}
+        assert set(seen) == set(range(103))
+        assert sum(seen.values()) == 108
+    assert len(orders) == 36
+
+
+def test_groups_are_dealt_to_all_ranks(meta: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    for rank in range(5):
+        monkeypatch.setenv("RANK", str(rank))
+        dataset = RankDataset(meta, reload_cfg={"group": 5})
+        labels = {label for _, label, _ in (dataset[i] for i in range(len(dataset)))}
+        assert len(labels) > 5
+
+
+def test_the_penstock_loader_takes_them_too(meta: str) -> None:
+    dataset = RankDataset(meta)
+    rows = [row for _, _, batch in ps.DataLoader(dataset, batch_size=10, num_workers=2) for row in batch.tolist()]
+    assert sorted(rows) == list(range(103))
+    assert dataset.pure
+
+
+def test_global_generators_are_left_alone(meta: str) -> None:
+    before = str(np.random.get_state()), random.getstate()
+    dataset = RankDataset(meta, reload_cfg={"seed": 3})
+    [dataset[i] for i in range(len(dataset))]
+    assert (str(np.random.get_state()), random.getstate()) == before
+
+
+def test_is_test_gives_every_rank_everything_in_order(meta: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        dataset = RankDataset(meta, is_test=True)
+        assert [dataset[i][2] for i in range(len(dataset))] == list(range(103))
+
+
+def test_distributed_sampler(meta: str) -> None:
+    base = BaseDataset(meta)
+    parts = [list(DistributedSampler(base, world_size=4, rank=rank)) for rank in range(4)]
+    assert {len(part) for part in parts} == {26}
+    assert set().union(*parts) == set(range(103))
+    sampler = DistributedSampler(base, world_size=4, rank=1)
+    sampler.set_epoch(3)
+    assert list(sampler) == parts[1]
+    assert list(DistributedSampler([1, 2, 3], world_size=8, rank=7))  # more ranks than samples
+
+
+def test_utilities_without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (get_rank(), get_world_size()) == (0, 1)
+    barrier()
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert (get_rank(), get_world_size()) == (2, 4)
+
+
+@pytest.mark.parametrize("kind", [ServerDataset, RankServerDataset])
+def test_servers_come_later_and_say_so(kind: Any, meta: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{kind.__name__} needs a metadata server \(at 10\.0\.0\.1:28889\).*preload=True"
+    ):
+        kind(meta, server_ip="10.0.0.1", server_port=28889)
+
+
+def test_bad_input(meta: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="reload_cfg has no mini_epochs: it takes mini_epoch, seed"):
+        RankDataset(meta, reload_cfg={"mini_epochs": 3})
+    with pytest.raises(PartitionError, match="mini_epoch 4 is outside the epoch's 4"):
+        RankDataset(meta, reload_cfg={"mini_epoch": 4, "mini_epoch_idx": 4})
+    for kind in (BaseDataset, RankDataset):
+        with pytest.raises(ManifestError, match=r"none\.txt"):
+            kind(str(tmp_path / "none.txt"))
+    (tmp_path / "empty.txt").write_text("")
+    assert len(RankDataset(str(tmp_path / "empty.txt"))) == 0
+
+
+def test_more_padding_than_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "three.txt"
+    path.write_text("a 0\nb 1\nc 2\n")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    seen = []
+    for rank in range(8):
+        monkeypatch.setenv("RANK", str(rank))
+        dataset = RankDataset(str(path), reload_cfg={"mini_epoch": 1})
+        assert len(dataset) == 1
+        seen.append(dataset[0][2])
+    assert Counter(seen).most_common() == [(seen[0], 3), (seen[1], 3), (seen[2], 2)]
