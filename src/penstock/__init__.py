@@ -1,0 +1,92 @@
+"""Penstock: data loading for PyTorch in constant memory, in an order that anyone can reproduce.
+
+The public names, imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BatchSampler": "samplers",
+    "DataLoader": "loader",
+    "DistributedSampler": "samplers",
+    "GroupedBatchSampler": "samplers",
+    "ImageDataset": "datasets",
+    "InfiniteSampler": "samplers",
+    "IterationBasedBatchSampler": "samplers",
+    "LoadImage": "datasets",
+    "MPDataset": "datasets",
+    "Manifest": "manifest",
+    "Partition": "order",
+    "Permutation": "order",
+    "RandomSampler": "samplers",
+    "RankDataset": "datasets",
+    "Record": "manifest",
+    "SequentialSampler": "samplers",
+    "WeightedRandomSampler": "samplers",
+    "generator": "random",
+    "make_batch_data_sampler": "samplers",
+    "make_data_sampler": "samplers",
+    "make_order": "order",
+}
+
+__all__ = [
+    "__version__",
+    "BatchSampler",
+    "DataLoader",
+    "DistributedSampler",
+    "GroupedBatchSampler",
+    "ImageDataset",
+    "InfiniteSampler",
+    "IterationBasedBatchSampler",
+    "LoadImage",
+    "MPDataset",
+    "Manifest",
+    "Partition",
+    "Permutation",
+    "RandomSampler",
+    "RankDataset",
+    "Record",
+    "SequentialSampler",
+    "WeightedRandomSampler",
+    "generator",
+    "make_batch_data_sampler",
+    "make_data_sampler",
+    "make_order",
+]
+
+if TYPE_CHECKING:
+    from penstock.datasets import ImageDataset, LoadImage, MPDataset, RankDataset
+    from penstock.loader import DataLoader
+    from penstock.manifest import Manifest, Record
+    from penstock.order import Partition, Permutation, make_order
+    from penstock.random import generator
+    from penstock.samplers import (
+        BatchSampler,
+        DistributedSampler,
+        GroupedBatchSampler,
+        InfiniteSampler,
+        IterationBasedBatchSampler,
+        RandomSampler,
+        SequentialSampler,
+        WeightedRandomSampler,
+        make_batch_data_sampler,
+        make_data_sampler,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"penstock.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,213 @@
+"""What a loader leaves behind: nothing. And its memory over many epochs: flat."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loader_support import EXECUTORS, Draws, Slow, Squares, Stream, batches
+
+from penstock import DataLoader, Manifest, MPDataset, RankDataset
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:this data set has no order")
+
+
+def left() -> tuple[set[str], set[str], int]:
+    """Threads, open descriptors (by what they refer to) and child processes."""
+    folder = "/proc/self/fd"
+    descriptors = set()
+    for number in os.listdir(folder):
+        try:
+            descriptors.add(f"{number} {os.readlink(f'{folder}/{number}')}")
+        except OSError:
+            continue  # the listing's own
+    return {thread.name for thread in threading.enumerate()}, descriptors, len(multiprocessing.active_children())
+
+
+def wait_until_as(before: tuple[set[str], set[str], int], seconds: float = 5) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        gc.collect()
+        threads, descriptors, children = left()
+        more = (threads - before[0], descriptors - before[1], children - before[2])
+        if not more[0] and not more[1] and more[2] <= 0:
+            return
+        assert time.monotonic() < end, f"left behind: {more}"
+        time.sleep(0.02)
+
+
+def anonymous() -> int:
+    """Anonymous memory of this process in bytes."""
+    text = Path("/proc/self/smaps_rollup").read_text()
+    found = re.search(r"^Anonymous:\s+(\d+) kB", text, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def whole(loader: Any) -> None:
+    batches(loader)
+
+
+def broken(loader: Any) -> None:
+    for _ in loader:
+        break
+
+
+def twice(loader: Any) -> None:
+    one = iter(loader)
+    next(one)
+    two = iter(loader)
+    next(two)
+
+
+def resumed(loader: Any) -> None:
+    broken(loader)
+    loader.load_state_dict(loader.state_dict())
+    whole(loader)
+
+
+@pytest.mark.parametrize("use", [whole, broken, twice, resumed])
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_nothing_is_left(
+    write_manifest: Callable[..., Path], executor: str, persistent: bool, use: Callable[[Any], None]
+) -> None:
+    if persistent and executor == "inline":
+        pytest.skip("inline has no workers")
+    how = {"executor": executor, "num_workers": EXECUTORS[executor], "persistent_workers": persistent}
+    manifest = Manifest.open(write_manifest(40))
+    batches(DataLoader(Squares(4), num_workers=EXECUTORS[executor]))  # torch's own helpers start once
+    gc.collect()
+    before = left()
+    data: list[Any] = [
+        RankDataset(manifest, mini_epochs=2, preload=True),
+        MPDataset(manifest, batch_size=3),
+        Draws(30),
+        Stream(30),
+    ]
+    for dataset in data:
+        if use is twice and persistent and dataset is data[-1]:
+            continue
+        loader = DataLoader(dataset, batch_size=3, **how)
+        use(loader)
+        del loader
+    data.clear()
+    del dataset
+    wait_until_as(before)
+
+
+def test_threads_end_with_the_iterator_unless_they_persist() -> None:
+    before = left()
+    loader = DataLoader(Squares(30), num_workers=2, executor="thread")
+    iterator = iter(loader)
+    next(iterator)
+    assert len(left()[0] - before[0]) == 2
+    del iterator
+    wait_until_as(before)
+    loader = DataLoader(Squares(30), num_workers=2, executor="thread", persistent_workers=True)
+    for _ in range(3):
+        batches(loader)
+        assert len(left()[0] - before[0]) == 2
+    loader.close()
+    loader.close()
+    wait_until_as(before)
+
+
+def test_dropping_an_iterator_does_not_wait_for_what_was_prefetched() -> None:
+    loader = DataLoader(
+        Slow(100, dict.fromkeys(range(1, 100), 0.3)), num_workers=2, executor="thread", prefetch_factor=9
+    )
+    iterator = iter(loader)
+    next(iterator)
+    begin = time.perf_counter()
+    del iterator
+    assert time.perf_counter() - begin < 0.2
+
+
+def test_prefetching_is_bounded() -> None:
+    made: list[int] = []
+
+    class Noting(Squares):
+        def __getitem__(self, index: int) -> int:
+            made.append(index)
+            return index
+
+    loader = DataLoader(Noting(1000), batch_size=2, num_workers=2, executor="thread", prefetch_factor=3)
+    iterator = iter(loader)
+    time.sleep(0.2)
+    assert len(made) <= 2 * 3 * 2
+    next(iterator)
+    time.sleep(0.2)
+    assert len(made) <= 2 * 3 * 2 + 2
+
+
+@pytest.mark.parametrize("executor", ["inline", "thread", "process"])
+def test_memory_is_flat_over_epochs(write_manifest: Callable[..., Path], executor: str) -> None:
+    manifest = Manifest.open(write_manifest(20_000))
+    dataset = RankDataset(manifest, mini_epochs=2, preload=True)
+    loader = DataLoader(
+        dataset,
+        batch_size=500,
+        executor=executor,
+        num_workers=min(EXECUTORS[executor], 1),
+        persistent_workers=executor != "inline",
+    )
+    sizes = []
+    for _ in range(26):
+        for _ in loader:
+            loader.state_dict()
+        sizes.append(anonymous())
+    assert sizes[-1] - sizes[5] < 4 << 20, [size >> 10 for size in sizes]  # one slice is 0.6 MB
+
+
+def test_persistent_worker_memory_is_flat() -> None:
+    """Measured by the worker itself."""
+    loader = DataLoader(Anonymous(40), num_workers=1, persistent_workers=True, seed=1, shuffle=True)
+    sizes = [max(int(batch) for batch in loader) for _ in range(25)]
+    assert sizes[-1] - sizes[4] < 1 << 20, sizes
+
+
+class Anonymous(Squares):
+    def __getitem__(self, index: int) -> int:
+        return anonymous()
+
+
+PROGRAM = """
+import sys, time
+sys.path[:0] = {path!r}
+from loader_support import Slow, Squares
+from penstock import DataLoader
+loader = DataLoader(Slow(200, dict.fromkeys(range(1, 200), 0.05)), num_workers=2, executor={executor!r},
+                    persistent_workers={persistent})
+iterator = iter(loader)
+next(iterator)
+print("ready", flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("", 0), ("raise KeyError('the program broke')", 1), ("sys.exit(3)", 3)],
+    ids=["end", "error", "exit"],
+)
+@pytest.mark.parametrize(("executor", "persistent"), [("thread", True), ("process", False)])
+def test_programs_end_with_an_iterator_alive(end: str, code: int, executor: str, persistent: bool) -> None:
+    if executor == "process" and end == "":
+        pytest.skip("torch's own workers")
+    path = [str(Path(__file__).parent), *[entry for entry in sys.path if entry.endswith("src")]]
+    program = PROGRAM.format(path=path, executor=executor, persistent=persistent, end=end)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == "ready\n"
+    assert ("the program broke" in done.stderr) == (code == 1)

@@ -1,0 +1,188 @@
+"""Nothing is accepted and ignored, and what other people's classes are called is no promise."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock as ps
+from penstock.errors import ConfigError, PartitionError, StateError
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Its attributes are named like those of our streams."""
+
+    samples = list(range(3))
+    batch_size = 4
+    drop_last = False
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+class Loads(torch.utils.data.Dataset[int]):
+    """It has a method that is named like one of ours."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return index * 10
+
+    def load_samples(self) -> None:
+        raise AssertionError("not for us")
+
+
+def test_foreign_stream_is_iterated_whatever_its_attributes_are_called() -> None:
+    assert [batch.tolist() for batch in ps.DataLoader(Stream(), batch_size=4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "executor": "thread"}])
+def test_foreign_method_of_our_name_is_left_alone(options: dict[str, Any]) -> None:
+    assert [batch.tolist() for batch in ps.DataLoader(Loads(), batch_size=3, **options)] == [[0, 10, 20], [30, 40, 50]]
+
+
+def test_seed_over_a_foreign_stream_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no effect on Stream"):
+        ps.DataLoader(Stream(), batch_size=4, seed=1)
+
+
+@pytest.mark.parametrize("options", [{"shuffle": "global"}, {"shuffle": True, "seed": 1}, {"seed": 1}])
+def test_generator_beside_our_order_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="generator="):
+        ps.DataLoader(Loads(), generator=torch.Generator(), **options)
+
+
+def test_numpy_integers_are_integers(write_manifest: Callable[..., Path]) -> None:
+    def rows(seed: Any, rank: Any, world_size: Any) -> list[list[int]]:
+        dataset = ps.RankDataset(path, seed=seed, rank=rank, world_size=world_size)
+        loader = ps.DataLoader(dataset, batch_size=4)
+        return [rows.tolist() for _, _, rows in loader]
+
+    path = write_manifest(20)
+    assert rows(np.int64(3), np.int64(0), np.int64(2)) == rows(3, 0, 2)
+    assert next(iter(ps.DataLoader(Loads(), batch_size=2, seed=np.int64(3)))).tolist() == [0, 10]  # type: ignore[arg-type]
+
+
+def test_threads_are_not_warned_of_as_processes() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.DataLoader(Loads(), num_workers=64, executor="thread")
+    with pytest.warns(UserWarning, match="worker processes"):
+        ps.DataLoader(Loads(), num_workers=4096)
+
+
+def test_loader_in_mid_pass_can_be_pickled(write_manifest: Callable[..., Path]) -> None:
+    manifest = ps.Manifest.open(write_manifest(20))
+    dataset = ps.RankDataset(manifest, rank=0, world_size=1, seed=1)
+    with ps.DataLoader(dataset, batch_size=4, num_workers=2, executor="thread", persistent_workers=True) as loader:
+        it = iter(loader)
+        next(it)
+        copy = pickle.loads(pickle.dumps(loader))
+        list(it)
+    assert len(list(copy)) == 5
+
+
+def test_set_epoch_on_the_sampler_itself_is_not_moved_on() -> None:
+    """torch's loops call it there; after a break the loader must not take its own next epoch for the chosen one."""
+    sampler = ps.DistributedSampler(range(40), 1, 0, shuffle="global", seed=0)
+    loader = ps.DataLoader(list(range(40)), batch_size=8, sampler=sampler)
+    heads = []
+    for epoch in (3, 3, 4, 3):
+        sampler.set_epoch(epoch)
+        heads.append(next(iter(loader)).tolist())
+        assert loader.epoch == epoch
+    assert heads[0] == heads[1] == heads[3] != heads[2]
+
+
+def test_own_sampler_over_a_share_moves_both_on(write_manifest: Callable[..., Path]) -> None:
+    dataset = ps.RankDataset(write_manifest(40), rank=0, world_size=2, seed=0)
+    loader = ps.DataLoader(dataset, batch_size=20, sampler=ps.RandomSampler(dataset, shuffle="global", seed=0))
+    shares = [sorted(rows.tolist()) for _ in range(3) for _, _, rows in loader]
+    assert shares[0] != shares[1] != shares[2]
+    assert (loader.epoch, dataset.epoch) == (3, 3)
+
+
+def test_double_split_is_found_however_deep(write_manifest: Callable[..., Path]) -> None:
+    dataset = ps.RankDataset(write_manifest(20), rank=0, world_size=2)
+    inner = torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=0)
+    deep = ps.IterationBasedBatchSampler(ps.BatchSampler(inner, 2, False), 5)
+    with pytest.raises(PartitionError, match="split it once more"):
+        ps.DataLoader(dataset, batch_sampler=deep)
+    with pytest.raises(PartitionError, match="split it once more"):
+        ps.DataLoader(torch.utils.data.Subset(dataset, range(10)), sampler=inner)
+
+
+def test_growth_is_accepted_when_asked_for(write_manifest: Callable[..., Path]) -> None:
+    path = write_manifest(30)
+    loader = ps.DataLoader(ps.RankDataset(path, rank=0, world_size=1, seed=1), batch_size=4)
+    it = iter(loader)
+    for _ in range(3):
+        next(it)
+    state, rest = loader.state_dict(), [rows.tolist() for _, _, rows in it]
+    with open(path, "a") as file:
+        file.write("class_99/new.jpg 99\n" * 10)
+    grown = ps.DataLoader(ps.RankDataset(path, rank=0, world_size=1, seed=1), batch_size=4)
+    with pytest.raises(StateError, match="fingerprint"):
+        grown.load_state_dict(state)
+    grown.load_state_dict(state, allow_growth=True)
+    assert [rows.tolist() for _, _, rows in grown] == rest
+    assert sum(len(rows) for _, _, rows in grown) == 40
+    with pytest.raises(ConfigError, match="order of its own"):
+        ps.DataLoader(Loads()).load_state_dict(state, allow_growth=True)
+
+
+def test_error_of_load_names_the_record(write_manifest: Callable[..., Path]) -> None:
+    def fail(record: ps.Record) -> None:
+        raise KeyError(record.label)
+
+    loader = ps.DataLoader(ps.RankDataset(write_manifest(20), rank=0, world_size=1, load=fail), batch_size=4)
+    with pytest.raises(KeyError) as caught:
+        next(iter(loader))
+    assert "img_" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("close", ["", "loader.close()"])
+def test_interpreter_ends_in_order_with_threads_in_native_code(tmp_path: Path, close: str) -> None:
+    """Daemon threads that are inside C++ when the interpreter goes away would abort it."""
+    path = tmp_path / "many.txt"
+    path.write_text("".join(f"p{i} {i}\n" for i in range(400_000)))
+    script = f"""
+        import penstock as ps
+        dataset = ps.RankDataset({str(path)!r}, rank=0, world_size=1, seed=1)
+        loader = ps.DataLoader(dataset, batch_size=4096, num_workers=3, executor="thread", prefetch_factor=4)
+        it = iter(loader)
+        for _ in range(3):
+            next(it)
+        {close}
+    """
+    for _ in range(6):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+class Stops(Loads):
+    """A data set with a slip: ``next`` of something empty."""
+
+    def __getitem__(self, index: int) -> int:
+        return next(iter([index] if index < 4 else []))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "executor": "thread"}])
+def test_escaping_stop_iteration_is_not_taken_for_the_end_of_the_epoch(options: dict[str, Any]) -> None:
+    loader = ps.DataLoader(Stops(), batch_size=2, seed=1, **options)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    assert loader.epoch == 0
+    assert loader.state_dict()["sampler"]["consumed"] == 4

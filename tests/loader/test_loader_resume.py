@@ -1,0 +1,354 @@
+"""Stopping and going on: same executor, another one, another number of ranks, other data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loader_conformance import (
+    check_chain,
+    check_elastic,
+    check_end_of_pass,
+    check_load_into_used,
+    check_resume,
+    travelled,
+)
+from loader_support import EXECUTORS, Draws, Squares, Stream, batches, draw_load
+
+import penstock as ps
+from penstock import DataLoader, DistributedSampler, Manifest, MPDataset, RankDataset
+from penstock.errors import StateError
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:this data set has no order")
+
+N = 61
+
+
+@pytest.fixture
+def manifest(write_manifest: Callable[..., Path]) -> Manifest:
+    return Manifest.open(write_manifest(N))
+
+
+def kinds(manifest: Manifest) -> dict[str, Callable[..., DataLoader[Any]]]:
+    """Loaders of every kind that has an exact state, by name."""
+
+    def mini_epochs(**how: Any) -> DataLoader[Any]:
+        dataset = RankDataset(manifest, rank=1, world_size=2, mini_epochs=3, seed=1, load=draw_load)
+        return DataLoader(dataset, batch_size=4, **how)
+
+    def preloaded(**how: Any) -> DataLoader[Any]:
+        dataset = RankDataset(manifest, rank=0, world_size=2, mini_epochs=2, seed=1, preload=True)
+        return DataLoader(dataset, batch_size=5, **how)
+
+    def stream(**how: Any) -> DataLoader[Any]:
+        dataset = MPDataset(manifest, batch_size=4, rank=2, world_size=3, seed=1, load=draw_load)
+        return DataLoader(dataset, batch_size=4, **how)
+
+    def dropping(**how: Any) -> DataLoader[Any]:
+        dataset = MPDataset(manifest, batch_size=4, drop_last=True, rank=0, world_size=2, seed=1)
+        return DataLoader(dataset, batch_size=4, **how)
+
+    def block(**how: Any) -> DataLoader[Any]:
+        return DataLoader(Draws(N), batch_size=7, shuffle="block", seed=3, drop_last=True, **how)
+
+    def distributed(**how: Any) -> DataLoader[Any]:
+        data = Draws(N)
+        sampler = DistributedSampler(data, 2, 1, shuffle="global", seed=4)
+        return DataLoader(data, batch_size=8, sampler=sampler, **how)
+
+    def in_order(**how: Any) -> DataLoader[Any]:
+        return DataLoader(Squares(N), batch_size=8, **how)
+
+    def single(**how: Any) -> DataLoader[Any]:
+        return DataLoader(Draws(11), batch_size=None, shuffle=True, seed=0, **how)
+
+    def foreign(**how: Any) -> DataLoader[Any]:
+        return DataLoader(Draws(N), batch_size=8, sampler=torch.arange(N).flip(0).tolist(), seed=5, **how)
+
+    def lists(**how: Any) -> DataLoader[Any]:
+        return DataLoader(Draws(N), batch_sampler=[[3, 1], [4], [1, 5, 9], [2]], seed=6, **how)
+
+    def over_share(**how: Any) -> DataLoader[Any]:
+        dataset = RankDataset(manifest, rank=1, world_size=2, seed=1, load=draw_load)
+        sampler = ps.RandomSampler(dataset, shuffle="global", seed=8)
+        return DataLoader(dataset, batch_size=8, sampler=sampler, **how)
+
+    made = [mini_epochs, preloaded, stream, dropping, block, distributed, in_order, single, foreign, lists, over_share]
+    return {make.__name__: make for make in made}
+
+
+NAMES = list(kinds(None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_at_every_batch(manifest: Manifest, name: str) -> None:
+    make = kinds(manifest)[name]
+    check_resume(make, passes=3)
+    check_end_of_pass(make)
+    check_load_into_used(make)
+    check_chain(make, [1, 0, 2, 3])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_threads_resume_what_the_main_thread_began_and_the_other_way(manifest: Manifest, name: str) -> None:
+    make = kinds(manifest)[name]
+    threads = lambda: make(num_workers=2, executor="thread")  # noqa: E731
+    check_resume(threads, passes=2, other=make)
+    check_resume(make, passes=2, other=threads, positions=[0, 1, 3])
+    check_load_into_used(threads)
+
+
+@pytest.mark.parametrize("name", ["mini_epochs", "preloaded", "stream", "block", "single", "lists"])
+def test_processes_resume_what_others_began(manifest: Manifest, name: str) -> None:
+    make = kinds(manifest)[name]
+    one = lambda: make(num_workers=1, executor="process")  # noqa: E731
+    two = lambda: make(num_workers=2, executor="process", persistent_workers=True, prefetch_factor=3)  # noqa: E731
+    check_resume(two, passes=2, other=make, positions=[1, 2, 3])
+    check_resume(make, passes=2, other=one, positions=[2])
+    check_load_into_used(one)
+    check_load_into_used(two, old_goes_on=False)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("mini_epochs", [1, 3])
+def test_another_number_of_ranks_goes_on(manifest: Manifest, executor: str, mini_epochs: int) -> None:
+    workers = min(EXECUTORS[executor], 1 if executor == "process" else 2)
+
+    def make(rank: int, world: int) -> DataLoader[Any]:
+        dataset = RankDataset(manifest, rank=rank, world_size=world, mini_epochs=mini_epochs, seed=1)
+        return DataLoader(dataset, batch_size=2, num_workers=workers, executor=executor)
+
+    stages = [(3, 3), (2, 4), (5, 1), (1, 0)] if executor != "process" else [(2, 3), (1, 0)]
+    check_elastic(make, lambda batch: batch[2].tolist(), N, stages)
+
+
+@given(
+    stages=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=5),
+    mini_epochs=st.integers(1, 4),
+    kind=st.sampled_from(["rank", "stream", "sampler"]),
+    batch_size=st.integers(1, 5),
+)
+@settings(max_examples=60)
+def test_any_number_of_ranks_at_any_point(
+    tmp_path_factory: pytest.TempPathFactory,
+    stages: list[tuple[int, int]],
+    mini_epochs: int,
+    kind: str,
+    batch_size: int,
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "elastic.txt"
+    if not path.exists():
+        path.write_text("".join(f"{i}.jpg {i}\n" for i in range(N)))
+    manifest = Manifest.open(path)
+
+    def make(rank: int, world: int) -> DataLoader[Any]:
+        if kind == "rank":
+            data: Any = RankDataset(manifest, rank=rank, world_size=world, mini_epochs=mini_epochs, seed=1)
+            return DataLoader(data, batch_size=batch_size)
+        if kind == "stream":
+            data = MPDataset(manifest, batch_size=batch_size, rank=rank, world_size=world, seed=1)
+            return DataLoader(data, batch_size=batch_size)
+        data = Draws(N)
+        sampler = DistributedSampler(data, world, rank, shuffle="block", seed=4, block_size=4, window=2)
+        return DataLoader(data, batch_size=batch_size, sampler=sampler)
+
+    def rows_of(batch: Any) -> list[int]:
+        rows: list[int] = (batch["index"] if kind == "sampler" else batch[2]).tolist()
+        return rows
+
+    check_elastic(make, rows_of, N, [*stages, (2, 0)])
+
+
+@given(stages=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), max_size=4), n=st.integers(0, 20))
+@settings(max_examples=60)
+def test_uneven_ranks_lose_and_repeat_nothing(
+    tmp_path_factory: pytest.TempPathFactory, stages: list[tuple[int, int]], n: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"uneven{n}.txt"
+    path.write_text("".join(f"{i}.jpg {i}\n" for i in range(n)))
+    manifest = Manifest.open(path)
+
+    def make(rank: int, world: int) -> DataLoader[Any]:
+        dataset = RankDataset(manifest, rank=rank, world_size=world, remainder="uneven", shuffle="none")
+        return DataLoader(dataset, batch_size=2)
+
+    check_elastic(make, lambda batch: batch[2].tolist(), n, [*stages, (2, 0)], padded=False)
+
+
+def test_a_short_rank_does_not_call_the_epoch_finished(manifest: Manifest) -> None:
+    """Of five rows rank 0 has three and rank 1 two: rank 1 is through when rank 0 is not."""
+    loaders = [
+        DataLoader(RankDataset(manifest[:5], rank=rank, world_size=2, remainder="uneven"), batch_size=2)
+        for rank in range(2)
+    ]
+    seen = [row for loader in loaders for row in next(iter(loader))[2].tolist()]
+    alone = DataLoader(RankDataset(manifest[:5], rank=0, world_size=1, remainder="uneven"), batch_size=2)
+    alone.load_state_dict(travelled(loaders[1].state_dict()))
+    assert sorted(seen + [row for batch in batches(alone) for row in batch[2]]) == [0, 1, 2, 3, 4]
+
+
+def test_augmentation_is_elastic_too(manifest: Manifest) -> None:
+    """What a sample draws depends on its global position: 2 ranks that go on from 3 draw what 3 would have drawn."""
+
+    def job(world: int, state: Any, count: int) -> tuple[set[tuple[int, float]], Any]:
+        loaders = [
+            DataLoader(RankDataset(manifest, rank=rank, world_size=world, seed=1, load=draw_load), batch_size=4)
+            for rank in range(world)
+        ]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        drawn: set[tuple[int, float]] = set()
+        for _, *parts in zip(range(count), *loaders, strict=False):
+            drawn |= {pair for rows, values in parts for pair in zip(rows.tolist(), values.tolist(), strict=True)}
+        return drawn, loaders[0].state_dict()
+
+    whole, _ = job(1, None, 100)
+    first, state = job(3, None, 2)
+    rest, _ = job(2, state, 100)
+    padding = (first | rest) - whole
+    assert len(whole) == N
+    assert whole <= first | rest
+    assert len(padding) <= 1  # a repeated row has a generator of its own
+
+
+def test_loop_over_epochs_and_mini_epochs_as_documented(manifest: Manifest) -> None:
+    def run(state: Any, stop: int | None) -> tuple[list[Any], Any]:
+        dataset = RankDataset(manifest, rank=0, world_size=2, mini_epochs=3, seed=1)
+        loader = DataLoader(dataset, batch_size=4)
+        if state is not None:
+            loader.load_state_dict(state)
+        seen: list[Any] = []
+        for epoch in range(loader.epoch, 3):
+            dataset.set_epoch(epoch)
+            for mini_epoch in range(dataset.mini_epoch, 3):
+                dataset.set_mini_epoch(mini_epoch)
+                for batch in loader:
+                    seen.append((epoch, mini_epoch, batch[2].tolist()))
+                    if len(seen) == stop:
+                        return seen, loader.state_dict()
+        return seen, None
+
+    whole, _ = run(None, None)
+    for stop in range(1, len(whole)):
+        head, state = run(None, stop)
+        tail, _ = run(travelled(state), None)
+        assert head + tail == whole, f"stopped after {stop}"
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_prefetched_batches_are_not_counted(executor: str) -> None:
+    loader = DataLoader(Squares(40), num_workers=EXECUTORS[executor], executor=executor)
+    iterator = iter(loader)
+    assert [int(next(iterator)) for _ in range(3)] == [0, 1, 4]
+    assert loader.state_dict()["sampler"]["consumed"] == 3
+
+
+def test_state_that_was_handed_out_does_not_change(manifest: Manifest) -> None:
+    loader = kinds(manifest)["mini_epochs"]()
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    copy = travelled(state)
+    for _ in iterator:
+        pass
+    assert state == copy
+
+
+class TestForeignStreams:
+    """Iterable data sets that only torch can batch resume by skipping."""
+
+    def make(self, workers: int = 0, executor: str = "auto") -> DataLoader[Any]:
+        return DataLoader(Stream(23), batch_size=4, num_workers=workers, executor=executor)
+
+    def test_resume(self) -> None:
+        check_resume(self.make, passes=2)
+        check_end_of_pass(self.make)
+        check_resume(lambda: self.make(2, "thread"), passes=2, other=self.make)
+        check_resume(lambda: self.make(2, "process"), passes=2, positions=[3])
+
+    def test_batches_depend_on_workers_so_other_counts_are_refused(self) -> None:
+        loader = self.make(2, "process")
+        next(iter(loader))
+        with pytest.raises(StateError, match="num_workers is 2 in the state and 0 here"):
+            self.make().load_state_dict(loader.state_dict())
+
+
+class TestForeignStates:
+    """A state of something else is refused, and the message says what differs."""
+
+    def refused(self, state: Any, loader: DataLoader[Any], *words: str) -> None:
+        with pytest.raises(StateError) as caught:
+            loader.load_state_dict(state)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+        assert isinstance(caught.value, ValueError)
+
+    def test_other_rows(self, manifest: Manifest, write_manifest: Callable[..., Path]) -> None:
+        other = Manifest.open(write_manifest(N, "other.txt", per_class=7))
+        state = DataLoader(RankDataset(manifest, seed=1)).state_dict()
+        self.refused(state, DataLoader(RankDataset(other, seed=1)), "fingerprint", manifest.fingerprint)
+
+    @pytest.mark.parametrize("option", [{"seed": 2}, {"mini_epochs": 2}, {"remainder": "drop"}, {"shuffle": "none"}])
+    def test_other_options(self, manifest: Manifest, option: dict[str, Any]) -> None:
+        state = DataLoader(RankDataset(manifest, seed=1)).state_dict()
+        self.refused(state, DataLoader(RankDataset(manifest, **{"seed": 1, **option})), next(iter(option)))
+
+    def test_other_loaders(self, manifest: Manifest) -> None:
+        ours = DataLoader(Squares(9), shuffle="global", seed=1).state_dict()
+        self.refused(ours, DataLoader(Squares(9), shuffle="global", seed=2), "seed is 1 in the state and 2 here")
+        self.refused(ours, DataLoader(Squares(8), shuffle="global", seed=1), "samples is 9 in the state and 8 here")
+        self.refused(ours, DataLoader(Squares(9), seed=1), "'global'", "'none'")
+        self.refused(ours, DataLoader(Stream(9)), "seed is 1 in the state and None here")
+        self.refused(DataLoader(Stream(9)).state_dict(), DataLoader(Squares(9)), "sampler")
+        rows = RankDataset(manifest, shuffle="none", seed=0)
+        self.refused(DataLoader(rows).state_dict(), DataLoader(Squares(N)), "fingerprint", "None here")
+
+    @pytest.mark.parametrize("state", [{}, [], None, "state", {"version": 99}, {"version": 1, "seed": None}])
+    def test_garbage(self, state: Any) -> None:
+        with pytest.raises(StateError):
+            DataLoader(Squares(9)).load_state_dict(state)
+
+    def test_other_versions_are_named(self, manifest: Manifest) -> None:
+        loader = DataLoader(RankDataset(manifest))
+        state = travelled(loader.state_dict())
+        state["sampler"]["order_version"] = 99
+        self.refused(state, loader, "order_version is 99 in the state and 1 here")
+
+    @pytest.mark.parametrize("name", ["epoch", "mini_epoch", "consumed", "dealt", "samples"])
+    @pytest.mark.parametrize("value", [-1, 10**6, "one", None, True, [9, 9, 10**6]])
+    def test_damage(self, manifest: Manifest, name: str, value: Any) -> None:
+        loader = DataLoader(RankDataset(manifest, mini_epochs=2))
+        state = travelled(loader.state_dict())
+        state["sampler"][name] = value
+        if (name, value) == ("epoch", 10**6):
+            loader.load_state_dict(state)  # that is an epoch
+            assert loader.epoch == 10**6
+            return
+        with pytest.raises(StateError):
+            loader.load_state_dict(state)
+
+    def test_refused_states_leave_the_loader_where_it_was(self, manifest: Manifest) -> None:
+        loader = DataLoader(RankDataset(manifest, seed=1), batch_size=8)
+        iterator = iter(loader)
+        next(iterator)
+        before = loader.state_dict()
+        with pytest.raises(StateError):
+            loader.load_state_dict(DataLoader(RankDataset(manifest, seed=2)).state_dict())
+        assert loader.state_dict() == before
+        assert len(batches(iterator)) == len(loader) - 1
+
+
+def test_out_of_order_has_no_state_in_mid_epoch() -> None:
+    loader = DataLoader(Squares(9), num_workers=2, executor="thread", in_order=False)
+    iterator = iter(loader)
+    loader.state_dict()
+    next(iterator)
+    with pytest.raises(StateError, match="in_order"):
+        loader.state_dict()
+    assert len(batches(iterator)) == 8
+    loader.state_dict()
