@@ -1,0 +1,212 @@
+"""What the commands of ``penstock manifest`` share: the options that say how to read, tables, bars, numbers.
+
+`reading` turns the eight options of `Manifest.open` into one argument:
+
+    @app.command()
+    @reading
+    def info(file: File, *, how: Reading) -> None:
+        manifest = how.open(file)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import ProgressColumn
+    from rich.table import Table
+
+    from penstock.manifest import Manifest
+
+__all__ = ["Reading", "bar", "byte_size", "console", "duration", "index_files", "pairs", "reading", "shown", "speed"]
+
+
+class _Header(StrEnum):
+    auto = "auto"
+    yes = "yes"
+    no = "no"
+
+
+class _Blank(StrEnum):
+    skip = "skip"
+    error = "error"
+
+
+_COLUMNS_HELP = (
+    "Names in file order, with types: 'path, label:int, score:float'. "
+    "Or NAME=SOURCE for formats with names: 'path=file, label=class'."
+)
+
+
+def _option(help_text: str, *, show_default: bool = True) -> Any:
+    return typer.Option(help=help_text, show_default=show_default, rich_help_panel="How to read")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read a manifest: the options of `Manifest.open` as the command line gives them."""
+
+    root: Annotated[Path | None, _option("Folder that relative paths are joined to.", show_default=False)] = None
+    format: Annotated[str, _option("auto (by extension), text, csv, tsv, jsonl, parquet or arrow.")] = "auto"
+    label: Annotated[str, _option("int, float, str, a list such as int[3], or none.")] = "int"
+    columns: Annotated[str | None, _option(_COLUMNS_HELP, show_default=False)] = None
+    header: Annotated[_Header, _option("Whether a CSV file has a header.")] = _Header.auto
+    blank: Annotated[_Blank, _option("What to do with blank lines.")] = _Blank.skip
+    comment: Annotated[str | None, _option("Start of lines to leave out, such as '#'.", show_default=False)] = None
+    cache_dir: Annotated[
+        Path | None, _option("Folder for indexes, instead of beside the file.", show_default=False)
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of `Manifest.open`. ConfigError for columns that mix both notations."""
+        return {
+            "root": self.root,
+            "format": self.format,
+            "label": None if self.label == "none" else self.label,
+            "columns": _parse_columns(self.columns),
+            "header": {"auto": "auto", "yes": True, "no": False}[self.header.value],
+            "blank": self.blank.value,
+            "comment": self.comment,
+            "cache_dir": self.cache_dir,
+        }
+
+    def open(self, source: str | list[str]) -> Manifest:
+        """The manifest, indexed if it was not; a bar appears for large files."""
+        from penstock.manifest import Manifest
+
+        return Manifest.open(source, **self.arguments())
+
+
+def _parse_columns(text: str | None) -> list[str] | dict[str, str] | None:
+    if text is None:
+        return None
+    specs = [spec.strip() for spec in text.split(",")]
+    named = [spec for spec in specs if "=" in spec]
+    if not named:
+        return specs
+    if len(named) < len(specs):
+        raise ConfigError(f"--columns {text!r}: either all columns have a NAME=SOURCE, or none")
+    return dict([part.strip() for part in spec.split("=", 1)] for spec in specs)
+
+
+def reading(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Reading` in place of its argument ``how``.
+
+    Typer builds a command line from a signature, so the wrapper has that of the command with one keyword-only
+    parameter for each field.
+    """
+    options = list(inspect.signature(Reading, eval_str=True).parameters.values())
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "how"]
+    parameters = own + [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+
+    @functools.wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        how = Reading(**{option.name: arguments.pop(option.name) for option in options})
+        command(**arguments, how=how)
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that prints text as it is: no markup; and no line is folded where the output goes to a file."""
+    from rich.console import Console
+
+    result = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+    return result if result.is_terminal else Console(stderr=stderr, highlight=False, markup=False, width=1 << 16)
+
+
+@contextlib.contextmanager
+def bar(title: str, *, unit: str = "") -> Iterator[Callable[[int, int], object]]:
+    """A progress bar on standard error; yields a function to call with what is done and what there is to do.
+
+    It appears with the first call, so that the bar of an index that is built before has the line to itself. `unit` "B"
+    counts bytes.
+    """
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    count: ProgressColumn = DownloadColumn() if unit == "B" else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
+    screen = console(stderr=True)
+    progress = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+    task = progress.add_task(title, total=None)
+
+    def show(done: int, total: int) -> None:
+        progress.start()
+        progress.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        progress.stop()
+
+
+def pairs(title: str, rows: list[tuple[str, str]]) -> Table:
+    """A table of names and values."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def shown(text: str) -> str:
+    """Text of a file, safe to print: bytes that are no UTF-8 and control characters are escaped."""
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def byte_size(count: float) -> str:
+    """1536 -> "1.5 kB", as disks are sold: steps of 1000."""
+    step = min(4, int(math.log10(count) / 3)) if count >= 1 else 0
+    return f"{count:,.0f} B" if step == 0 else f"{count / 1000**step:,.3g} {'kMGT'[step - 1]}B"
+
+
+def duration(seconds: float) -> str:
+    """0.0123 -> "12 ms"."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:,.1f} s"
+
+
+def speed(size: float, seconds: float) -> str:
+    """Bytes for each second: "1.42 GB/s", and in smaller units below a tenth of that."""
+    rate = size / seconds
+    return f"{rate / 1e9:.2f} GB/s" if rate >= 1e8 else f"{byte_size(rate)}/s"
+
+
+def index_files(manifest: Manifest) -> list[Path]:
+    """The index, or conversion, of each source of a manifest."""
+    from penstock.manifest.formats import LinePart
+    from penstock.manifest.formats.mapped import ArrowPart
+    from penstock.manifest.sidecar import places
+
+    files = []
+    for part in manifest.parts:
+        if isinstance(part, LinePart):
+            files.append(part.index.sidecar.path)
+            continue
+        assert isinstance(part, ArrowPart)
+        mapped = part._sources[1].path
+        if mapped != part.path:
+            files.append(Path(mapped))
+        else:
+            files += [path for path in places(part.path, ".pstk", manifest._reopen["cache_dir"]) if path.exists()][:1]
+    return files
