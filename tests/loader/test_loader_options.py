@@ -180,6 +180,7 @@ class Stops(Loads):
         return next(iter([index] if index < 4 else []))
 
 
+@pytest.mark.filterwarnings("ignore:Stops does not declare itself pure")
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "executor": "thread"}])
 def test_escaping_stop_iteration_is_not_taken_for_the_end_of_the_epoch(options: dict[str, Any]) -> None:
     loader = ps.DataLoader(Stops(), batch_size=2, seed=1, **options)
