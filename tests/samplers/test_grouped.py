@@ -337,3 +337,14 @@ def test_an_order_drawn_by_chance_is_refused_on_several_ranks(make: Any) -> None
     assert len(list(GroupedBatchSampler(make(), groups, 4, rank=0, world_size=1))) == 10
     seeded = RandomSampler(range(40), generator=torch.Generator().manual_seed(1))
     assert len(list(GroupedBatchSampler(seeded, groups, 4, rank=0, world_size=2))) == 5
+
+
+def test_epoch_chosen_on_the_sampler_inside_ends_the_running_pass() -> None:
+    """Loops call set_epoch there; a loader that goes on by itself must see that somebody has chosen."""
+    inner = DistributedSampler(range(40), 1, 0, shuffle="global", seed=0)
+    grouped = GroupedBatchSampler(inner, [0] * 40, 4)
+    next(iter(grouped))
+    assert grouped.running
+    inner.set_epoch(3)
+    assert not grouped.running
+    assert next(iter(grouped)) == list(inner)[:4]

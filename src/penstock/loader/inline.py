@@ -25,6 +25,3 @@ class InlineBatches:
         task = next(self._tasks)
         with preserved_generators() if self._fetch.seed_globals else nullcontext():
             return self._fetch(task)
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -8,7 +8,7 @@ for the state at the sample that its *consumer* has reached; nothing is counted 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch.utils.data import Sampler
@@ -17,7 +17,18 @@ from penstock.errors import SamplerError
 from penstock.order.permutation import MAX_N, Indices
 from penstock.state import State
 
-__all__ = ["Batch", "BatchPass", "EpochBatchSampler", "EpochSampler", "Epochs", "Pass", "exhaust", "iterate", "limit"]
+__all__ = [
+    "Batch",
+    "BatchPass",
+    "EpochBatchSampler",
+    "EpochSampler",
+    "Epochs",
+    "NestedBatchSampler",
+    "Pass",
+    "exhaust",
+    "iterate",
+    "limit",
+]
 
 _FIRST_CHUNK = 256  # the first index comes at once; later chunks are large enough to cost nothing per index
 _LARGEST_CHUNK = 16384
@@ -170,6 +181,43 @@ class EpochBatchSampler(Epochs[list[int], BatchPass]):
         for indices, _ in self.start():
             self.yielded += 1
             yield indices
+
+
+class NestedBatchSampler(EpochBatchSampler):
+    """Base of the batch samplers that have a ``sampler`` inside, one of ours or any iterable: both move together."""
+
+    sampler: Iterable[Any]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass, of the sampler inside too."""
+        super().set_epoch(epoch)
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def finish(self) -> None:
+        """The pass that runs has been had to its end: the next one is whole, and of the same epoch."""
+        super().finish()
+        if isinstance(self.sampler, EpochSampler):
+            self.sampler.finish()
+
+    def advance(self) -> None:
+        """Go on to what comes after this pass, as the sampler inside understands it."""
+        if isinstance(self.sampler, EpochSampler):
+            self.sampler.advance()
+            self.finish()
+            self.epoch = self.sampler.epoch
+        else:
+            super().advance()
+
+    @property
+    def running(self) -> bool:
+        """Whether a pass has begun since the epoch was set or a state loaded, here or on the sampler inside."""
+        return super().running and (not isinstance(self.sampler, EpochSampler) or self.sampler.running)
+
+    def _current(self) -> BatchPass:
+        if isinstance(self.sampler, EpochSampler) and not self.sampler.running:
+            self._pass, self.yielded = None, 0  # somebody called the sampler's own set_epoch or load_state_dict
+        return super()._current()
 
 
 def iterate(run: Pass) -> Iterator[int]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, cast
 
 from penstock.errors import SamplerError
-from penstock.samplers.base import Batch, BatchPass, EpochBatchSampler, EpochSampler, Pass, exhaust, limit
+from penstock.samplers.base import Batch, BatchPass, EpochSampler, NestedBatchSampler, Pass, exhaust, limit
 from penstock.state import STATE_VERSION, State, check_state, read_int
 
 __all__ = ["BatchSampler"]
 
 
-class BatchSampler(EpochBatchSampler):
+class BatchSampler(NestedBatchSampler):
     """Consecutive indices of a sampler, ``batch_size`` at a time.
 
     Args:
@@ -42,12 +42,6 @@ class BatchSampler(EpochBatchSampler):
         self.batch_size = batch_size
         self.drop_last = drop_last
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, of the sampler inside too."""
-        super().set_epoch(epoch)
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
-
     def peek(self) -> BatchPass:
         """The pass that `start` would begin."""
         if isinstance(self.sampler, EpochSampler):
@@ -70,31 +64,6 @@ class BatchSampler(EpochBatchSampler):
 
     def _over(self, run: Pass) -> BatchPass:
         return _Batches(run, self.batch_size, self.drop_last)
-
-    def finish(self) -> None:
-        """The pass that runs has been had to its end: the next one is whole, and of the same epoch."""
-        super().finish()
-        if isinstance(self.sampler, EpochSampler):
-            self.sampler.finish()
-
-    def advance(self) -> None:
-        """Go on to what comes after this pass, as the sampler inside understands it."""
-        if isinstance(self.sampler, EpochSampler):
-            self.sampler.advance()
-            self.finish()
-            self.epoch = self.sampler.epoch
-        else:
-            super().advance()
-
-    @property
-    def running(self) -> bool:
-        """Whether a pass has begun since the epoch was set or a state loaded, here or on the sampler inside."""
-        return super().running and (not isinstance(self.sampler, EpochSampler) or self.sampler.running)
-
-    def _current(self) -> BatchPass:
-        if isinstance(self.sampler, EpochSampler) and not self.sampler.running:
-            self._pass, self.yielded = None, 0  # somebody called the sampler's own set_epoch or load_state_dict
-        return super()._current()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state at the next ``iter()``; it is the sampler's own where that is one of ours.

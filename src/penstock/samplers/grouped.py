@@ -18,7 +18,7 @@ from penstock import distributed
 from penstock.errors import SamplerError, StateError
 from penstock.order import ORDER_VERSION, Partition
 from penstock.order.permutation import MAX_N
-from penstock.samplers.base import Batch, BatchPass, EpochBatchSampler, Epochs, EpochSampler
+from penstock.samplers.base import Batch, BatchPass, Epochs, EpochSampler, NestedBatchSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
 from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, deal, fill
@@ -36,7 +36,7 @@ _CHUNK = 1 << 16
 _ORDERS = {"completion": by_completion, "first": by_first}
 
 
-class GroupedBatchSampler(EpochBatchSampler):
+class GroupedBatchSampler(NestedBatchSampler):
     """Batches whose members all belong to one group, such as images of one orientation.
 
     Args:
@@ -148,8 +148,6 @@ class GroupedBatchSampler(EpochBatchSampler):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, of the sampler inside too."""
         super().set_epoch(epoch)
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
         if self._resume is None:
             self._foreign = None
 
@@ -179,17 +177,6 @@ class GroupedBatchSampler(EpochBatchSampler):
         """The pass that runs has been had to its end: the next one is whole, and of the same epoch."""
         super().finish()
         self._foreign = None
-        if isinstance(self.sampler, EpochSampler):
-            self.sampler.finish()
-
-    def advance(self) -> None:
-        """Go on to what comes after this pass, as the sampler inside understands it."""
-        if isinstance(self.sampler, EpochSampler):
-            self.sampler.advance()
-            self.finish()
-            self.epoch = self.sampler.epoch
-        else:
-            super().advance()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state at the next ``iter()``, on any number of ranks.
@@ -205,16 +192,6 @@ class GroupedBatchSampler(EpochBatchSampler):
         self._foreign = None
         self._resume, self._pass, self.yielded = checked, None, 0
         self.epoch = checked["epoch"]
-
-    @property
-    def running(self) -> bool:
-        """Whether a pass has begun since the epoch was set or a state loaded, here or on the sampler inside."""
-        return super().running and (not isinstance(self.sampler, EpochSampler) or self.sampler.running)
-
-    def _current(self) -> BatchPass:
-        if isinstance(self.sampler, EpochSampler) and not self.sampler.running:
-            self._pass, self.yielded = None, 0  # somebody called the sampler's own set_epoch or load_state_dict
-        return super()._current()
 
     def _next_foreign(self) -> ForeignStream:
         # The sampler's own set_epoch may have been called since the stream was counted.
