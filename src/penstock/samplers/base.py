@@ -139,6 +139,11 @@ class Epochs(Sampler[T], Generic[T, P], abc.ABC):
         """Whether a pass has begun since the epoch was set or a state loaded."""
         return self._pass is not None
 
+    def resume(self, run: P) -> None:
+        """The pass that ran before its epoch was set once more goes on after all; nothing if another was chosen."""
+        if self._pass is None and self._resume is None and run.epoch == self.epoch:
+            self._pass = run
+
     def _current(self) -> P:
         return self.peek() if self._pass is None else self._pass
 

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, cast
 
+import torch.utils.data
+
 from penstock.errors import SamplerError
 from penstock.samplers.base import Batch, BatchPass, EpochSampler, NestedBatchSampler, Pass, exhaust, limit
 from penstock.state import STATE_VERSION, State, check_state, read_int
@@ -13,7 +15,7 @@ from penstock.state import STATE_VERSION, State, check_state, read_int
 __all__ = ["BatchSampler"]
 
 
-class BatchSampler(NestedBatchSampler):
+class BatchSampler(NestedBatchSampler, torch.utils.data.BatchSampler):
     """Consecutive indices of a sampler, ``batch_size`` at a time.
 
     Args:
@@ -62,6 +64,13 @@ class BatchSampler(NestedBatchSampler):
         self._resume, self.yielded, self.epoch = None, 0, self.sampler.epoch
         return self._pass
 
+    def resume(self, run: BatchPass) -> None:
+        """The pass that ran before its epoch was set once more goes on after all; nothing if another was chosen."""
+        if isinstance(self.sampler, EpochSampler) and isinstance(run, _Batches):
+            self.sampler.resume(run.run)
+            self.epoch = self.sampler.epoch
+        super().resume(run)
+
     def _over(self, run: Pass) -> BatchPass:
         return _Batches(run, self.batch_size, self.drop_last)
 
@@ -92,24 +101,24 @@ class _Batches:
     """Batches over a pass of one of our samplers: arithmetic all the way."""
 
     def __init__(self, run: Pass, batch_size: int, drop_last: bool) -> None:
-        self._run = run
+        self.run = run
         self._batch_size = batch_size
         self._drop_last = drop_last
         self.seed = run.seed
         self.epoch = run.epoch
 
     def __len__(self) -> int:
-        return _count(len(self._run), self._batch_size, self._drop_last)
+        return _count(len(self.run), self._batch_size, self._drop_last)
 
     def __iter__(self) -> Iterator[Batch]:
         # One look-up serves several batches: small ones would spend their time in NumPy's call overhead.
         step = self._batch_size * max(1, 1024 // self._batch_size)
-        end = limit(self._run)
+        end = limit(self.run)
         end -= end % self._batch_size if self._drop_last else 0
         begin, stop = 0, min(self._batch_size, end)
         while begin < end:
-            indices: list[Any] = self._run.indices(begin, stop).tolist()
-            positions = self._run.positions(begin, stop)
+            indices: list[Any] = self.run.indices(begin, stop).tolist()
+            positions = self.run.positions(begin, stop)
             for a in range(0, len(indices), self._batch_size):
                 yield indices[a : a + self._batch_size], positions[a : a + self._batch_size]
             begin, stop = stop, min(stop + step, end)
@@ -117,10 +126,10 @@ class _Batches:
 
     def exhaust(self) -> None:
         """The pass was read to its end, or will be read no further."""
-        exhaust(self._run)
+        exhaust(self.run)
 
     def state(self, count: int) -> State:
-        return self._run.state(min(count * self._batch_size, limit(self._run)))
+        return self.run.state(min(count * self._batch_size, limit(self.run)))
 
 
 class _ForeignBatches:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+import torch.utils.data
 
 from penstock import distributed
 from penstock.errors import PartitionError
@@ -18,7 +19,15 @@ from penstock.state import STATE_VERSION, State, check_state
 __all__ = ["DistributedSampler"]
 
 
-class DistributedSampler(EpochSampler):
+if TYPE_CHECKING:
+
+    class _Torch: ...  # its types of attributes are narrower than its promises
+
+else:
+    _Torch = torch.utils.data.DistributedSampler
+
+
+class DistributedSampler(EpochSampler, _Torch):
     """The indices of one rank, with the signature and semantics of ``torch.utils.data.DistributedSampler``.
 
     Args:

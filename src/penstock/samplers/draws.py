@@ -71,7 +71,7 @@ class Draw:
     """
 
     def __init__(self, generator: torch.Generator | None) -> None:
-        self._given = generator
+        self.given = generator
         self._generator: torch.Generator | None = None
         self._restore: torch.Tensor | None = None
         self.drawn: int | None = None
@@ -92,16 +92,16 @@ class Draw:
     @property
     def shared(self) -> bool:
         """Whether the generator is the user's, and others see where it stands."""
-        return self._given is not None
+        return self.given is not None
 
     def begin(self) -> torch.Generator:
         """The generator to draw from; at the first call it is put where the pass begins."""
         if self._generator is None:
-            if self._given is None:
+            if self.given is None:
                 self._generator = torch.Generator()
                 self._generator.manual_seed(self._seed())
             else:
-                self._generator = self._given
+                self._generator = self.given
                 if self._restore is not None:
                     self._generator.set_state(self._restore)
             self.start = self._generator.get_state()
@@ -109,7 +109,7 @@ class Draw:
 
     def key(self) -> int:
         """One 64-bit number for the whole pass."""
-        if self._given is None:
+        if self.given is None:
             return self._seed()
         if self.drawn is None:
             self.drawn = _random(self.begin())
@@ -123,10 +123,10 @@ class Draw:
 
     def state(self) -> State:
         """What a state has to hold so that another process begins the same pass."""
-        if self._given is None:
+        if self.given is None:
             return {"drawn": self._seed()}
         begun = self._restore if self.start is None else self.start
-        now = self._given.get_state() if begun is None else begun
+        now = self.given.get_state() if begun is None else begun
         return {"generator": base64.b64encode(now.numpy().tobytes()).decode(), "begun": begun is not None}
 
     def _seed(self) -> int:
@@ -163,6 +163,8 @@ class DrawingSampler(EpochSampler):
             self.generator.set_state(decode_generator(state["generator"]))
 
     def _draw_of(self, resume: State | None) -> Draw:
+        if self._draw.given is not self.generator:  # assigned since, as Accelerate does
+            self._draw = Draw(self.generator)
         if resume is None or resume.get("begun") is False:
             return self._draw
         return Draw.restored(self.generator, resume)

@@ -340,7 +340,10 @@ def _open_sizes(path: str | os.PathLike[str]) -> Sizes:
 
 def _refuse_shares(sampler: Any) -> None:
     data = getattr(sampler, "data_source", None)
-    if isinstance(sampler, torch.utils.data.DistributedSampler) or getattr(data, "splits_by_rank", False):
+    ours = isinstance(sampler, DistributedSampler)
+    if (isinstance(sampler, torch.utils.data.DistributedSampler) and not ours) or getattr(
+        data, "splits_by_rank", False
+    ):
         raise SamplerError(
             "batches are formed from the indices of the whole job, and "
             f"{'torch.utils.data.DistributedSampler' if data is None else type(data).__name__} has only one rank's "
@@ -354,8 +357,10 @@ def _refuse_shares(sampler: Any) -> None:
 
 def _refuse_chance(sampler: Any, world_size: int) -> None:
     """Batches are dealt from one order, which all ranks have to draw alike."""
-    drawing = isinstance(sampler, DrawingSampler) and getattr(sampler, "seed", None) is None
-    drawing = drawing or isinstance(sampler, torch.utils.data.RandomSampler | torch.utils.data.WeightedRandomSampler)
+    drawing = isinstance(
+        sampler, DrawingSampler | torch.utils.data.RandomSampler | torch.utils.data.WeightedRandomSampler
+    )
+    drawing = drawing and getattr(sampler, "seed", None) is None
     if world_size > 1 and drawing and sampler.generator is None:
         raise SamplerError(
             f"each of the {world_size} ranks would draw another order from this {type(sampler).__name__}, and samples "

@@ -20,7 +20,7 @@ from penstock.state import STATE_VERSION, State, check_state
 __all__ = ["RandomSampler"]
 
 
-class RandomSampler(DrawingSampler):
+class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
     """Indices in random order, with the signature and semantics of ``torch.utils.data.RandomSampler``.
 
     Args:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
+import torch.utils.data
+
 from penstock.errors import SamplerError
 from penstock.order import ORDER_VERSION, Partition, make_order
 from penstock.samplers.base import EpochSampler, Pass
@@ -15,7 +17,7 @@ from penstock.state import STATE_VERSION, State, check_state
 __all__ = ["SequentialSampler"]
 
 
-class SequentialSampler(EpochSampler):
+class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
     """The indices of a data set in its own order, like ``torch.utils.data.SequentialSampler``.
 
     Args:

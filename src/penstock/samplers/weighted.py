@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.utils.data
 
 from penstock.errors import SamplerError
 from penstock.order import ORDER_VERSION, Order, Partition, derive_key
@@ -35,7 +36,7 @@ __all__ = ["WeightedRandomSampler"]
 _SHARED_FROM = 1 << 16  # smaller tables take a millisecond to build and a megabyte: no file
 
 
-class WeightedRandomSampler(DrawingSampler):
+class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampler):
     """Indices drawn with given weights, with the signature of ``torch.utils.data.WeightedRandomSampler``.
 
     Args:
