@@ -21,6 +21,7 @@ from penstock.errors import ConfigError
 from penstock.images.decode import read_image
 from penstock.manifest import Manifest, Record
 from penstock.random import generator, in_sample, load_each, sample_scope
+from penstock.stages import stage
 
 __all__ = ["ImageDataset", "LoadImage"]
 
@@ -59,7 +60,8 @@ class LoadImage:
         ImageError: (when called) a file that is missing or cannot be decoded; it names the path.
 
     The image is a uint8 tensor (3, height, width), RGB, not normalised, with channels_last strides. EXIF orientation
-    is ignored. Decoding and resizing release the GIL.
+    is ignored. Decoding and resizing release the GIL. In the statistics of a loader they are the stages ``decode`` and
+    ``resize``; flipping is ``augment``.
     """
 
     pure = True
@@ -73,13 +75,17 @@ class LoadImage:
 
     def __call__(self, record: Record) -> Item:
         """Decode one record's image."""
-        image = read_image(record.path)
+        with stage("decode"):
+            image = read_image(record.path)
         if self.size is not None and image.shape[:2] != self.size:
             height, width = self.size
-            shrinks = height <= image.shape[0] and width <= image.shape[1]
-            image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-        if self.flip and generator().random() < 0.5:
-            image = np.ascontiguousarray(image[:, ::-1])
+            method = cv2.INTER_AREA if height <= image.shape[0] and width <= image.shape[1] else cv2.INTER_LINEAR
+            with stage("resize"):
+                image = cv2.resize(image, (width, height), interpolation=method)
+        if self.flip:
+            with stage("augment"):
+                if generator().random() < 0.5:
+                    image = np.ascontiguousarray(image[:, ::-1])
         item = torch.from_numpy(image).permute(2, 0, 1), record.label
         return (*item, record.row) if self.row else item
 
@@ -108,6 +114,7 @@ class ImageDataset(BatchedDataset):
 
     pure = True
     releases_gil = True
+    channels_last = True
 
     def __new__(cls, source: Any, **options: Any) -> ImageDataset:
         """A stream over a stream, else a map-style data set."""
@@ -159,6 +166,7 @@ class _ImageStream(StreamDataset):
 
     pure = True
     releases_gil = True
+    channels_last = True
 
     def __init__(self, source: MPDataset, load: LoadImage) -> None:
         _records(source.samples)

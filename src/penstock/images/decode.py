@@ -28,6 +28,7 @@ import simplejpeg
 
 from penstock.errors import ImageError
 from penstock.images.headers import TruncatedHeader, size_from_header
+from penstock.stages import stage
 
 __all__ = ["decode", "image_size", "read_image"]
 
@@ -127,7 +128,7 @@ def _decode_opencv(data: bytes | bytearray | memoryview, path: str | os.PathLike
 def _read(path: str | os.PathLike[str], size: int = -1) -> bytes:
     """The first `size` bytes of a file, or all of them."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with stage("read"), open(path, "rb", buffering=0) as file:
             return file.read(size)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
