@@ -14,6 +14,7 @@ _HOMES = {
     "BatchSampler": "samplers",
     "DataLoader": "loader",
     "DistributedSampler": "samplers",
+    "Failure": "loader",
     "GroupedBatchSampler": "samplers",
     "ImageDataset": "datasets",
     "InfiniteSampler": "samplers",
@@ -21,6 +22,7 @@ _HOMES = {
     "LoadImage": "datasets",
     "MPDataset": "datasets",
     "Manifest": "manifest",
+    "OnError": "loader",
     "Partition": "order",
     "Permutation": "order",
     "RandomSampler": "samplers",
@@ -32,6 +34,7 @@ _HOMES = {
     "make_batch_data_sampler": "samplers",
     "make_data_sampler": "samplers",
     "make_order": "order",
+    "stage": "stages",
 }
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "BatchSampler",
     "DataLoader",
     "DistributedSampler",
+    "Failure",
     "GroupedBatchSampler",
     "ImageDataset",
     "InfiniteSampler",
@@ -46,6 +50,7 @@ __all__ = [
     "LoadImage",
     "MPDataset",
     "Manifest",
+    "OnError",
     "Partition",
     "Permutation",
     "RandomSampler",
@@ -57,11 +62,12 @@ __all__ = [
     "make_batch_data_sampler",
     "make_data_sampler",
     "make_order",
+    "stage",
 ]
 
 if TYPE_CHECKING:
     from penstock.datasets import ImageDataset, LoadImage, MPDataset, RankDataset
-    from penstock.loader import DataLoader
+    from penstock.loader import DataLoader, Failure, OnError
     from penstock.manifest import Manifest, Record
     from penstock.order import Partition, Permutation, make_order
     from penstock.random import generator
@@ -77,6 +83,7 @@ if TYPE_CHECKING:
         make_batch_data_sampler,
         make_data_sampler,
     )
+    from penstock.stages import stage
 
 
 def __getattr__(name: str) -> Any:

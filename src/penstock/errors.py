@@ -19,8 +19,11 @@ __all__ = [
     "OrderError",
     "PartitionError",
     "PenstockError",
+    "RingError",
     "SamplerError",
     "StateError",
+    "TooManyErrors",
+    "WorkerError",
 ]
 
 
@@ -62,3 +65,15 @@ class ManifestIOError(ManifestError, OSError):
 
 class ImageError(PenstockError, ValueError):
     """An image that is missing, empty or cannot be decoded."""
+
+
+class TooManyErrors(PenstockError, RuntimeError):
+    """More samples could not be loaded than a loader's ``on_error`` allows."""
+
+
+class RingError(PenstockError, MemoryError):
+    """Too little memory for the batches that a loader holds in flight. The message says how much is needed and left."""
+
+
+class WorkerError(PenstockError, RuntimeError):
+    """A worker that was killed, ended, or does not answer in time. The message names the worker and its samples."""

@@ -1,34 +1,152 @@
-"""Collation: torch's own, which keeps channels_last images as they are in memory."""
+"""Collation: what torch's ``default_collate`` gives, written straight into the memory that the batch is to have.
+
+Types that users registered with torch, and everything that is no
+plain tensor, array or number, go torch's own way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data._utils.collate import collate as collate_by_type
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+from torch.utils.data._utils.collate import (
+    collate_float_fn,
+    collate_int_fn,
+    collate_numpy_array_fn,
+    collate_numpy_scalar_fn,
+    collate_str_fn,
+    collate_tensor_fn,
+    default_collate_fn_map,
+)
 
-__all__ = ["collate"]
+from penstock.loader.arena import place
+
+__all__ = ["Collate", "collate", "is_default"]
+
+_dtype, _shape = attrgetter("dtype"), attrgetter("shape")
+
+_LARGE = 1 << 14
+"""Bytes of an array from which torch's copy, on all cores, is quicker than NumPy's. Workers have one core each."""
+
+_Map = dict[type | tuple[type, ...], Callable[..., Any]]
 
 
-def _stack(
-    batch: Sequence[torch.Tensor], *, collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None
-) -> torch.Tensor:
-    """Stack (C, H, W) tensors with channels_last strides to (N, C, H, W) with channels_last strides."""
+def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None) -> torch.Tensor:
+    """Stack tensors, as torch does: the result is contiguous."""
     first = batch[0]
-    if type(first) is torch.Tensor and first.dim() == 3 and not first.is_contiguous():
+    if first.is_nested or first.layout is not torch.strided:  # torch says why not
+        special: torch.Tensor = collate_tensor_fn(list(batch), collate_fn_map=collate_fn_map)
+        return special
+    tensors = tuple(batch)
+    if type(first) is torch.Tensor and len(set(map(type, tensors))) == 1 and len(set(map(_dtype, tensors))) == 1:
+        out = place((len(tensors), *first.shape), first.dtype)
+        if out is not None:
+            try:
+                return torch.stack(tensors, 0, out=out)
+            except RuntimeError:  # they differ in shape or device, or want a gradient; below they say so, or get it
+                pass
+    return torch.stack(tensors, 0)
+
+
+def _stack_images(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> torch.Tensor:
+    """Stack tensors; (C, H, W) with channels_last strides become (N, C, H, W) with channels_last strides."""
+    if all(type(t) is torch.Tensor and t.dim() == 3 and not t.is_contiguous() for t in batch):
         pixels = [tensor.permute(1, 2, 0) for tensor in batch]
         if all(p.is_contiguous() and p.shape == pixels[0].shape for p in pixels):
-            stacked: torch.Tensor = collate_tensor_fn(pixels, collate_fn_map=collate_fn_map)
-            return stacked.permute(0, 3, 1, 2)
-    stacked = collate_tensor_fn(list(batch), collate_fn_map=collate_fn_map)
-    return stacked
+            return _stack(pixels).permute(0, 3, 1, 2)
+    return _stack(batch, collate_fn_map=collate_fn_map)
 
 
-_COLLATE: dict[type | tuple[type, ...], Callable[..., Any]] = {torch.Tensor: _stack}
+@lru_cache(maxsize=64)
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    """What torch makes of NumPy's type; None if it makes nothing of it."""
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError):
+        return None
 
 
-def collate(samples: list[Any]) -> Any:
-    """What ``torch.utils.data.default_collate`` makes of the samples, types that users registered there included."""
-    return collate_by_type(samples, collate_fn_map={**default_collate_fn_map, **_COLLATE})
+def _stack_arrays(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> Any:
+    """Stack arrays without a tensor for each of them."""
+    first = batch[0]
+    dtype = _torch_dtype(first.dtype)
+    try:
+        alike = len(set(map(_dtype, batch))) == 1 and len(set(map(_shape, batch))) == 1
+    except AttributeError:  # not all of them are arrays
+        alike = False
+    if dtype is not None and alike:
+        shape = (len(batch), *first.shape)
+        out = place(shape, dtype)
+        if out is None and first.nbytes >= _LARGE:
+            return _stack([torch.as_tensor(a) for a in batch])
+        if out is None:
+            out = torch.empty(shape, dtype=dtype)
+        if first.ndim and first.size:  # half the cost of np.stack for small rows
+            np.concatenate(batch, out=out.numpy().reshape(shape[0] * shape[1], *shape[2:]))
+        else:
+            np.stack(batch, out=out.numpy())
+        return out
+    return collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
+
+
+def _numbers(batch: Sequence[Any], *, make: Callable[..., Any], collate_fn_map: _Map | None = None) -> Any:
+    """Numbers, as torch's function for their type makes a tensor of them."""
+    tensor = make(batch, collate_fn_map=collate_fn_map)
+    out = place(tuple(tensor.shape), tensor.dtype) if type(tensor) is torch.Tensor else None
+    return tensor if out is None else out.copy_(tensor)
+
+
+_SCALARS = (np.bool_, np.number, np.object_)
+_TORCH: _Map = {
+    torch.Tensor: collate_tensor_fn,
+    np.ndarray: collate_numpy_array_fn,
+    _SCALARS: collate_numpy_scalar_fn,
+    float: collate_float_fn,
+    int: collate_int_fn,
+    str: collate_str_fn,
+    bytes: collate_str_fn,
+}
+_OURS: _Map = {
+    **_TORCH,
+    torch.Tensor: _stack,
+    np.ndarray: _stack_arrays,
+    **{key: partial(_numbers, make=_TORCH[key]) for key in (_SCALARS, float, int)},
+}
+_IMAGES: _Map = {**_OURS, torch.Tensor: _stack_images}
+
+
+class Collate:
+    """What ``torch.utils.data.default_collate`` makes of the samples, types that users registered there included.
+
+    Args:
+        channels_last: images with such strides keep them, which torch's function does not: for data sets that set
+            ``channels_last = True``, as `ImageDataset` does.
+    """
+
+    def __init__(self, *, channels_last: bool = False) -> None:
+        self.channels_last = channels_last
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """The batch."""
+        ours = _IMAGES if self.channels_last else _OURS
+        if is_default():
+            if type(samples[0]) is torch.Tensor:
+                return ours[torch.Tensor](samples)
+            return collate_by_type(samples, collate_fn_map=ours)
+        registered = {key: ours[key] if f is _TORCH.get(key) else f for key, f in default_collate_fn_map.items()}
+        if registered.get(torch.Tensor) is not ours[torch.Tensor] and np.ndarray in registered:
+            registered[np.ndarray] = default_collate_fn_map[np.ndarray]  # torch's turns arrays into tensors
+        return collate_by_type(samples, collate_fn_map=registered)
+
+
+collate = Collate()
+
+
+def is_default() -> bool:
+    """Whether nobody has registered a type of his own with torch."""
+    return default_collate_fn_map == _TORCH

@@ -1,33 +1,76 @@
-"""What the consumer holds: an iterator that counts the batches it hands out."""
+"""What the consumer holds: an iterator that counts what it hands out, and knows where every worker was then."""
 
 from __future__ import annotations
 
-import itertools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from time import perf_counter
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
+from penstock.loader.bar import Bar
+from penstock.loader.failure_log import FailureLog
+from penstock.loader.stateful import Consumer
+from penstock.loader.statistics import Statistics, size_of
+from penstock.loader.work import Made
 from penstock.samplers.base import BatchPass
 
-__all__ = ["WORKER_NAMES", "Delivery", "Progress", "pinned", "skip_batches", "timed_out"]
+__all__ = ["WORKER_NAMES", "Batches", "Delivery", "Progress", "pins", "timed_out"]
 
 
 WORKER_NAMES = ("_workers", "_shutdown_workers")
 """Of torch's iterator over worker processes: private, but programs read them."""
 
 
+class Batches(Protocol):
+    """What an executor is. ``number`` and ``worker`` are of the batch that was last returned or raised."""
+
+    number: int
+    worker: int
+
+    def __iter__(self) -> Iterator[Made]: ...
+    def __next__(self) -> Made: ...
+    def ready(self) -> int:
+        """Batches that are made and not handed out."""
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+
+
 class Progress:
     """How far the consumer of one pass has got. The loader keeps this, not the iterator, so that an iterator that the
-    caller drops can go at once. ``run`` is None where a foreign data set is batched by torch.
+    caller drops can go at once.
+
+    Args:
+        run: the pass; None for streams that only the data set can order.
+        base_seed: of the iterator.
+        ahead: numbers of batches that were had before, behind ones that were not (``in_order=False``).
+
+    Attributes:
+        count: batches had without a gap, failed ones included.
+        ahead: numbers of those had behind the first gap.
     """
 
-    def __init__(self, run: BatchPass | None, skipped: int = 0) -> None:
+    def __init__(self, run: BatchPass | None, base_seed: int, ahead: frozenset[int] = frozenset()) -> None:
         self.run = run
-        self.count = skipped
+        self.base_seed = base_seed
+        self.count = 0
+        self.ahead = set(ahead)
+        self.had = 0  # in this iterator, in whatever order
+        self._skipped = sorted(ahead)
+
+    def delivered(self, number: int) -> None:
+        """The batch with this number among those that were asked for has been had."""
+        self.had += 1
+        for skipped in self._skipped:
+            number += skipped <= number
+        self.ahead.add(number)
+        while self.count in self.ahead:
+            self.ahead.remove(self.count)
+            self.count += 1
 
 
 class Delivery:
@@ -35,14 +78,52 @@ class Delivery:
 
     Args:
         batches: what an executor makes.
-        progress: counted up with every batch, and with every one that failed, since the next call goes on behind it.
+        progress: told of every batch, and of every one that failed, since the next call goes on behind it.
+        states: of users' objects, told the same.
+        statistics: told how long the consumer waited.
+        log: of samples that ``on_error`` dealt with.
+        context: rank, for that log.
         finished: called once, at the end of the pass.
+        pinned: copy tensors to pinned memory.
+        lying: length that an iterable data set claims, beyond which torch warns; None if it was not asked.
+        bar: a progress bar.
+        length: tells the loader's.
     """
 
-    def __init__(self, batches: Iterator[Any], progress: Progress, finished: Callable[[Progress], None]) -> None:
+    def __init__(
+        self,
+        batches: Batches,
+        progress: Progress,
+        states: Consumer,
+        statistics: Statistics,
+        log: FailureLog | None,
+        finished: Callable[[Progress], None],
+        *,
+        rank: int,
+        depth: int,
+        pinned: bool,
+        lying: int | None,
+        workers: int,
+        bar: Bar | None,
+        length: Callable[[], int],
+    ) -> None:
         self._batches = batches
-        self._progress = progress
+        self.progress = progress
+        self.renewed: Callable[[], Delivery | None] | None = None
+        """Another iterator in the place of this one, if its epoch is not the one any more that was chosen."""
+        self._states = states
+        self._statistics = statistics
+        self._log = log
         self._finished: Callable[[Progress], None] | None = finished
+        self._rank = rank
+        self._depth = depth
+        self._pinned = pinned
+        self._lying = lying
+        self._num_workers = workers
+        self._bar = bar
+        self._length = length
+        self._last = batches.number  # the batch that was counted last
+        self._turn = threading.Lock()
 
     def __iter__(self) -> Delivery:
         return self
@@ -52,20 +133,75 @@ class Delivery:
             return getattr(self._batches, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def __len__(self) -> int:
+        """Batches of a whole epoch, as torch's iterators say it."""
+        return self._length()
+
     def __next__(self) -> Any:
+        with self._turn:  # threads that share an iterator take turns
+            return self._next()
+
+    def _next(self) -> Any:
+        if self.renewed is not None and (other := self.renewed()) is not None:
+            self.__dict__.update({**other.__dict__, "_turn": self._turn})
+        start = perf_counter()
+        ready = self._batches.ready()
         try:
-            batch = next(self._batches)
+            made = next(self._batches)
         except StopIteration:
-            if self._finished is not None:
-                self._finished(self._progress)
-                self._finished = None
+            self._end(perf_counter() - start)
             raise
         except Exception as error:
-            if not _is_timeout(error):  # the next call waits for the same batch again
-                self._progress.count += 1
+            self._failed(error, perf_counter() - start)
             raise
-        self._progress.count += 1
+        batch = made.batch
+        if self._pinned:
+            begin = perf_counter()
+            batch = pin(batch)  # type: ignore[no-untyped-call]
+            made.work.hand_over += perf_counter() - begin
+        progress, log = self.progress, self._log
+        progress.delivered(made.number)
+        self._last = made.number
+        self._states.delivered(made)
+        depth = getattr(self._batches, "depth", self._depth)
+        self._statistics.delivered(made, size_of(made.batch), perf_counter() - start, ready, depth)
+        if log is not None:
+            epoch = None if progress.run is None else progress.run.epoch
+            log.add(made.work.failures, made.work.samples, epoch=epoch, rank=self._rank, number=made.number)
+        if self._lying is not None and progress.had > self._lying:
+            self._warn_of_length(progress.had, self._lying)
+        if self._bar is not None:
+            self._bar.update()
         return batch
+
+    def _end(self, wait: float) -> None:
+        finished, self._finished = self._finished, None
+        if finished is not None:
+            self._statistics.ended(wait)
+            if self._bar is not None:
+                self._bar.close()
+            finished(self.progress)
+
+    def _failed(self, error: Exception, wait: float) -> None:
+        if self._batches.number == self._last:  # it is no batch's: a worker died, a sampler failed, or time is up
+            self._statistics.waited(wait) if _is_timeout(error) else self._statistics.failed(wait)
+        else:
+            self._statistics.failed(wait)
+            self._last = self._batches.number
+            self.progress.delivered(self._last)
+            self._states.failed(self._batches.worker)
+
+    def _warn_of_length(self, had: int, claimed: int) -> None:
+        text = (
+            f"Length of IterableDataset was reported to be {claimed} (when accessing len(dataloader)), but {had} "
+            "samples have been fetched. "
+        )
+        if self._num_workers:
+            text += (
+                "For multiprocessing data-loading, this is so where the data set does not yield a share of its own in "
+                "each worker: see get_worker_info()"
+            )
+        warnings.warn(text, stacklevel=3)
 
 
 _TIMED_OUT = "DataLoader timed out after"
@@ -80,24 +216,19 @@ def _is_timeout(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith(_TIMED_OUT)
 
 
-def skip_batches(batches: Iterator[Any], count: int) -> Iterator[Any]:
-    """Resume a foreign iterable data set, which only it can do exactly: what has been had is made again and dropped."""
-    if not count:
-        return batches
-    warnings.warn(
-        f"this data set has no order that Penstock knows: its first {count} batches are made again and dropped",
-        stacklevel=4,
-    )
-    return itertools.islice(batches, count, None)
-
-
-def pinned(batches: Iterator[Any], device: str) -> Iterator[Any]:
-    """The batches in pinned memory; without an accelerator they come as they are, and torch's warning is given."""
-    if not torch.accelerator.is_available():
+def pins(pin_memory: bool, device: str) -> bool:
+    """Whether batches go to pinned memory; where that is asked for in vain, torch's warnings are given."""
+    if pin_memory and device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device='{device}'.",
+            stacklevel=4,
+        )
+    if pin_memory and not torch.accelerator.is_available():
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, "
             "then device pinned memory won't be used.",
             stacklevel=4,
         )
-        return batches
-    return map(partial(pin, device=device or None), batches)
+        return False
+    return pin_memory

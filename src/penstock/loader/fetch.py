@@ -7,38 +7,52 @@ depends on the batch's first key.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import Subset
 
 from penstock.datasets.base import BatchedDataset
+from penstock.loader.failures import SKIP, OnError, is_tolerable
+from penstock.loader.stateful import Snapshots, restore
+from penstock.loader.work import Task, Work
 from penstock.order.hashing import mix
 from penstock.random import sample_scope
+from penstock.stages import collect
 
-__all__ = ["Fetch", "Task", "preserved_generators"]
+__all__ = ["Fetch", "Maker", "preserved_generators"]
 
 
-class Task(NamedTuple):
-    """One batch to be made: sample indices, the keys of their generators, and where the data set stood when the pass
-    began (None for data sets that have no place of their own). The place travels with the task, so a data set that was
-    moved on meanwhile still gives the batches of this pass.
-    """
+_CPU_EVERY = 16
+"""Of so many parts of batches, one tells how much processor time the data set takes."""
 
-    indices: list[Any]
-    keys: list[int]
-    place: Any = None
 
-    def part(self, begin: int, end: int) -> Task:
-        """The same for some of the samples."""
-        return Task(self.indices[begin:end], self.keys[begin:end], self.place)
+class Maker(Protocol):
+    """What a worker holds: it makes batches of a map-style data set (`Fetch`) or of a stream (`StreamFetch`)."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    batched: bool
+
+    def begin(self, epoch: int | None) -> None:
+        """A pass begins; streams begin anew."""
+
+    def __call__(self, task: Task, work: Work) -> Any:
+        """The batch; StopIteration at the end of a stream."""
+
+    def state_dict(self) -> Any:
+        """State of the user's data set, iterator and collate function; None if none of them has any."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from such a state at the next `begin`."""
 
 
 class Fetch:
-    """``fetch(task) -> batch``; picklable if the data set and the collate function are.
+    """``fetch(task, work) -> batch``; picklable if the data set and the collate function are.
 
     Args:
         dataset: map-style.
@@ -46,13 +60,25 @@ class Fetch:
         batched: False hands each task's only index to the data set and its sample to ``collate_fn``.
         seed_globals: seed Python's, NumPy's and torch's global generators for each sample from its key, for
             transforms that draw from those. Whoever calls sees to their being restored.
+        on_error: what to do about samples that cannot be loaded; None raises.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], *, batched: bool, seed_globals: bool) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        *,
+        batched: bool,
+        seed_globals: bool,
+        on_error: OnError | None = None,
+    ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.batched = batched
         self.seed_globals = seed_globals
+        self.on_error = on_error
+        self._snapshots = Snapshots(every=1)
+        self._calls = 0
 
     @property
     def _batched_dataset(self) -> bool:
@@ -64,52 +90,146 @@ class Fetch:
         """Whether the samples of a batch may be asked for in several calls."""
         return self.batched and (self._batched_dataset or _bulk(self.dataset) is None)
 
-    def __call__(self, task: Task) -> Any:
-        return self.collate(self.samples(task), task)
+    def begin(self, epoch: int | None) -> None:
+        """Nothing: the place of a map-style data set travels with its tasks."""
 
-    def samples(self, task: Task) -> list[Any]:
-        """The samples of a task, or of a part of one."""
-        if self._batched_dataset:
-            return self._load(task)
-        getitems = _bulk(self.dataset) if self.batched else None
-        if getitems is not None and task.keys:
-            with self._scope(task.keys[0]):
-                samples = getitems(task.indices)
-                return samples
-        return [self._sample(index, key) for index, key in zip(task.indices, task.keys, strict=True)]
+    def state_dict(self) -> Any:
+        """State of the user's data set and collate function; None if neither has any."""
+        return self._snapshots.take(self.dataset, None, self.collate_fn)
 
-    def collate(self, samples: list[Any], task: Task) -> Any:
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from such a state."""
+        restore(state, self.dataset, None, self.collate_fn)
+
+    def __call__(self, task: Task, work: Work) -> Any:
+        """The batch of a task."""
+        return self.collate(self.samples(task, work), task, work)
+
+    def samples(self, task: Task, work: Work) -> list[Any]:
+        """The samples of a task, or of a part of one: fewer if ``on_error`` skips some."""
+        collect()  # what was spent outside of loaders is not ours
+        self._calls += 1
+        cpu = time.thread_time() if self._calls % _CPU_EVERY == 1 else None  # a system call, dear on some machines
+        start = time.perf_counter()
+        try:
+            return self._samples(task, work)
+        finally:
+            work.fetch += time.perf_counter() - start
+            if cpu is not None:
+                work.cpu += (time.thread_time() - cpu) * _CPU_EVERY
+            work.samples += len(task.indices)
+            for name, seconds in collect().items():
+                work.stages[name] = work.stages.get(name, 0.0) + seconds
+
+    def collate(self, samples: list[Any], task: Task, work: Work) -> Any:
         """The batch that the samples make."""
-        with self._scope(mix(task.keys[0], 1) if task.keys else 0):
-            return self.collate_fn(samples if self.batched else samples[0])
+        start = time.perf_counter()
+        try:
+            with sample_scope(mix(task.keys[0], 1) if task.keys else 0) as scope:
+                if not samples and task.indices and self.on_error is not None:
+                    samples = [self._fill(task, work)]
+                    scope.move(mix(task.keys[0], 1))
+                if self.seed_globals and task.keys:
+                    _seed(mix(task.keys[0], 1))
+                return self.collate_fn(samples if self.batched else samples[0])
+        finally:
+            work.collate += time.perf_counter() - start
 
-    def _load(self, task: Task) -> list[Any]:
-        at = {} if task.place is None else {"place": task.place}
-        if not self.seed_globals:
-            samples: list[Any] = self.dataset.load_samples(task.indices, task.keys, **at)
-            return samples
-        samples = []
-        for index, key in zip(task.indices, task.keys, strict=True):
-            with self._scope(key):
-                samples += self.dataset.load_samples([index], [key], **at)
+    def _samples(self, task: Task, work: Work) -> list[Any]:
+        bulk = self._load_bulk()
+        if bulk is None or not task.keys or (self._batched_dataset and self.seed_globals):
+            return self._each(task, work)
+        try:
+            return bulk(task)
+        except Exception as error:
+            if self.on_error is None or not is_tolerable(error):
+                raise
+            return self._each(task, work)  # which of them is it?
+
+    def _load_bulk(self) -> Callable[[Task], list[Any]] | None:
+        """How to ask the data set for many samples at once, if it can."""
+        if self._batched_dataset:
+            return lambda task: self.dataset.load_samples(task.indices, task.keys, **_at(task))
+        getitems = _bulk(self.dataset) if self.batched else None
+        if getitems is None:
+            return None
+
+        def load(task: Task) -> list[Any]:
+            with sample_scope(task.keys[0]):
+                if self.seed_globals:
+                    _seed(task.keys[0])
+                return getitems(task.indices)
+
+        return load
+
+    def _each(self, task: Task, work: Work) -> list[Any]:
+        with sample_scope(0) as scope:
+            load = self._load_one(task, scope.move)
+            pairs = zip(task.indices, task.keys, strict=True)
+            if self.on_error is None:
+                if self.seed_globals or self._batched_dataset or not hasattr(self.dataset, "__getitem__"):
+                    return [load(index, key) for index, key in pairs]
+                return self._plainly(pairs, scope.move)
+            length = _length(self.dataset)
+            samples = [self.on_error.load(load, index, key, length, work) for index, key in pairs]
+            return [sample for sample in samples if sample is not SKIP]
+
+    def _plainly(self, pairs: Iterable[tuple[Any, int]], move: Callable[[int], None]) -> list[Any]:
+        """The usual case, with as little as possible done for each sample."""
+        dataset, samples, index = self.dataset, [], None
+        try:
+            for index, key in pairs:
+                move(key)
+                samples.append(dataset[index])
+        except Exception as error:
+            error.add_note(f"while loading sample {index!r} of {type(dataset).__name__}")
+            raise
         return samples
 
-    def _sample(self, index: Any, key: int) -> Any:
-        with self._scope(key):
+    def _load_one(self, task: Task, move: Callable[[int], None]) -> Callable[[Any, int], Any]:
+        dataset, seed_globals, batched_dataset, at = self.dataset, self.seed_globals, self._batched_dataset, _at(task)
+        getitem = None if hasattr(dataset, "__getitem__") else _bulk(dataset)
+
+        def load(index: Any, key: int) -> Any:
+            move(key)  # a replacement draws what it would have drawn if nothing had failed before
+            if seed_globals:
+                _seed(key)
             try:
-                return self.dataset[index]
+                if batched_dataset:
+                    return dataset.load_samples([index], [key], **at)[0]
+                return dataset[index] if getitem is None else getitem([index])[0]
             except Exception as error:
-                error.add_note(f"while loading sample {index!r} of {type(self.dataset).__name__}")
+                error.add_note(f"while loading sample {index!r} of {type(dataset).__name__}")
                 raise
 
-    @contextmanager
-    def _scope(self, key: int) -> Iterator[None]:
-        if self.seed_globals:
-            random.seed(key)
-            np.random.seed(key & 0xFFFFFFFF)
-            torch.default_generator.manual_seed(key)
-        with sample_scope(key):
-            yield
+        return load
+
+    def _fill(self, task: Task, work: Work) -> Any:
+        """A sample for a batch of which all were skipped: the number of batches must not change."""
+        assert self.on_error is not None
+        first, *others = task.indices
+        with sample_scope(0) as scope:
+            load = self._load_one(task, scope.move)
+            return self.on_error.fill(load, first, task.keys[0], _length(self.dataset), work, others)
+
+
+def _length(dataset: Any) -> int | None:
+    """None where only the sampler knows which indices there are."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _at(task: Task) -> dict[str, Any]:
+    return {} if task.place is None else {"place": task.place}
+
+
+def _seed(key: int) -> None:
+    """Seed the global generators; a hundred times cheaper than ``torch.manual_seed``."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(key)
 
 
 def _bulk(dataset: Any) -> Callable[[Sequence[Any]], list[Any]] | None:
@@ -120,8 +240,7 @@ def _bulk(dataset: Any) -> Callable[[Sequence[Any]], list[Any]] | None:
 
 
 @contextmanager
-def preserved_generators() -> Iterator[None]:
-    """Python's, NumPy's and torch's global generators are afterwards what they were before."""
+def _preserved() -> Iterator[None]:
     python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -129,3 +248,8 @@ def preserved_generators() -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(legacy)
         torch.set_rng_state(own)
+
+
+def preserved_generators(needed: bool = True) -> Any:
+    """Python's, NumPy's and torch's global generators are afterwards what they were before."""
+    return _preserved() if needed else nullcontext()

@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from typing import Any
 
-from penstock.loader.fetch import Fetch, Task, preserved_generators
+from penstock.loader.fetch import Maker, preserved_generators
+from penstock.loader.work import Made, Task, Work
 
 __all__ = ["InlineBatches"]
 
 
 class InlineBatches:
-    """Batches of the tasks, one at a time. A batch that fails raises in its place; the next call goes on."""
+    """Batches of the tasks, one at a time. A batch that fails raises in its place; the next call goes on.
 
-    def __init__(self, tasks: Iterator[Task], fetch: Fetch) -> None:
+    Args:
+        tasks: what is to be made. If it raises, the iteration is over.
+        maker: makes it; where it seeds the global generators, they are afterwards what they were before.
+        epoch: given to the maker, which begins a pass here: an iterable data set's ``__iter__`` is called now.
+
+    Attributes:
+        number: of the batch that was last returned or raised.
+        worker: that it came from.
+    """
+
+    worker = 0
+
+    def __init__(self, tasks: Iterator[Task], maker: Maker, *, epoch: int | None = None) -> None:
         self._tasks = tasks
-        self._fetch = fetch
+        self._maker = maker
+        self._seeds = bool(getattr(maker, "seed_globals", False))
+        self.number = -1
+        maker.begin(epoch)
 
     def __iter__(self) -> InlineBatches:
         return self
 
-    def __next__(self) -> Any:
-        task = next(self._tasks)
-        with preserved_generators() if self._fetch.seed_globals else nullcontext():
-            return self._fetch(task)
+    def __next__(self) -> Made:
+        try:
+            task = next(self._tasks)
+        except Exception:
+            self.close()
+            raise
+        self.number += 1
+        work = Work()
+        with preserved_generators(self._seeds):
+            batch = self._maker(task, work)
+        return Made(batch, work, self.number, state=self._maker.state_dict())
+
+    def ready(self) -> int:
+        """Batches that are made and not handed out: none."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing comes after this."""
+        self._tasks = iter(())

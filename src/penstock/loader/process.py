@@ -1,129 +1,360 @@
-"""The process executor: torch's own worker processes, which are told each sample's key with its index.
+"""The worker processes of a loader: start them, talk to them without blocking, notice at once if one dies, end them.
 
-Batches are planned in the main process, so batch k is the same whichever worker makes it. Without a seed the workers
-get plain indices and the data set itself, and everything follows torch's rules to the letter.
+    consumer  -- pipe of tasks   -->  worker 0..n-1        one pipe each way and worker, one shared file for all:
+              <-- pipe of results --                       the number of descriptors is fixed
+              == shared file: board, slots ==
+
+All waiting is one `poll` over the pipes of results and the workers' sentinels, with the caller's deadline.
 """
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import multiprocessing.process
+import os
+import pickle
+import select
+import signal
+import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+import weakref
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+import numpy as np
 
-from penstock.loader.delivery import WORKER_NAMES
-from penstock.loader.fetch import Fetch, Task
+from penstock.loader.channel import Frame, Inbox, Outbox
+from penstock.loader.fetch import Maker
+from penstock.loader.ring import SPARE, Region, Ring
+from penstock.loader.worker import BOARD, Setup, board_bytes, main
 
-__all__ = ["Workers"]
+__all__ = ["Pool", "WorkerOptions"]
 
-
-class _Samples(list[Any]):
-    """Samples of a batch on their way to the collate function, which needs the task for its generator."""
-
-    def __init__(self, samples: list[Any], task: Task) -> None:
-        super().__init__(samples)
-        self.task = task
+_PATIENCE = 5.0  # seconds that all workers together are given to end by themselves
+_AT_EXIT = 1.0  # the same when the interpreter exits: Ctrl-C should not have to be waited for
 
 
-class _Keyed(Dataset[Any]):
-    """A data set whose index is a whole task."""
+class WorkerOptions(NamedTuple):
+    """What the workers of a loader are.
 
-    def __init__(self, fetch: Fetch) -> None:
-        self.fetch = fetch
+    Attributes:
+        processes: how many.
+        threads: in each of them.
+        context: how they are started (a `multiprocessing` context); None for the system's default.
+        init: ``worker_init_fn``.
+        base_seed: torch's; worker i gets base_seed + i.
+        depth: batches in flight at most.
+        light: the same for small batches that are made quickly.
+        max_bytes: of the batches in flight; None for no limit.
+    """
 
-    def __getitem__(self, task: Task) -> Any:
-        return self.__getitems__(task)
-
-    def __getitems__(self, task: Task) -> _Samples:
-        return _Samples(self.fetch.samples(task), task)
-
-    def collate(self, samples: _Samples) -> Any:
-        return self.fetch.collate(samples, samples.task)
-
-
-class _Init:
-    """``worker_init_fn``: the user's, who expects the user's own data set in ``get_worker_info()``."""
-
-    def __init__(self, init: Callable[[int], object] | None) -> None:
-        self.init = init
-
-    def __call__(self, number: int) -> None:
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, _Keyed):
-            object.__setattr__(info, "dataset", info.dataset.fetch.dataset)  # torch makes it read-only for users
-        if self.init is not None:
-            self.init(number)
+    processes: int
+    threads: int
+    context: Any
+    init: Any
+    base_seed: int
+    depth: int
+    light: int
+    max_bytes: int | None
 
 
-class _Feed:
-    """What torch's loader takes for a batch sampler: the tasks of the pass at hand."""
+class _Member:
+    """One worker, as seen by the consumer."""
 
-    def __init__(self, keyed: bool, batched: bool) -> None:
-        self._keyed = keyed
-        self._batched = batched
-        self.tasks: Iterator[Task] = iter(())
+    def __init__(self, number: int, tasks: Connection, results: Connection) -> None:
+        self.number = number
+        self.process: Any = None
+        self.tasks = tasks
+        self.results = results
+        for connection in (tasks, results):
+            os.set_blocking(connection.fileno(), False)
+        self.outbox = Outbox(tasks.fileno())
+        self.inbox = Inbox(results.fileno())
+        self.dead = False
+        self._pidfd = -1
 
-    def __iter__(self) -> Iterator[Any]:
-        for task in self.tasks:
-            if self._keyed:
-                yield task
-            else:
-                yield task.indices if self._batched else task.indices[0]
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that can be read from once the process has ended."""
+        return self.process.sentinel if self._pidfd < 0 else self._pidfd
+
+    def started(self) -> None:
+        if hasattr(os, "pidfd_open"):
+            # multiprocessing's own sentinel is a pipe that processes started by the worker keep open.
+            with contextlib.suppress(OSError):  # not allowed here
+                self._pidfd = os.pidfd_open(self.process.pid)
+
+    def wait(self, deadline: float) -> bool:
+        """Wait for the process to end; whether it has."""
+        if self.process.exitcode is None:
+            poller = select.poll()
+            poller.register(self.sentinel, select.POLLIN)
+            if poller.poll(max(0.0, (deadline - time.monotonic()) * 1000)) and self.process.exitcode is None:
+                self.process.join(1)  # a fork server tells a little later
+        if self.process.exitcode is None:
+            return False
+        self.process.join(0)  # multiprocessing forgets it, and closes what it had open
+        return True
+
+    def close(self) -> None:
+        """Close our ends."""
+        with _forks:
+            self.tasks.close()
+            self.results.close()
+
+    def __del__(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
 
 
-class Workers:
-    """torch's loader over keyed samples, kept from pass to pass so that persistent workers persist.
+_open: weakref.WeakSet[_Member] = weakref.WeakSet()
+_forks = threading.RLock()
+"""Held while pipes are made and closed, and by forks: a fork must not see one that is half closed, whose number may be
+another pipe's already, nor miss one that was just made."""
+
+
+def _close_in_child() -> None:
+    """A fork has all our descriptors: with a copy of our ends in some other process, workers never see them closed."""
+    for member in list(_open):
+        member.close()
+        # multiprocessing would end them when the fork does: it takes the parent's children for its own.
+        multiprocessing.process._children.discard(member.process)  # type: ignore[attr-defined]
+    _forks.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_forks.acquire, after_in_parent=_forks.release, after_in_child=_close_in_child)
+
+
+class _Life:
+    """What the end of a pool has to tell, to whoever waits for its workers in another thread."""
+
+    over = False
+
+
+class Pool:
+    """Worker processes, with the ring that their batches come in.
 
     Args:
-        fetch: makes the samples and batches, in the workers.
-        keyed: whether samples have keys (a loader with a seed).
-        options: the arguments of torch's DataLoader that concern workers.
+        maker: what each of them holds a copy of.
+        options: how many, how started.
+        ring: of an earlier pool of the same loader, whose pages need not be made again.
+
+    Raises:
+        Exception: whatever starting raises: data sets that do not pickle under spawn, for one.
     """
 
-    def __init__(self, fetch: Fetch, *, keyed: bool, options: dict[str, Any]) -> None:
-        self.keyed = keyed
-        self.passes = 0
-        self._feed = _Feed(keyed, fetch.batched)
-        dataset: Any = fetch.dataset
-        collate_fn: Callable[[Any], Any] = fetch.collate_fn
-        if keyed:
-            dataset = _Keyed(fetch)
-            collate_fn = dataset.collate
-            options = {**options, "worker_init_fn": _Init(options["worker_init_fn"])}
-        order = {"batch_sampler": self._feed} if fetch.batched else {"batch_size": None, "sampler": self._feed}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what there is to say about these arguments, our loader has said
-            self._loader: DataLoader[Any] = DataLoader(dataset, collate_fn=collate_fn, **order, **options)
+    def __init__(self, maker: Maker, options: WorkerOptions, ring: Ring | None = None) -> None:
+        self.options = options
+        self.pid = os.getpid()
+        head = board_bytes(options.processes)
+        self.ring = ring or Ring(options.depth, options.light, head=head, max_bytes=options.max_bytes)
+        self.batches: dict[tuple[int, int], Any] = {}
+        """Batches in the making, of all passes: their slots are not free."""
+        self.load = [0] * options.processes
+        """Parts of batches that each worker has to make."""
+        self.broken = False
+        """Whether a worker died and was not replaced."""
+        self._head = Region(self.ring.file.fd, 0, head)
+        self._board = self._head.memory.view(np.uint64)
+        self._poller = select.poll()
+        self._by_fd: dict[int, _Member] = {}
+        self.members: list[_Member] = []
+        self.run = 0
+        self.restarts = 0
+        self._warned = False
+        self._maker = maker
+        self.life = _Life()
+        self.polling = False
+        """Whether the consumer is waiting and nothing else: a place where an interrupt does no harm."""
+        self._close = weakref.finalize(self, _end, self.members, self._board, self.pid, self.life)
+        try:
+            for number in range(options.processes):
+                self._start(number)
+        except BaseException:
+            self.close()
+            raise
 
-    def batches(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """The batches of one pass."""
-        self._feed.tasks = tasks
-        if not self._loader.persistent_workers:
-            return iter(self._loader)
-        self.passes += 1
-        return _Persistent(iter(self._loader), self)
+    def _start(self, number: int) -> None:
+        context = self.options.context or multiprocessing.get_context()
+        with _forks:
+            theirs_in, ours_out = context.Pipe(duplex=False)
+            ours_in, theirs_out = context.Pipe(duplex=False)
+            member = _Member(number, ours_out, ours_in)
+            _open.add(member)  # before the fork, which has to close its copies
+        options = self.options
+        setup = Setup(
+            *(number, options.processes, self._maker, options.init, options.base_seed, options.threads),
+            *(self.ring.file, theirs_in, theirs_out, self.pid),
+        )
+        process = context.Process(target=main, args=(setup,), name=f"penstock-worker-{number}", daemon=True)
+        member.process = process
+        try:
+            process.start()
+        except BaseException:
+            member.close()
+            raise
+        finally:
+            theirs_in.close()
+            theirs_out.close()
+        member.started()
+        self.members[number : number + 1] = [member]
+        for fd in (ours_in.fileno(), member.sentinel):
+            self._by_fd[fd] = member
+            self._poller.register(fd, select.POLLIN)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers have been told to end, or this is a fork of the process that started them."""
+        return not self._close.alive or self.pid != os.getpid()
+
+    def begin(self, epoch: int | None, states: dict[int, Any]) -> int:
+        """A pass begins, and what was asked for before is not wanted any more. Returns the pass's number."""
+        self.run += 1
+        self._board[0] = self.run
+        for member in list(self.members):
+            if member.dead:  # it died after the last pass was over
+                self.restart(member.number)
+            self.send(member.number, ("begin", epoch, states.get(member.number)))
+        return self.run
+
+    def stop(self) -> None:
+        """Nothing is wanted any more."""
+        if self.pid == os.getpid():
+            self._board[0] = 0
+
+    def dismiss(self) -> None:
+        """Let the workers end, without waiting for it."""
+        self.stop()
+        for member in self.members:
+            member.tasks.close()
+
+    def warn_copies(self) -> None:
+        """Say once that batches are being copied."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"more than {SPARE} batches of this DataLoader are being kept: from now on they are copied "
+                "out of the workers' memory, which costs time. Keep clones of what you need, or drop batches earlier",
+                stacklevel=10,
+            )
+
+    def send(self, number: int, message: tuple[Any, ...]) -> None:
+        """Tell a worker something; what the pipe does not take is sent while waiting."""
+        self.post(number, pickle.dumps(message, protocol=5))
+
+    def post(self, number: int, data: bytes) -> None:
+        """The same of what is pickled already. A dead worker is told nothing: its tasks are given to another one."""
+        member = self.members[number]
+        if member.dead:
+            return
+        member.outbox.send(data)
+        if member.outbox.waiting:
+            self._watch_outbox(member)
+
+    def _watch_outbox(self, member: _Member) -> None:
+        self._by_fd[member.outbox.fd] = member
+        self._poller.register(member.outbox.fd, select.POLLOUT)
+
+    def receive(self, deadline: float | None) -> tuple[list[tuple[int, Frame]], list[int]]:
+        """Wait for news.
+
+        Args:
+            deadline: on the monotonic clock; None waits for ever.
+
+        Returns:
+            What came, with the number of the worker it came from, and the numbers of workers that died: everything they
+            had sent before came first. Two empty lists: the deadline has passed.
+        """
+        timeout = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
+        frames: list[tuple[int, Frame]] = []
+        dead: list[int] = []
+        self.polling = True
+        events = self._poller.poll(timeout)
+        self.polling = False
+        for fd, _ in events:
+            member = self._by_fd.get(fd)
+            if member is None or member.dead:
+                continue
+            if fd == member.inbox.fd:
+                frames += [(member.number, frame) for frame in member.inbox.receive()]
+                if member.inbox.ended:
+                    self._poller.unregister(fd)
+                    del self._by_fd[fd]
+            elif fd == member.outbox.fd:
+                member.outbox.flush()
+                if not member.outbox.waiting:
+                    self._poller.unregister(fd)
+                    del self._by_fd[fd]
+            else:
+                frames += [(member.number, frame) for frame in member.inbox.receive()]
+                self._bury(member)
+                dead.append(member.number)
+        return frames, dead
+
+    def _bury(self, member: _Member) -> None:
+        member.dead = True
+        member.wait(time.monotonic() + 1)
+        for fd in (member.inbox.fd, member.outbox.fd, member.sentinel):
+            if self._by_fd.pop(fd, None) is not None:
+                self._poller.unregister(fd)
+        member.close()
+
+    def restart(self, number: int) -> None:
+        """Start a worker in the place of one that died."""
+        self.restarts += 1
+        self._board[1 + BOARD * number : 1 + BOARD * (number + 1)] = 0
+        self._start(number)
+
+    def obituary(self, number: int) -> str:
+        """How a worker died, in torch's words and some more."""
+        process = self.members[number].process
+        code, peak = process.exitcode, int(self._board[1 + BOARD * number + 2]) / 1024
+        memory = f" Its memory was {peak:.0f} MiB at its last batch." if peak else ""
+        if code is not None and code < 0:
+            text = f"DataLoader worker (pid {process.pid}) is killed by signal: {signal.strsignal(-code)}.{memory}"
+            if -code == signal.SIGKILL:
+                text += " The kernel does that when memory runs out: see dmesg; use fewer workers, or smaller batches."
+            elif -code == signal.SIGBUS:
+                text += " A mapped file was truncated while it was read (replace files by rename), or memory ran out."
+            return text
+        return f"DataLoader worker (pid {process.pid}) exited unexpectedly with exit code {code}.{memory}"
+
+    def at(self, number: int) -> tuple[int, int | None]:
+        """Key of the sample that a worker is at, and the number of its batch; None if it is at none."""
+        begin = 1 + BOARD * number
+        batch = int(self._board[begin + 1])
+        return int(self._board[begin]), batch - 1 if batch else None
+
+    def close(self, patience: float = _PATIENCE) -> None:
+        """End the workers: they are asked, given some seconds all together, then killed. Idempotent.
+
+        Afterwards nobody writes to the ring any more, and all slots are free that no batch leases.
+        """
+        if self._close.detach() is not None:
+            _end(self.members, self._board, self.pid, self.life, patience)
+        for batch in self.batches.values():
+            if batch.slot is not None:
+                self.ring.give_back(batch.slot)
+        self.batches.clear()
 
 
-class _Persistent:
-    """One pass of persistent workers, for which torch has one iterator for ever: an older pass must not take the
-    batches of a newer one.
-    """
-
-    def __init__(self, batches: Iterator[Any], workers: Workers) -> None:
-        self._batches = batches
-        self._workers = workers
-        self._number = workers.passes
-
-    def __getattr__(self, name: str) -> Any:
-        if name in WORKER_NAMES:
-            return getattr(self._batches, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __iter__(self) -> _Persistent:
-        return self
-
-    def __next__(self) -> Any:
-        if self._number != self._workers.passes:
-            raise RuntimeError("a newer iterator of this DataLoader has taken over its persistent workers")
-        return next(self._batches)
+def _end(members: list[_Member], board: Any, pid: int, life: _Life, patience: float = _AT_EXIT) -> None:
+    if os.getpid() != pid:
+        return  # a fork of the process whose workers these are
+    life.over = True
+    board[0] = 0
+    alive = [member for member in members if not member.dead]
+    for member in alive:
+        member.close()
+    deadline = time.monotonic() + patience
+    for how in (None, "terminate", "kill"):
+        for member in alive:
+            if how is not None:
+                getattr(member.process, how)()
+        alive = [member for member in alive if not member.wait(deadline)]
+        deadline = time.monotonic() + 1.0
+    for member in members:
+        member.dead = True

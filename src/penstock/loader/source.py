@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, cast
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import Subset
 
 from penstock.errors import ConfigError, PartitionError
-from penstock.loader.fetch import Task
+from penstock.loader.foreign import source_of
+from penstock.loader.work import Task
 from penstock.order.hashing import mix
 from penstock.random import sample_keys
-from penstock.samplers.base import Batch, BatchPass, EpochBatchSampler
+from penstock.samplers.base import BatchPass, EpochBatchSampler
 from penstock.samplers.batch import BatchSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.sequential import SequentialSampler
-from penstock.state import STATE_VERSION, State, check_state, read_int
 
 __all__ = ["batch_source", "plan", "refuse_double_split", "stream_source"]
 
 
+_LARGEST_GROUP = 16
+_KEYS = 8192  # computed at a time
+
+
 def batch_source(sampler: Iterable[Any], batch_sampler: Iterable[Any] | None) -> EpochBatchSampler:
     """The batches of a map-style loader: of its batch sampler, or single indices where batching is off."""
-    if batch_sampler is None:
-        return BatchSampler(sampler, 1, False)
-    return batch_sampler if isinstance(batch_sampler, EpochBatchSampler) else _Foreign(batch_sampler)
+    return source_of(BatchSampler(sampler, 1, False) if batch_sampler is None else batch_sampler)
 
 
 def stream_source(dataset: Any, batch_size: int | None, drop_last: bool) -> EpochBatchSampler:
@@ -70,50 +72,24 @@ def plan(run: BatchPass, seed: int, *, rank: int, place: Any, elastic: bool) -> 
         elastic: False over one rank's share, where positions are those of other samples on other ranks.
     """
     local = mix(seed, rank)
-    for number, (indices, positions) in enumerate(run, getattr(run, "first_batch", 0)):
-        if positions is None:
+    batches = iter(run)
+    number = getattr(run, "first_batch", 0)
+    group = 1
+    draws = run.seed is None and hasattr(getattr(run, "run", run), "exhaust")
+    while taken := list(itertools.islice(batches, group)):
+        if taken[0][1] is None:
+            indices = taken[0][0]
             places = (np.int64(number) << 24) + np.arange(len(indices), dtype=np.int64)
             yield Task(indices, sample_keys(local, run.epoch, places), place)
-        else:
-            yield Task(indices, sample_keys(seed if elastic else local, run.epoch, positions), place)
-
-
-class _Foreign(EpochBatchSampler):
-    """A batch sampler that is not ours: any iterable of lists. What has been had is skipped on resume."""
-
-    def __init__(self, batch_sampler: Iterable[Any]) -> None:
-        super().__init__()
-        self.batch_sampler = batch_sampler
-
-    def set_epoch(self, epoch: int) -> None:
-        super().set_epoch(epoch)
-        if hasattr(self.batch_sampler, "set_epoch"):
-            self.batch_sampler.set_epoch(epoch)
-
-    def _build(self, resume: State | None) -> BatchPass:
-        return _ForeignPass(self.batch_sampler, self.epoch, 0 if resume is None else int(resume["batches"]))
-
-    def _check(self, state: Mapping[str, Any]) -> State:
-        check_state(state, {"version": STATE_VERSION}, of="batch sampler")
-        for name in ("epoch", "batches"):
-            read_int(state, name, of="batch sampler")
-        return dict(state)
-
-
-class _ForeignPass:
-    seed: int | None = None
-
-    def __init__(self, batches: Iterable[Any], epoch: int, skip: int) -> None:
-        self._batches = batches
-        self._skip = self.first_batch = skip
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return max(0, len(cast(Sized, self._batches)) - self._skip)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in itertools.islice(iter(self._batches), self._skip, None):
-            yield list(batch), None
-
-    def state(self, count: int) -> State:
-        return {"version": STATE_VERSION, "epoch": self.epoch, "batches": self._skip + count}
+            number += 1
+            continue
+        # Keys of several batches cost little more than those of one. The first ones are wanted at once.
+        positions = np.concatenate([batch[1] for batch in taken])
+        keys = sample_keys(seed if elastic else local, run.epoch, positions)
+        begin = 0
+        for indices, _ in taken:
+            yield Task(indices, keys[begin : begin + len(indices)], place)
+            begin += len(indices)
+        number += len(taken)
+        if not draws:  # what draws from a generator of the user's draws no sooner than torch's
+            group = min(_LARGEST_GROUP, group * 2, max(1, _KEYS // max(1, len(taken[0][0]))))

@@ -6,116 +6,128 @@
                   `------+-----'
               batches, in order
 
-Chunks, not samples, are handed out, so the cost of a hand-over is shared by many samples. Threads are daemons of our
-own: ``concurrent.futures`` would join them at interpreter exit. All threads share one data set.
+Chunks, not samples, are handed out, so the cost of a hand-over is shared by many samples. Streams are not cut: there
+each thread has a lane of its own, with its own iterator, and batch k is that of thread k mod n; one that has come to
+its end is left out, as in torch.
+
+All threads share one data set, and each of them is a worker: ``get_worker_info()`` says which.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
 import queue
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from penstock.loader.delivery import timed_out
-from penstock.loader.fetch import Fetch, Task
-from penstock.threads import Daemon
+from penstock.loader.fetch import Maker
+from penstock.loader.pool import Failure, ThreadPool, thread_number
+from penstock.loader.statistics import size_of
+from penstock.loader.work import Made, Task, Work
+from penstock.loader.workerinfo import worker_scope
 
 __all__ = ["ThreadBatches", "ThreadPool"]
 
-_Work = Callable[[BaseException | None], None]
 
+class _Lane:
+    """What a thread makes batches with; a stream begins in its own thread."""
 
-class ThreadPool:
-    """Daemon threads that take work from one queue.
+    def __init__(self, maker: Maker, epoch: int | None, *, begun: bool) -> None:
+        self.maker = maker
+        self.active = True  # for the consumer: whether more can come
+        self.waiting = 0  # batches begun
+        self.broken = False  # never began: its error is told once
+        self._epoch = epoch
+        self._begun = begun
 
-    Args:
-        count: number of threads.
-        init: called once in each thread with its number; if it fails, everything that thread is given fails with the
-            same error, so that whoever waits is told.
-    """
-
-    def __init__(self, count: int, init: Callable[[int], object] | None) -> None:
-        self.count = count
-        self.pid = os.getpid()
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        for number in range(count):
-            # Threads know the queue, not the pool: a pool that nobody holds any more ends its threads.
-            run = partial(_run, self._queue, number, init)
-            Daemon(run, name=f"penstock-worker-{number}", wake=partial(self._queue.put, None))
-        self.close = weakref.finalize(self, _end, self._queue, count)
-        self.close.atexit = False
-
-    def submit(self, work: _Work) -> None:
-        """Have some thread call ``work(None)``, or ``work(error)`` if its ``init`` failed or no thread is left."""
-        if self.close.alive and self.pid == os.getpid():
-            self._queue.put(work)
-        else:
-            work(
-                RuntimeError(
-                    "the threads of this DataLoader have ended: it was closed, or this is a fork of its process"
-                )
-            )
-
-
-def _run(
-    work_queue: queue.SimpleQueue[_Work | None], number: int, init: Callable[[int], object] | None, thread: Daemon
-) -> None:
-    failure: BaseException | None = None
-    if init is not None:
-        try:
-            init(number)
-        except BaseException as error:  # told to whoever waits for this thread's work
-            failure = error
-    while not thread.stopping and (work := work_queue.get()) is not None:
-        work(failure)
-        del work  # the closure holds a batch; do not keep it while waiting for more
-
-
-def _end(work_queue: queue.SimpleQueue[_Work | None], count: int) -> None:
-    for _ in range(count):
-        work_queue.put(None)
+    def make(self, task: Task, work: Work, failure: Failure | None) -> Any:
+        if failure is not None:
+            self.broken = True
+            raise failure[0].with_traceback(failure[1])
+        if not self._begun:
+            self._begun = True
+            try:
+                self.maker.begin(self._epoch)
+            except BaseException:
+                self.broken = True
+                raise
+        return self.maker(task, work)
 
 
 class _Batch:
     """A batch in the making."""
 
-    def __init__(self, task: Task, chunks: int, fetch: Fetch, ready: queue.SimpleQueue[_Batch] | None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        number: int,
+        worker: int,
+        lane: _Lane,
+        chunks: int,
+        pool: ThreadPool,
+        ready: queue.SimpleQueue[_Batch | None] | None,
+    ) -> None:
+        self.task = task
+        self.number = number
+        self.worker = worker
+        self.lane = lane
         self.done = threading.Event()
-        self._task = task
-        self._fetch = fetch
+        self._infos, self._failures = pool.infos, pool.failures
         self._ready = ready
         self._parts: list[list[Any]] = [[] for _ in range(chunks)]
+        self._works = [Work() for _ in range(chunks)]
         self._errors: dict[int, BaseException] = {}
         self._left = chunks
         self._lock = threading.Lock()
-        self._result: Any = None
-        self.cancelled = False
+        self._batch: Any = None
+        self._state: Any = None
+        self._cancelled = False
 
-    def make(self, number: int, begin: int, end: int, failure: BaseException | None) -> None:
+    def submit_to(self, pool: ThreadPool) -> None:
+        """Have the pool make it, in as many chunks as it was made for."""
+        size, chunks = len(self.task.indices), len(self._parts)
+        for chunk in range(chunks):
+            begin, end = chunk * size // chunks, (chunk + 1) * size // chunks
+            pool.submit(partial(self._make, chunk, begin, end), self.worker)
+
+    def _make(self, chunk: int, begin: int, end: int, failure: Failure | None) -> None:
         """Make one chunk; whoever makes the last one collates."""
-        if not self.cancelled:
-            try:
-                if failure is not None:
-                    raise failure
-                self._parts[number] = self._fetch.samples(self._task.part(begin, end))
-            except BaseException as error:  # raised again in the consumer, in the place of this batch
-                self._errors[number] = error
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self._finish()
+        number = thread_number()
+        failure = failure or self._failures.get(number)
+        with worker_scope(None if number < 0 else self._infos[number]):
+            if not self._cancelled:
+                try:
+                    self._make_chunk(chunk, begin, end, failure)
+                except BaseException as error:  # raised again in the consumer, in the place of this batch
+                    self._errors[chunk] = error
+            with self._lock:
+                self._left -= 1
+                last = self._left == 0
+            if last:
+                self._finish()
+
+    def _make_chunk(self, chunk: int, begin: int, end: int, failure: Failure | None) -> None:
+        if len(self._parts) == 1:
+            self._batch = self.lane.make(self.task, self._works[0], failure)
+            return
+        if failure is not None:
+            raise failure[0].with_traceback(failure[1])
+        maker: Any = self.lane.maker
+        self._parts[chunk] = maker.samples(self.task.part(begin, end), self._works[chunk])
 
     def _finish(self) -> None:
-        if not self._errors and not self.cancelled:
+        if not self._errors and not self._cancelled:
+            work = self._works[0]
             try:
-                self._result = self._fetch.collate([sample for part in self._parts for sample in part], self._task)
+                if len(self._parts) > 1:
+                    for other in self._works[1:]:
+                        work.add(other)
+                    maker: Any = self.lane.maker
+                    self._batch = maker.collate([sample for part in self._parts for sample in part], self.task, work)
+                self._state = self.lane.maker.state_dict()
             except BaseException as error:  # as above
                 self._errors[0] = error
         self._parts.clear()
@@ -123,123 +135,194 @@ class _Batch:
         if self._ready is not None:
             self._ready.put(self)
 
-    def result(self) -> Any:
+    def cancel(self) -> None:
+        """It is not wanted any more; whoever waits for it is woken."""
+        self._cancelled = True
+        self._errors.clear()
+        self.done.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether its stream had come to the end."""
+        return isinstance(self._errors.get(0), StopIteration)
+
+    def result(self, number: int) -> Made:
         """The batch, or the error of its first sample that failed."""
         if self._errors:
-            raise self._errors[min(self._errors)]
-        return self._result
+            errors, self._errors = self._errors, {}
+            try:
+                raise errors[min(errors)]
+            finally:
+                del errors  # the error's traceback holds this frame
+        return Made(self._batch, self._works[0], number, self.worker, self._state)
 
 
 class ThreadBatches:
     """Batches of the tasks, made by a pool, in order.
 
     Args:
-        tasks: what is to be made; pulled from in the consumer's thread.
-        fetch: makes it.
-        pool: does the work.
+        tasks: what is to be made; pulled from in the consumer's thread. If it raises, the batches planned before come
+            first, then the error, and the iteration is over.
+        maker: of a map-style data set; or, for streams, one for each thread of a pool with lanes.
+        pool: does the work. A pool with lanes makes batch k whole, in thread k mod n.
         depth: batches begun at any time.
-        timeout: seconds to wait for a batch, 0 for ever; then RuntimeError in torch's words.
+        timeout: seconds to wait for a batch, 0 for ever; then RuntimeError in torch's words, with a note that says at
+            which samples the threads are; the next call waits for the same batch.
         in_order: False hands out whatever is ready first.
+        epoch: given to the makers as they begin their pass.
+        max_bytes: begin no more batches than fit in there, by the largest so far (one, until there is one).
+        first: for streams, the worker whose turn it is.
+
+    Attributes:
+        number: of the batch that was last returned or raised, in the order of the tasks; of a stream's batch, how many
+            were returned or raised before.
+        worker: that it came from.
+
+    `close` may be called from any thread, also while another one waits for a batch, which then gets StopIteration.
     """
 
     def __init__(
-        self, tasks: Iterator[Task], fetch: Fetch, pool: ThreadPool, *, depth: int, timeout: float, in_order: bool
+        self,
+        tasks: Iterator[Task],
+        maker: Maker | Sequence[Maker],
+        pool: ThreadPool,
+        *,
+        depth: int,
+        timeout: float,
+        in_order: bool,
+        epoch: int | None = None,
+        max_bytes: int | None = None,
+        first: int = 0,
     ) -> None:
+        self._begun: deque[_Batch] = deque()
+        self._ready: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._tasks = tasks
-        self._fetch = fetch
         self._pool = pool
         self._depth = depth
+        self._limit = depth if max_bytes is None else 1
+        self._max_bytes = max_bytes
+        self._largest = 1
         self._timeout = timeout or None
         self._in_order = in_order
-        self._begun: deque[_Batch] = deque()
-        self._ready: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
+        self._stream = isinstance(maker, Sequence)
+        if isinstance(maker, Sequence):
+            self._lanes = [_Lane(one, epoch, begun=False) for one in maker]
+        else:
+            maker.begin(epoch)
+            self._lanes = [_Lane(maker, epoch, begun=True) for _ in range(pool.count if pool.lanes else 1)]
+        self._turn = first
+        self._planned = 0
+        self._broken: Exception | None = None
+        self.number, self.worker = -1, 0
         self._fill()
 
     def __iter__(self) -> ThreadBatches:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Made:
+        while True:
+            self._fill()
+            if not self._begun:
+                broken, self._broken = self._broken, None
+                raise StopIteration if broken is None else broken
+            batch = self._take()
+            lane = batch.lane
+            if not (self._stream and (batch.ended or not lane.active)):
+                break
+            lane.active = False
+        if self._stream and lane.broken:
+            lane.active = False
+        self.number = self.number + 1 if self._stream else batch.number
+        self.worker = batch.worker
         self._fill()
-        if not self._begun:
-            raise StopIteration
-        batch = self._next_in_order() if self._in_order else self._next_ready()
-        self._fill()
-        return batch.result()
+        made = batch.result(self.number)
+        if self._max_bytes is not None:
+            self._largest = max(self._largest, size_of(made.batch))
+            self._limit = min(self._depth, max(1, self._max_bytes // self._largest))
+        return made
+
+    @property
+    def depth(self) -> int:
+        """Batches that may be begun at the moment."""
+        return self._limit
+
+    def ready(self) -> int:
+        """Batches that are made and not handed out."""
+        return sum(batch.done.is_set() for batch in list(self._begun))
 
     def close(self) -> None:
         """Have what was begun come to nothing; chunks that run end in their own time."""
-        for batch in self._begun:
-            batch.cancelled = True
+        self._tasks, self._broken = iter(()), None
+        begun = list(self._begun)
         self._begun.clear()
-        self._tasks = iter(())
+        for batch in begun:
+            batch.cancel()
+        self._ready.put(None)
 
     def __del__(self) -> None:
         self.close()
 
-    def _next_in_order(self) -> _Batch:
-        if not self._begun[0].done.wait(self._timeout):
-            raise RuntimeError(timed_out(self._timeout))
-        return self._begun.popleft()
-
-    def _next_ready(self) -> _Batch:
+    def _take(self) -> _Batch:
+        """Wait for the batch that is next."""
+        batch: _Batch | None
+        if self._in_order:
+            batch = next(iter(self._begun), None)
+            if batch is not None and not batch.done.wait(self._timeout):
+                raise self._late()
+        else:
+            try:
+                batch = self._ready.get(timeout=self._timeout)
+            except queue.Empty:
+                raise self._late() from None
         try:
-            batch = self._ready.get(timeout=self._timeout)
-        except queue.Empty:
-            raise RuntimeError(timed_out(self._timeout)) from None
-        self._begun.remove(batch)
+            self._begun.remove(batch)  # type: ignore[arg-type]
+        except ValueError:  # closed meanwhile
+            raise StopIteration from None
+        assert batch is not None
+        batch.lane.waiting -= 1
         return batch
+
+    def _late(self) -> RuntimeError:
+        error = RuntimeError(timed_out(self._timeout))
+        index_of: dict[int, Any] = {}
+        for batch in self._begun:
+            index_of.update(zip(batch.task.keys, batch.task.indices, strict=True))
+        at = {number: index_of[board[0]] for number, board in enumerate(self._pool.boards) if board[0] in index_of}
+        for number, index in at.items():
+            error.add_note(f"thread {number} was last at sample {index!r}")
+        if not at and self._begun:
+            error.add_note(f"waiting for batch {self._begun[0].number} of worker {self._begun[0].worker}")
+        return error
 
     def _fill(self) -> None:
-        while len(self._begun) < self._depth:
-            task = next(self._tasks, None)
+        while len(self._begun) < self._limit and (worker := self._choose()) is not None:
+            try:
+                task = next(self._tasks, None)
+            except Exception as error:  # of a sampler; raised behind the batches that it planned before
+                self._tasks, self._broken, task = iter(()), error, None
             if task is None:
                 return
-            size = len(task.indices)
-            chunks = max(1, min(self._pool.count, size)) if self._fetch.divisible else 1
-            batch = _Batch(task, chunks, self._fetch, None if self._in_order else self._ready)
-            self._begun.append(batch)
-            for number in range(chunks):
-                self._pool.submit(_chunk(batch, number, number * size // chunks, (number + 1) * size // chunks))
+            self._begin(task, worker)
 
+    def _choose(self) -> int | None:
+        """Which lane the next batch belongs to; None if all have come to their end."""
+        lanes, count = self._lanes, len(self._lanes)
+        turns = [n % count for n in range(self._turn, self._turn + count) if lanes[n % count].active]
+        if not turns:
+            return None
+        if self._in_order:
+            return turns[0]
+        return min(turns, key=lambda n: lanes[n].waiting)  # a lane that is stuck holds its share and no more
 
-def _chunk(batch: _Batch, number: int, begin: int, end: int) -> _Work:
-    return lambda failure: batch.make(number, begin, end, failure)
-
-
-def read_ahead(batches: Iterator[Any], pool: ThreadPool, *, depth: int, timeout: float) -> Iterator[Any]:
-    """Another iterator's batches, fetched ahead by one thread of a pool of one."""
-    tasks = (Task([number], []) for number in itertools.count())
-    return _ReadAhead(ThreadBatches(tasks, _Next(batches), pool, depth=depth, timeout=timeout, in_order=True))
-
-
-_END = object()
-
-
-class _Next(Fetch):
-    """A fetch that ignores what it is asked for and takes the next batch."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        super().__init__(None, _only, batched=False, seed_globals=False)
-        self._batches = batches
-
-    def samples(self, task: Task) -> list[Any]:
-        return [next(self._batches, _END)]
-
-
-def _only(sample: Any) -> Any:
-    return sample
-
-
-class _ReadAhead:
-    def __init__(self, batches: ThreadBatches) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> _ReadAhead:
-        return self
-
-    def __next__(self) -> Any:
-        batch = next(self._batches)
-        if batch is _END:
-            self._batches.close()
-            raise StopIteration
-        return batch
+    def _begin(self, task: Task, worker: int) -> None:
+        pool, lane = self._pool, self._lanes[worker]
+        size = len(task.indices)
+        divide = not pool.lanes and getattr(lane.maker, "divisible", False)
+        chunks = max(1, min(pool.count, size)) if divide else 1
+        ready = None if self._in_order else self._ready
+        batch = _Batch(task, self._planned, worker, lane, chunks, pool, ready)
+        self._turn = worker + 1
+        self._planned += 1
+        lane.waiting += 1
+        self._begun.append(batch)
+        batch.submit_to(pool)

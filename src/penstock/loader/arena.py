@@ -1,0 +1,129 @@
+"""Where a worker's tensors are put: straight into the slot of shared memory that was given for the batch.
+
+`Slot` hands out consecutive, aligned pieces for a whole batch; `Rows` the rows of a chunk within pieces whose place is
+known from earlier batches. The collate function asks by `place`, and gets ordinary memory where there is no room.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Arena", "Column", "Rows", "Slot", "aligned", "collating_into", "place"]
+
+_ALIGNMENT = 64  # a cache line, and what vector instructions like
+
+
+def aligned(nbytes: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class Arena(Protocol):
+    """Memory for the tensors of a batch."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """An uninitialised contiguous tensor, or None if there is no room for it."""
+
+
+class Slot:
+    """Memory for one whole batch.
+
+    Args:
+        memory: uint8 of shape (capacity,), shared with the consumer's process.
+    """
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory = memory
+        self.address: int = memory.__array_interface__["data"][0]  # .ctypes.data takes ten times as long
+        self.capacity = memory.size
+        self.used = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """As in `Arena`."""
+        count = math.prod(shape)
+        offset = self.reserve(count * dtype.itemsize)
+        if offset is None:
+            return None
+        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=offset).view(shape)
+
+    def reserve(self, nbytes: int) -> int | None:
+        """Offset of a piece of this many bytes; None for none at all, and where there is no room."""
+        if nbytes <= 0 or self.used + nbytes > self.capacity:
+            return None
+        offset, self.used = self.used, aligned(self.used + nbytes)
+        return offset
+
+    def offset_of(self, address: int, nbytes: int) -> int | None:
+        """Where in the slot this memory lies; None if it lies elsewhere."""
+        offset = address - self.address
+        return offset if 0 <= offset <= self.capacity - nbytes else None
+
+
+class Column(NamedTuple):
+    """A tensor of a batch: where it begins in the slot, and what one row of it is."""
+
+    offset: int
+    dtype: torch.dtype
+    row: tuple[int, ...]
+    row_bytes: int
+
+
+class Rows:
+    """Memory for rows ``begin`` to ``end`` of every column, asked for in the order of the columns."""
+
+    def __init__(self, memory: npt.NDArray[np.uint8], columns: Sequence[Column], begin: int, end: int) -> None:
+        self._memory = memory
+        self._columns = columns
+        self._begin, self._end = begin, end
+        self.addresses: list[int] = []
+        """Of what was handed out, in order."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """As in `Arena`; None for what does not look like the column whose turn it is."""
+        if len(self.addresses) >= len(self._columns):
+            return None
+        column = self._columns[len(self.addresses)]
+        if dtype is not column.dtype or shape[:1] != (self._end - self._begin,) or shape[1:] != column.row:
+            return None
+        offset = column.offset + self._begin * column.row_bytes
+        count = math.prod(shape)
+        if not count:
+            return None
+        tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).view(shape)
+        self.addresses.append(tensor.data_ptr())
+        return tensor
+
+
+class _Current(threading.local):
+    arena: Arena | None = None
+
+
+_current = _Current()
+
+
+class collating_into:
+    """``with collating_into(arena):`` tensors that the default collate function makes in this thread are put there."""
+
+    __slots__ = ("_arena", "_before")
+
+    def __init__(self, arena: Arena | None) -> None:
+        self._arena = arena
+
+    def __enter__(self) -> None:
+        self._before, _current.arena = _current.arena, self._arena
+
+    def __exit__(self, *exc: object) -> None:
+        _current.arena = self._before
+
+
+def place(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+    """Memory for a tensor of the batch at hand; None: take ordinary memory."""
+    arena = _current.arena
+    return None if arena is None else arena.empty(shape, dtype)

@@ -1,0 +1,244 @@
+"""From the workers' answers to the batch: tensors over the slot, chunks put together, and what is learned on the way.
+
+The first batches come through the pipe, for nobody knows yet how large they are, or what they look like. They tell the
+size of the ring's slots and, where batches are made in chunks, the columns that chunks write their rows into.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from penstock.loader.arena import Column, aligned
+from penstock.loader.pack import SMALL, unpack
+from penstock.loader.process import Pool
+from penstock.loader.ring import LIGHT, Slot
+from penstock.loader.rows import Layout, join, join_texts, layout_of, unflatten
+from penstock.loader.work import Made, Task, Work
+
+__all__ = ["Assembly", "Batch", "Part", "Plan"]
+
+_LITTLE = 1e-3
+"""Seconds below which a batch is made quickly."""
+
+_MISFITS = 3
+"""Batches unlike the others after which no more are made in chunks."""
+
+
+class Plan:
+    """How the batches of a loader are handed out, and what is known of them. Kept from pass to pass.
+
+    Args:
+        chunks: whether a batch may be made in parts, by several workers or threads.
+        free: whether any worker may make any batch; else batch k is made by worker k mod n.
+        stream: whether each worker holds an iterator, which is asked for what comes next.
+        in_order: False delivers what is ready.
+        restart: whether workers that die are replaced.
+        eager: chunks however little work they are.
+    """
+
+    def __init__(
+        self, *, chunks: bool, free: bool, stream: bool, in_order: bool, restart: bool, eager: bool = False
+    ) -> None:
+        self.chunks = chunks
+        self.free = free
+        self.stream = stream
+        self.in_order = in_order
+        self.restart = restart
+        self.eager = eager
+        self.layout: Layout | None = None
+        self.misfits = 0
+        self.sample_seconds = 0.0  # of work on one sample, smoothed
+        self.sized = False  # whether it is known how large batches are
+        self.light = False  # whether batches are so little work that handing them over one by one costs more
+
+
+class Part:
+    """A part of a batch, and who makes it. The whole batch has ``end`` -1."""
+
+    __slots__ = ("answer", "begin", "end", "worker")
+
+    def __init__(self, worker: int, begin: int, end: int) -> None:
+        self.worker = worker
+        self.begin = begin
+        self.end = end
+        self.answer: tuple[str, Any] | None = None
+
+
+class Batch:
+    """A batch in the making."""
+
+    __slots__ = ("attempts", "beside", "missing", "number", "parts", "run", "slot", "task", "value", "work")
+
+    def __init__(self, run: int, number: int, task: Task, slot: Slot | None) -> None:
+        self.run = run
+        self.number = number
+        self.task = task
+        self.slot = slot
+        self.work = Work()
+        self.parts: list[Part] = []
+        self.beside: dict[int, list[Any]] = {}  # buffers that came beside the answers, by part
+        self.value: Any = None  # chunks that came through the pipe, put together
+        self.missing = 0
+        self.attempts = 1
+
+
+class Assembly:
+    """Puts batches together.
+
+    Args:
+        pool: whose ring the batches come in.
+        plan: what is known of them; learns.
+    """
+
+    def __init__(self, pool: Pool, plan: Plan) -> None:
+        self._pool = pool
+        self._ring = pool.ring
+        self._plan = plan
+        self._columns: dict[int, tuple[list[Column], list[tuple[int, int]]]] = {}  # by size of the batch
+        self._tell_layout()
+
+    def fits(self, size: int, slot: Slot) -> bool:
+        """Whether a batch of so many samples, if it looks like those before, has room in a slot."""
+        if self._plan.layout is None:
+            return False
+        _, pieces = self._columns_of(size)
+        return sum(pieces[-1]) <= slot.capacity
+
+    def _columns_of(self, size: int) -> tuple[list[Column], list[tuple[int, int]]]:
+        """Columns of a batch of so many samples, and the pieces of the slot that they are."""
+        found = self._columns.get(size)
+        if found is None:
+            assert self._plan.layout is not None
+            columns = self._plan.layout.columns(size)
+            found = columns, [(column.offset, size * column.row_bytes) for column in columns]
+            if len(self._columns) < 64:
+                self._columns[size] = found
+        return found
+
+    def give_back(self, batch: Batch) -> None:
+        """A batch that nobody wants, or that has arrived: its slot may be lent again."""
+        del self._pool.batches[batch.run, batch.number]
+        if batch.slot is not None:
+            self._ring.give_back(batch.slot)
+            batch.slot = None
+
+    def fits_together(self, batch: Batch) -> bool:
+        """Whether a batch can be put together from its answers. If not, all of it has to be made in one place."""
+        kinds = {part.answer[0] for part in batch.parts if part.answer is not None}
+        if "error" in kinds or (len(batch.parts) == 1 and batch.parts[0].end < 0) or kinds == {"rows"}:
+            return True
+        if kinds == {"batch"}:  # chunks that came through the pipe
+            try:
+                if self._join(batch):
+                    return True
+            except Exception as error:  # an object that does not unpickle: to be raised in this batch's place
+                batch.parts[0].answer = "unsent", error
+                return True
+            self._plan.chunks = False
+        self._plan.misfits += 1
+        if self._plan.misfits >= _MISFITS:
+            self._plan.chunks = False
+        return False
+
+    def _join(self, batch: Batch) -> bool:
+        """Put chunks together that came through the pipe; whether they fit."""
+        chunks = [
+            unpack(part.answer[1][0], batch.beside.get(number, ()))  # type: ignore[index]
+            for number, part in enumerate(batch.parts)
+        ]
+        joined = join(chunks, [part.end - part.begin for part in batch.parts])
+        if joined is None:
+            return False
+        batch.value, layout = joined
+        self._learn_layout(layout)
+        return True
+
+    def made(self, batch: Batch, number: int) -> Made:
+        """The finished batch.
+
+        Raises:
+            RingError: there is too little memory for a ring.
+        """
+        start = time.perf_counter()
+        state = None
+        if len(batch.parts) == 1 and batch.parts[0].end < 0:
+            value, way, state = self._whole(batch)
+        elif batch.value is not None:
+            value, way = batch.value, "pipe"
+            self.give_back(batch)
+            if self._plan.layout is not None:
+                self._ring.fit(self._plan.layout.nbytes(len(batch.task.indices)))
+        else:
+            value, way = self._rows(batch)
+        work = batch.work
+        if work.samples:
+            seconds = (work.fetch + work.collate) / work.samples
+            before = self._plan.sample_seconds
+            plan = self._plan
+            plan.sample_seconds = before + (seconds - before) * 0.1 if before else seconds
+            plan.sized = True
+            plan.light = plan.free and self._ring.slot_bytes <= LIGHT and plan.sample_seconds * work.samples < _LITTLE
+        work.hand_over += time.perf_counter() - start
+        return Made(value, work, number, batch.parts[0].worker, state, way)
+
+    def _whole(self, batch: Batch) -> tuple[Any, str, Any]:
+        assert batch.parts[0].answer is not None
+        data, table, state = batch.parts[0].answer[1]
+        beside = iter(batch.beside.get(0, ()))
+        here, way = self._take_out(batch, [piece for piece in table if piece[0] >= 0])
+        arrays = iter(here)
+        value = unpack(data, [next(arrays if offset >= 0 else beside) for offset, _ in table])
+        if len(here) == len(table):
+            return value, way, state
+        nbytes = sum(aligned(size) for _, size in table)
+        if not self._ring.fit(nbytes):
+            return value, "pipe", state
+        if self._plan.chunks and self._plan.layout is None:
+            layout = layout_of(value, len(batch.task.indices))
+            if layout is None:
+                self._plan.chunks = False
+            else:
+                self._learn_layout(layout)
+        return value, "pipe", state
+
+    def _rows(self, batch: Batch) -> tuple[Any, str]:
+        layout, size, slot = self._plan.layout, len(batch.task.indices), batch.slot
+        assert layout is not None
+        assert slot is not None
+        columns, pieces = self._columns_of(size)
+        memory, begin = slot.region.memory, slot.begin
+        small = iter([memory[begin + o : begin + o + n].copy() for o, n in pieces if n <= SMALL])
+        arrays, way = self._take_out(batch, [piece for piece in pieces if piece[1] > SMALL])
+        large = iter(arrays)
+        tensors = [
+            torch.frombuffer(next(small if nbytes <= SMALL else large), dtype=column.dtype).view(size, *column.row)
+            for column, (_, nbytes) in zip(columns, pieces, strict=True)
+        ]
+        texts = join_texts([part.answer[1] for part in batch.parts if part.answer is not None])
+        return unflatten(layout.spec, tensors, texts), way
+
+    def _take_out(self, batch: Batch, pieces: list[tuple[int, int]]) -> tuple[list[Any], str]:
+        """Arrays over pieces of the batch's slot, which from now on is theirs; and how they came."""
+        slot, batch.slot = batch.slot, None
+        self.give_back(batch)
+        if slot is None or not pieces:
+            if slot is not None:
+                self._ring.give_back(slot)
+            return [], "pipe"
+        if not self._ring.short:
+            return self._ring.lease(slot, pieces), "ring"
+        self._pool.warn_copies()
+        return self._ring.copy(slot, pieces), "copy"
+
+    def _learn_layout(self, layout: Layout) -> None:
+        if self._plan.layout is None:
+            self._plan.layout = layout
+            self._tell_layout()
+
+    def _tell_layout(self) -> None:
+        if self._plan.layout is not None:
+            for number in range(self._pool.options.processes):
+                self._pool.send(number, ("layout_is", self._plan.layout))

@@ -1,0 +1,401 @@
+"""`ProcessBatches`: which worker makes what, and how batches come back in order.
+
+    tasks -> number 0, 1, 2 ... -> whole batches: worker k mod n (torch's rule), or the one with the least to do
+                                -> chunks: all workers make parts of the *next* batch first, in the same slot
+    results -> the batch with the smallest number, once all its parts are there -> consumer
+
+Invariant: a slot is lent with a batch's number and comes back when every part of that batch is answered, whichever pass
+wants it; so a late writer writes into nobody else's batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.errors import RingError, WorkerError
+from penstock.loader.assembly import Assembly, Batch, Part, Plan
+from penstock.loader.delivery import timed_out
+from penstock.loader.process import Pool
+from penstock.loader.remote import rebuild
+from penstock.loader.work import Made, Task, Work
+from penstock.loader.worker import Chunk
+
+__all__ = ["ProcessBatches"]
+
+_ATTEMPTS = 3
+"""How often a batch is tried whose workers die."""
+
+_HURRY = 0.5
+"""Seconds that the other workers are given to end when one has died: that is to be told at once."""
+
+_WORTH_A_CHUNK = 0.5e-3
+"""Seconds of work below which handing a part of a batch to another worker costs more than it saves."""
+
+
+class ProcessBatches:
+    """Batches of the tasks, made by a pool; an iterator of `Made`.
+
+    Args:
+        tasks: what is to be made; pulled from in the consumer's thread. What it raises is raised behind the batches
+            planned before it.
+        pool: does the work. An older iterator over the same pool ends with an error when a newer one begins.
+        plan: how work is handed out; keeps what was learned from pass to pass.
+        epoch: told to data sets of streams; None for none.
+        states: of users' objects, by worker, to go on from.
+        first: worker of the first batch, where batches go by turns.
+        timeout: seconds to wait for a batch, 0 for ever; then RuntimeError in torch's words.
+        persistent: whether the workers go on after this pass.
+        release: called when the iterator is done with the pool.
+
+    Attributes:
+        number: of the batch that was last returned or raised, in the order of the tasks; of a stream's batch, how many
+            were returned or raised before.
+        worker: that it came from.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterator[Task],
+        pool: Pool,
+        plan: Plan,
+        *,
+        epoch: int | None,
+        states: dict[int, Any],
+        first: int,
+        timeout: float,
+        persistent: bool,
+        release: Callable[[], None],
+    ) -> None:
+        self._tasks: Iterator[Task] | None = tasks
+        self._sampler_error: BaseException | None = None
+        self.pool = pool
+        self._plan = plan
+        self._timeout = timeout
+        self._persistent = persistent
+        self._release: Callable[[], None] | None = release
+        self._run = pool.begin(epoch, states)
+        self._numbers = itertools.count()
+        self._open: dict[int, Batch] = {}  # of this pass, in the order of their numbers
+        self._load = pool.load  # parts that each worker has to make, of all passes
+        self._turn = first
+        self._ended: set[int] = set()  # workers whose streams have
+        self._dead: str | None = None
+        self._held: Made | None = None  # taken out of the ring, and not handed over yet
+        self._assembly = Assembly(pool, plan)
+        self.number, self.worker = -1, 0
+        self._fill()
+
+    def __iter__(self) -> ProcessBatches:
+        return self
+
+    @property
+    def _workers(self) -> list[Any]:
+        """The processes: private in torch, but programs read it."""
+        return [member.process for member in self.pool.members]
+
+    def _shutdown_workers(self) -> None:
+        self.close()
+        self.pool.close()
+
+    def ready(self) -> int:
+        """Batches that are finished and not yet delivered."""
+        return sum(not batch.missing for batch in self._open.values())
+
+    @property
+    def depth(self) -> int:
+        """Batches that may be in flight."""
+        options = self.pool.options
+        if options.max_bytes is not None and not self._plan.sized:
+            return 1  # until it is known how large they are
+        return min(options.light if self._plan.light else options.depth, self.pool.ring.in_flight)
+
+    def __next__(self) -> Made:
+        self._check()
+        try:
+            return self._next()
+        except BaseException as error:  # Ctrl-C: while waiting harmless, elsewhere something may be half done
+            if not isinstance(error, Exception) and not self.pool.polling:
+                self._dead = "this iterator of the DataLoader was interrupted: begin a new one"
+                self.pool.broken = True
+                self.pool.close(_HURRY)
+                self.close()
+            raise
+        finally:
+            self.pool.polling = False
+
+    def _next(self) -> Made:
+        deadline = time.monotonic() + self._timeout if self._timeout else None
+        while self._held is None:
+            batch = self._head()
+            if batch is not None:
+                self._held = self._deliver(batch)
+                break
+            self._fill()
+            if not self._open and self._tasks is None:
+                self._finish()
+            self._wait(deadline)
+        self._fill()
+        if self._tasks is None and not self._open and not self._persistent:
+            self.pool.dismiss()  # they end while the consumer is busy with the last batch
+        made, self._held = self._held, None
+        return made
+
+    def _check(self) -> None:
+        """Whether there is anybody to ask."""
+        if self._dead is not None:
+            raise WorkerError(self._dead)
+        if self._release is None and self._held is None:
+            return  # it is over
+        if self._run != self.pool.run:
+            raise RuntimeError("a newer iterator of this DataLoader has taken over its persistent workers")
+        if self.pool.closed:
+            raise WorkerError(
+                "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
+            )
+
+    def _deliver(self, batch: Batch) -> Made:
+        del self._open[batch.number]
+        self.worker = batch.parts[0].worker
+        self.number = self.number + 1 if self._plan.stream else batch.number
+        answers = [part.answer for part in batch.parts if part.answer is not None]
+        for kind, payload in answers:
+            if kind in ("error", "unsent"):
+                self._assembly.give_back(batch)
+                raise rebuild(payload) if kind == "error" else payload
+        try:
+            return self._assembly.made(batch, self.number)
+        except RingError:
+            self.close()
+            raise
+
+    def _finish(self) -> None:
+        error, self._sampler_error = self._sampler_error, None
+        self.close()
+        try:
+            raise StopIteration if error is None else error
+        finally:
+            del error  # its traceback holds this frame
+
+    def __del__(self) -> None:
+        if getattr(self, "_release", None) is not None:
+            self.close()
+
+    def close(self) -> None:
+        """Nothing more is wanted of the workers. Idempotent."""
+        self._tasks = None
+        for batch in self._open.values():  # those that are still being made come back in `_take_in`, or with the pool
+            if not batch.missing and (batch.run, batch.number) in self.pool.batches:
+                self._assembly.give_back(batch)
+        self._open.clear()
+        release, self._release = self._release, None
+        if release is not None:
+            if self._run == self.pool.run and not (self._persistent and self._plan.stream):
+                self.pool.stop()
+            release()
+
+    # Handing out.
+
+    def _fill(self) -> None:
+        if self._tasks is None:
+            return
+        depth, ring = self.depth, self.pool.ring
+        while self._tasks is not None and len(self._open) < depth:
+            if self._open and ring.slot_bytes and not ring.has_free:
+                return  # batches of an earlier pass, unwanted, have the slots for a moment more
+            worker = self._next_worker()
+            if worker is None:
+                return
+            try:
+                task = next(self._tasks, None)
+            except BaseException as error:  # raised in its place, behind the batches that were planned before
+                self._sampler_error = error
+                task = None
+            if task is None:
+                self._tasks = None
+                return
+            batch = Batch(self._run, next(self._numbers), task, ring.lend())
+            self._open[batch.number] = batch
+            self.pool.batches[self._run, batch.number] = batch
+            self._hand_out(batch, worker)
+
+    def _next_worker(self) -> int | None:
+        """Who makes the next batch; None if nobody should be given more."""
+        count, plan = self.pool.options.processes, self._plan
+        if len(self._ended) == count:
+            self._tasks = None
+            return None
+        most = max(1, self.pool.options.depth // count)
+        if plan.in_order and not plan.free:
+            for _ in range(count):
+                worker, self._turn = self._turn, (self._turn + 1) % count
+                if worker not in self._ended:
+                    return worker
+        load = self._load
+        worker = min((w for w in range(count) if w not in self._ended), key=load.__getitem__)
+        return worker if plan.in_order or load[worker] < most else None
+
+    def _hand_out(self, batch: Batch, worker: int) -> None:
+        size = len(batch.task.indices)
+        chunks = self._chunks(size)
+        known = batch.slot is not None and self._assembly.fits(size, batch.slot)
+        if not self._plan.chunks or not size or (chunks < 2 and not known) or (batch.slot is not None and not known):
+            self._give_whole(batch, worker)
+            return
+        load = list(self._load)
+        for part in range(chunks):
+            begin, end = part * size // chunks, (part + 1) * size // chunks
+            batch.parts.append(Part(worker, begin, end))
+            load[worker] += 1
+            worker = min(range(self.pool.options.processes), key=load.__getitem__)
+        self._give(batch)
+
+    def _chunks(self, size: int) -> int:
+        plan, options = self._plan, self.pool.options
+        if not plan.chunks:
+            return 1
+        most = min(size, options.processes * options.threads)
+        if plan.eager or not plan.sample_seconds:
+            return most  # nothing is known yet, and the first batch is waited for
+        return max(1, min(most, int(size * plan.sample_seconds / _WORTH_A_CHUNK)))
+
+    def _give_whole(self, batch: Batch, worker: int) -> None:
+        batch.parts = [Part(worker, 0, -1)]
+        batch.beside.clear()
+        self._give(batch)
+
+    def _give(self, batch: Batch) -> None:
+        """Send out all parts of a batch. Indices that do not pickle are an error in its place."""
+        try:
+            messages = [pickle.dumps(self._message(batch, number), protocol=5) for number in range(len(batch.parts))]
+        except Exception as error:
+            batch.parts, batch.missing = batch.parts[:1], 0
+            batch.parts[0].answer = "unsent", error
+            return
+        batch.missing = len(messages)
+        for part, message in zip(batch.parts, messages, strict=True):
+            self._load[part.worker] += 1
+            self.pool.post(part.worker, message)
+
+    def _message(self, batch: Batch, number: int) -> tuple[Any, ...]:
+        part = batch.parts[number]
+        head = (batch.run, batch.number, None if batch.slot is None else batch.slot.address)
+        if part.end < 0:
+            return "make", *head, batch.task
+        chunk = Chunk(number, part.begin, part.end, len(batch.task.indices))
+        return "chunk", *head, chunk, batch.task.part(part.begin, part.end)
+
+    # Taking in.
+
+    def _head(self) -> Batch | None:
+        """The batch to be delivered next, if it is finished."""
+        for number, batch in list(self._open.items()):
+            if not batch.missing:
+                if batch.parts[0].answer != ("end", None):
+                    return batch
+                del self._open[number]
+                self._assembly.give_back(batch)
+            elif self._plan.in_order:
+                return None
+        return None
+
+    def _wait(self, deadline: float | None) -> None:
+        try:
+            frames, dead = self.pool.receive(deadline)
+        except (OSError, ValueError):  # its descriptors were closed
+            if not self.pool.life.over:
+                raise
+        if self.pool.life.over:  # another thread has closed the pool
+            self.close()
+            raise StopIteration
+        for worker, frame in frames:
+            kind, run, number, index, payload, work = pickle.loads(frame.message)
+            self._take_in(worker, kind, run, number, index, payload, work, frame.buffers)
+        for worker in dead:
+            self._lost(worker)
+        if not frames and not dead and deadline is not None and time.monotonic() >= deadline:
+            raise WorkerError(timed_out(self._timeout) + self._culprit())
+
+    def _take_in(
+        self, worker: int, kind: str, run: int, number: int, index: int, payload: Any, work: Work | None, beside: Any
+    ) -> None:
+        """An answer of a worker."""
+        self._load[worker] -= 1
+        batch = self.pool.batches[run, number]
+        part = batch.parts[index]
+        part.answer = kind, payload
+        batch.missing -= 1
+        if work is not None:
+            if len(batch.parts) == 1:
+                batch.work = work
+            else:
+                batch.work.add(work)
+        if beside:
+            batch.beside[index] = beside
+        if kind == "end":
+            self._ended.add(worker)  # what else it was asked for, it answers in the same way
+        if batch.missing:
+            return
+        if run != self._run or number not in self._open:
+            self._assembly.give_back(batch)
+        elif not self._assembly.fits_together(batch):
+            batch.work = Work()
+            self._give_whole(batch, min(range(self.pool.options.processes), key=self._load.__getitem__))
+
+    # Faults.
+
+    def _lost(self, worker: int) -> None:
+        """A worker died: an error, or its parts of this pass's batches are made again by a new one."""
+        obituary = self.pool.obituary(worker)
+        lost = [
+            (batch, number)
+            for batch in list(self.pool.batches.values())
+            for number, part in enumerate(batch.parts)
+            if part.worker == worker and part.answer is None
+        ]
+        if self._plan.stream and worker in self._ended:
+            for batch, _ in lost:  # there was no more to come from it
+                self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [])
+            return
+        wanted = [batch for batch, _ in lost if batch.run == self._run and batch.number in self._open]
+        culprit, place = self._whereabouts(worker)
+        blamed = [culprit] if culprit is not None and culprit in wanted else wanted
+        for batch in blamed:
+            batch.attempts += 1
+        worn_out = any(batch.attempts > _ATTEMPTS for batch in blamed)
+        if not self._plan.restart or worn_out:
+            self._dead = f"{obituary} It was {place}{', as were two workers before it' if worn_out else ''}."
+            self.pool.broken = True
+            self.pool.close(_HURRY)  # the others may be at something long
+            self.close()
+            raise WorkerError(self._dead)
+        self._load[worker] = 0
+        self.pool.restart(worker)
+        self.pool.send(worker, ("begin", None, None))
+        if self._plan.layout is not None:
+            self.pool.send(worker, ("layout_is", self._plan.layout))
+        for batch, number in lost:
+            self._load[worker] += 1
+            self.pool.send(worker, self._message(batch, number))
+
+    def _whereabouts(self, worker: int) -> tuple[Batch | None, str]:
+        """The batch that a worker is at, or was when it died, and which sample of it."""
+        key, number = self.pool.at(worker)
+        if number is None:
+            return None, "at no sample"
+        batch = self._open.get(number)
+        if batch is None or key not in batch.task.keys:
+            return batch, f"at batch {number} of this pass"
+        return batch, f"at sample {batch.task.indices[batch.task.keys.index(key)]!r}"
+
+    def _culprit(self) -> str:
+        """Which worker hangs, and at which sample."""
+        head = next(iter(self._open.values()), None)
+        for part in [] if head is None else head.parts:
+            if part.answer is None:
+                pid = self.pool.members[part.worker].process.pid
+                return f": worker {part.worker} (pid {pid}) was {self._whereabouts(part.worker)[1]}"
+        return ""

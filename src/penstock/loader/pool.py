@@ -1,0 +1,124 @@
+"""`ThreadPool`: daemon threads that take jobs from a queue, and know which worker they are.
+
+They are daemons of our own: ``concurrent.futures`` would join its threads at interpreter exit.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from array import array
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from penstock.loader.workerinfo import thread_worker, worker_scope
+from penstock.random import show_samples
+from penstock.threads import Daemon
+
+__all__ = ["Failure", "ThreadPool", "thread_number"]
+
+Failure = tuple[BaseException, TracebackType | None]
+"""An error and its traceback when it was caught; an error that is raised often must not collect more and more of it."""
+_Job = Callable[[Failure | None], None]
+_Jobs = queue.SimpleQueue[_Job | None]
+
+
+class _Here(threading.local):
+    number = -1
+
+
+_here = _Here()
+
+
+def thread_number() -> int:
+    """Which thread of its pool this one is; -1 for others."""
+    return _here.number
+
+
+class ThreadPool:
+    """Threads that take jobs from a queue.
+
+    Args:
+        count: number of threads.
+        init: called once in each thread with its number, before its first job.
+        seed: the iterator's base seed: each thread is a worker, with seed + number. None: they are no workers, or
+            the process is one.
+        dataset: what ``get_worker_info()`` shows.
+        lanes: each thread has a queue of its own, so that job k can be given to a certain thread. Else they share one,
+            and whoever is free takes what comes next.
+
+    Attributes:
+        infos: ``WorkerInfo`` of each thread, or None.
+        boards: of each thread the key of the sample that it is at.
+        failures: errors of ``init`` by number of the thread, for its jobs to look at: they are to fail with that, so
+            that whoever waits is told.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        init: Callable[[int], object] | None = None,
+        *,
+        seed: int | None = None,
+        dataset: Any = None,
+        lanes: bool = False,
+    ) -> None:
+        self.count = count
+        self.lanes = lanes
+        self.pid = os.getpid()
+        self.infos = [None if seed is None else thread_worker(n, count, seed + n, dataset) for n in range(count)]
+        self.failures: dict[int, Failure] = {}
+        self.boards = [memoryview(array("Q", [0])) for _ in range(count)]
+        shared: _Jobs = queue.SimpleQueue()
+        self._queues: list[_Jobs] = [queue.SimpleQueue() if lanes else shared for _ in range(count)]
+        for number, jobs in enumerate(self._queues):
+            # Threads know the queue, not the pool: a pool that nobody holds any more ends its threads. What they need
+            # at the start they take out of a list, since the arguments of a running function stay alive.
+            start = [(init, self.infos[number], self.boards[number], self.failures)]
+            Daemon(partial(_run, jobs, number, start), name=f"penstock-worker-{number}", wake=partial(jobs.put, None))
+        self.close = weakref.finalize(self, _end, self._queues)
+        self.close.atexit = False
+
+    def submit(self, job: _Job, number: int = 0) -> None:
+        """Have thread ``number`` (without lanes, any) call ``job(None)``; or call ``job(failure)`` here and now, if no
+        thread is left.
+        """
+        if self.close.alive and self.pid == os.getpid():
+            self._queues[number].put(job)
+        else:
+            ended = "the threads of this DataLoader have ended: it was closed, or this is a fork of its process"
+            job((RuntimeError(ended), None))
+
+
+def _run(jobs: _Jobs, number: int, start: list[Any], thread: Daemon) -> None:
+    _begin(number, *start.pop())
+    while not thread.stopping and (job := jobs.get()) is not None:
+        job(None)
+        del job  # it holds a batch; do not keep it while waiting for more
+
+
+def _begin(
+    number: int,
+    init: Callable[[int], object] | None,
+    info: Any,
+    board: memoryview,
+    failures: dict[int, Failure],
+) -> None:
+    _here.number = number
+    show_samples(board)
+    if init is not None:
+        try:
+            with worker_scope(info):
+                init(number)
+        except BaseException as error:
+            # Not kept by the thread: raised in the consumer, it holds the consumer's frames, and with them the pool.
+            failures[number] = error, error.__traceback__
+
+
+def _end(queues: list[_Jobs]) -> None:
+    for jobs in queues:
+        jobs.put(None)

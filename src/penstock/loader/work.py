@@ -1,0 +1,92 @@
+"""What goes into an executor and what comes out: `Task`, `Made`, and `Work`, the record of what making it took."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["Made", "Task", "Work"]
+
+
+class Task(NamedTuple):
+    """One batch to be made: sample indices, the keys of their generators, and where the data set stood when the pass
+    began (None for data sets that have no place of their own). The place travels with the task, so a data set that was
+    moved on meanwhile still gives the batches of this pass. A stream's tasks are empty: whoever holds the stream takes
+    what comes next.
+    """
+
+    indices: list[Any]
+    keys: list[int]
+    place: Any = None
+
+    def part(self, begin: int, end: int) -> Task:
+        """The same for some of the samples."""
+        return Task(self.indices[begin:end], self.keys[begin:end], self.place)
+
+
+class Work:
+    """What making a batch, or a part of one, took. Plain numbers and text, so that it travels.
+
+    Attributes:
+        samples: how many were loaded.
+        fetch: seconds in the data set, over all threads.
+        collate: seconds in the collate function.
+        hand_over: seconds between there and the consumer: packing in the worker, unpacking in the consumer's process.
+        cpu: seconds of the processor in the data set.
+        stages: seconds in each `penstock.stages.stage` that the data set named, within ``fetch``.
+        failures: what ``on_error`` had to deal with (`penstock.loader.failures.Failure`).
+    """
+
+    __slots__ = ("collate", "cpu", "failures", "fetch", "hand_over", "samples", "stages")
+
+    def __init__(
+        self,
+        samples: int = 0,
+        fetch: float = 0.0,
+        collate: float = 0.0,
+        hand_over: float = 0.0,
+        cpu: float = 0.0,
+        stages: dict[str, float] | None = None,
+        failures: list[Any] | None = None,
+    ) -> None:
+        self.samples = samples
+        self.fetch = fetch
+        self.collate = collate
+        self.hand_over = hand_over
+        self.cpu = cpu
+        self.stages: dict[str, float] = {} if stages is None else stages
+        self.failures: list[Any] = [] if failures is None else failures
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        numbers = self.samples, self.fetch, self.collate, self.hand_over, self.cpu
+        return Work, (*numbers, self.stages or None, self.failures or None)
+
+    def add(self, other: Work) -> None:
+        """Count the work on another part of the same batch in."""
+        self.samples += other.samples
+        self.fetch += other.fetch
+        self.collate += other.collate
+        self.hand_over += other.hand_over
+        self.cpu += other.cpu
+        for name, seconds in other.stages.items():
+            self.stages[name] = self.stages.get(name, 0.0) + seconds
+        self.failures += other.failures
+
+
+class Made(NamedTuple):
+    """A finished batch.
+
+    Attributes:
+        batch: what the collate function returned.
+        work: what it took.
+        number: of the batch in its pass, 0 for the first one after a resume.
+        worker: id of the worker (process or thread) that a stream's batch came from; 0 where it does not matter.
+        state: of the user's data set, iterator and collate function right after this batch, None if they have none.
+        way: how it came: "local" (same process), "ring", "pipe" (small, too large, or no ring yet), "copy" (out of it).
+    """
+
+    batch: Any
+    work: Work
+    number: int
+    worker: int = 0
+    state: Any = None
+    way: str = "local"

@@ -1,0 +1,306 @@
+"""What runs in a worker process: take a task, make the batch or a chunk of it, put it into its slot, say so.
+
+It ends when its pipe of tasks is closed, and at the latest some seconds after the process that started it is gone.
+Errors of user code are answers; a worker that raises SystemExit or KeyboardInterrupt ends, as in torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.loader.arena import Column, Rows, Slot, collating_into
+from penstock.loader.channel import Inbox, write
+from penstock.loader.fetch import Maker
+from penstock.loader.memory import SharedFile
+from penstock.loader.pack import Packed, pack
+from penstock.loader.remote import describe
+from penstock.loader.ring import Region
+from penstock.loader.rows import Layout, flatten
+from penstock.loader.stream import StreamFetch
+from penstock.loader.thread import ThreadPool
+from penstock.loader.work import Task, Work
+from penstock.loader.workerinfo import process_worker, seed_worker
+from penstock.random import show_samples
+
+__all__ = ["BOARD", "Chunk", "Setup", "board_bytes", "main"]
+
+BOARD = 4
+"""Numbers (u64) that each worker shows: key of the sample it is at, its batch + 1 (0: none), its peak memory in KiB.
+Before them stands, for all, the number of the pass that is wanted."""
+
+
+def board_bytes(workers: int) -> int:
+    """Size of the board at the head of the shared file: whole pages."""
+    page = 4096
+    return -(-8 * (1 + BOARD * workers) // page) * page
+
+
+class Setup(NamedTuple):
+    """What a worker is started with."""
+
+    number: int
+    total: int
+    maker: Maker
+    init: Callable[[int], object] | None
+    base_seed: int
+    threads: int
+    file: SharedFile
+    tasks: Connection
+    results: Connection
+    parent: int
+
+
+class Chunk(NamedTuple):
+    """Which part of a batch is to be made: samples ``begin`` to ``end`` of ``size``."""
+
+    part: int
+    begin: int
+    end: int
+    size: int
+
+
+def main(setup: Setup) -> None:
+    """Be a worker."""
+    # Ctrl-C reaches the whole group of processes; the consumer decides what becomes of the workers.
+    signal.signal(signal.SIGINT, _ignore)
+    torch.set_num_threads(1)
+    seed_worker(setup.base_seed, setup.number)
+    process_worker(setup.number, setup.total, setup.base_seed + setup.number, setup.maker.dataset)
+    threading.Thread(target=_outlive, args=(setup.parent,), name="penstock-watch", daemon=True).start()
+    worker = _Worker(setup)
+    try:
+        if setup.init is not None:
+            setup.init(setup.number)
+    except Exception as error:
+        worker.unusable = error
+    with contextlib.suppress(_Gone, KeyboardInterrupt):  # nobody is left to make anything for
+        worker.run()
+
+
+def _outlive(parent: int) -> None:
+    """End this process some seconds after the one that started it, whatever hangs: a fork of somebody else's may keep
+    the pipe of tasks open, and user code may never return to it.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return
+    try:
+        watched = os.pidfd_open(parent)
+    except OSError:  # not allowed here, or the parent has ended already, which the pipe tells
+        return
+    poller = select.poll()
+    poller.register(watched, select.POLLIN)
+    poller.poll()
+    time.sleep(_MOURNING)
+    os._exit(1)
+
+
+def _peak_memory() -> int:
+    """Of this process, in KiB."""
+    import resource  # there is none on Windows, where this module is imported and not used
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class _Gone(BaseException):
+    """The consumer does not read any more. An error of the user's of the same kind is something else."""
+
+
+_MOURNING = 3.0  # seconds that a worker gets to end by itself when its parent has died
+
+_TOLD = Exception()
+"""A stream that could not begin has said so, and ends."""
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+class _Worker:
+    def __init__(self, setup: Setup) -> None:
+        self.unusable: Exception | None = None  # an error of worker_init_fn
+        self._broken: Exception | None = None  # an error at the beginning of this pass
+        self._setup = setup
+        self._maker = setup.maker
+        self._results = setup.results.fileno()
+        self._sending = threading.Lock()
+        self._sent = 0
+        self._layout: Layout | None = None
+        self._columns: dict[int, list[Column]] = {}  # of that, by size of the batch
+        self._regions: dict[int, Region] = {}
+        head = Region(setup.file.fd, 0, board_bytes(setup.total))
+        self._board = memoryview(head.memory.data).cast("B").cast("Q")
+        begin = 1 + BOARD * setup.number
+        self._mine = self._board[begin : begin + BOARD]
+        self._pool = ThreadPool(setup.threads, None) if setup.threads > 1 else None
+        show_samples(self._mine)
+
+    def run(self) -> None:
+        os.set_blocking(self._setup.tasks.fileno(), False)
+        inbox = Inbox(self._setup.tasks.fileno())
+        poller = select.poll()
+        poller.register(inbox.fd, select.POLLIN)
+        while not inbox.ended:
+            for message, _ in inbox.receive():
+                kind, *rest = pickle.loads(message)
+                getattr(self, f"_{kind}")(*rest)
+            if not inbox.ended:
+                poller.poll()
+
+    # What the consumer says.
+
+    def _layout_is(self, layout: Layout) -> None:
+        self._layout = layout
+        self._columns = {}
+
+    def _begin(self, epoch: int | None, state: Any) -> None:
+        """A pass begins. What goes wrong is the answer to its first task."""
+        self._broken = self.unusable
+        if self._broken is not None:
+            return
+        try:
+            if state is not None:
+                self._maker.load_state_dict(state)
+            self._maker.begin(epoch)
+        except Exception as error:
+            self._broken = error
+
+    def _make(self, run: int, number: int, address: Any, task: Task) -> None:
+        if self._pool is None:
+            self._whole(run, number, address, task)
+        else:
+            self._pool.submit(lambda _: self._in_thread(partial(self._whole, run, number, address, task)))
+
+    def _chunk(self, run: int, number: int, address: Any, chunk: Chunk, task: Task) -> None:
+        if self._pool is None:
+            self._part(run, number, address, chunk, task)
+        else:
+            self._pool.submit(lambda _: self._in_thread(partial(self._part, run, number, address, chunk, task)))
+
+    def _in_thread(self, job: Callable[[], None]) -> None:
+        show_samples(self._mine)
+        try:
+            job()
+        except _Gone:  # the main thread sees that too
+            pass
+        except BaseException:  # SystemExit in user code ends the worker, not just a thread
+            os._exit(1)
+
+    # What it does.
+
+    def _whole(self, run: int, number: int, address: Any, task: Task) -> None:
+        work = Work()
+        if not self._wanted(run, number, 0, work):
+            return
+        slot = None if address is None else Slot(self._memory(address))
+        try:
+            try:
+                with collating_into(slot):
+                    batch = self._maker(task, work)
+            except StopIteration:
+                if not isinstance(self._maker, StreamFetch):
+                    raise
+                self._send(("end", run, number, 0, None, work))
+                return
+            packed = pack(batch, slot)
+            self._send(("batch", run, number, 0, (packed.data, packed.table, self._maker.state_dict()), work), packed)
+        except Exception as error:
+            self._send(("error", run, number, 0, describe(error, self._where), work))
+
+    def _part(self, run: int, number: int, address: Any, chunk: Chunk, task: Task) -> None:
+        work = Work()
+        if not self._wanted(run, number, chunk.part, work):
+            return
+        try:
+            samples = self._maker.samples(task, work)  # type: ignore[attr-defined]
+        except Exception as error:
+            self._send(("error", run, number, chunk.part, describe(error, self._where), work))
+            return
+        packed, texts = None, None
+        with contextlib.suppress(Exception):  # what does not collate may do so as a whole, or fails there as it should
+            if len(samples) != chunk.end - chunk.begin:
+                pass  # on_error has left some out
+            elif address is None or self._layout is None:
+                packed = pack(self._maker.collate(samples, task, work), None)  # type: ignore[attr-defined]
+            else:
+                texts = self._put_rows(samples, task, self._memory(address), chunk, work)
+        if packed is not None:
+            self._send(("batch", run, number, chunk.part, (packed.data, packed.table, None), work), packed)
+        else:
+            self._send(("again" if texts is None else "rows", run, number, chunk.part, texts, work))
+
+    def _put_rows(
+        self, samples: list[Any], task: Task, memory: npt.NDArray[np.uint8], chunk: Chunk, work: Work
+    ) -> list[Any] | None:
+        """Write the rows of a chunk; its strings, or None if it looks unlike the batches before."""
+        layout = self._layout
+        assert layout is not None
+        columns = self._columns.get(chunk.size)
+        if columns is None:
+            columns = layout.columns(chunk.size)
+            if len(self._columns) < 64:
+                self._columns[chunk.size] = columns
+        rows = Rows(memory, columns, chunk.begin, chunk.end)
+        with collating_into(rows):
+            batch = self._maker.collate(samples, task, work)  # type: ignore[attr-defined]
+        tensors: list[torch.Tensor] = []
+        texts: list[Any] = []
+        if flatten(batch, tensors, texts) != layout.spec or any(len(text) != len(samples) for text in texts):
+            return None
+        if len(rows.addresses) != len(layout.rows) or [t.data_ptr() for t in tensors] != rows.addresses:
+            return None
+        return texts
+
+    def _wanted(self, run: int, number: int, part: int, work: Work) -> bool:
+        """Whether to go on with a task; if not, that is said."""
+        # A stream's stale batches are made all the same: its iterator should not depend on when the consumer left.
+        if self._board[0] != run and not (self._board[0] and isinstance(self._maker, StreamFetch)):
+            self._send(("skipped", run, number, part, None, work))
+            return False
+        if self._broken is _TOLD:
+            self._send(("end", run, number, part, None, work))
+            return False
+        if self._broken is not None:
+            self._send(("error", run, number, part, describe(self._broken, self._where), work))
+            if isinstance(self._maker, StreamFetch):
+                self._broken = _TOLD
+            return False
+        self._mine[1] = number + 1
+        return True
+
+    def _memory(self, address: tuple[int, int, int, int]) -> npt.NDArray[np.uint8]:
+        begin, size, offset, capacity = address
+        region = self._regions.get(begin)
+        if region is None:
+            self._regions.clear()  # the consumer has turned to a larger one
+            region = self._regions[begin] = Region(self._setup.file.fd, begin, size)
+        return region.memory[offset : offset + capacity]
+
+    @property
+    def _where(self) -> str:
+        return f"in DataLoader worker process {self._setup.number}"
+
+    def _send(self, message: tuple[Any, ...], packed: Packed | None = None) -> None:
+        self._mine[1] = 0
+        self._sent += 1
+        if self._sent % 16 == 1:
+            self._mine[2] = _peak_memory()
+        data = pickle.dumps(message, protocol=5)
+        with self._sending:
+            try:
+                write(self._results, data, packed.beside if packed is not None else ())
+            except BrokenPipeError:
+                raise _Gone from None
