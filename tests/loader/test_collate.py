@@ -18,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 class Images(Squares):
     pure = True
+    channels_last = True
 
     def __getitem__(self, index: int) -> Any:
         image = torch.arange(5 * 6 * 3, dtype=torch.uint8).view(5, 6, 3) + index
@@ -33,6 +34,14 @@ def test_channels_last_is_kept_in_every_executor(executor: str, seed: int | None
         assert torch.equal(batch["image"], expected["image"])
         assert batch["image"].is_contiguous(memory_format=torch.channels_last)
         assert batch["label"].tolist() == expected["label"].tolist()
+
+
+def test_other_peoples_images_come_as_from_torch() -> None:
+    class Theirs(Images):
+        channels_last = False
+
+    batch = next(iter(DataLoader(Theirs(7), 3)))
+    assert batch["image"].is_contiguous()
 
 
 @pytest.mark.parametrize(

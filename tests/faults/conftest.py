@@ -1,0 +1,10 @@
+"""Puts this folder on the path: workers import the data sets of `faults_support` by name."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+multiprocessing.set_forkserver_preload(["torch.distributed.device_mesh", "penstock.loader", "pytest"])

@@ -1,0 +1,409 @@
+"""Data sets that go wrong, and programs that are watched from outside, for the tests of faults."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import mmap
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import penstock as ps
+
+HERE = Path(__file__).parent
+
+
+class Range(Dataset[Any]):
+    """0, 1, 2, ..."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+class Slow(Range):
+    """Each sample takes so many seconds; those at `stuck` take a minute."""
+
+    def __init__(self, n: int, seconds: float = 0.02, stuck: frozenset[int] = frozenset()) -> None:
+        super().__init__(n)
+        self.seconds = seconds
+        self.stuck = stuck
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(60 if index in self.stuck else self.seconds)
+        return index
+
+
+class Big(Range):
+    """Vectors of floats, all equal to the index; with a hole in the pipe if the ring is not there yet."""
+
+    def __init__(self, n: int, size: int = 50_000, seconds: float = 0.0) -> None:
+        super().__init__(n)
+        self.size = size
+        self.seconds = seconds
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.seconds)
+        return torch.full((self.size,), float(index))
+
+
+class Draws(Range):
+    """Random vectors: the index, what `penstock.generator` draws, and what torch's global generator draws."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.from_numpy(ps.generator().random(2000)), torch.rand(3, dtype=torch.float64)
+
+
+class PureDraws(Range):
+    """The same without the global generator; declared pure."""
+
+    pure = True
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.from_numpy(ps.generator().random(2000))
+
+
+def by_kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def by_segv() -> None:
+    ctypes.string_at(0)
+
+
+def by_bus() -> None:
+    """Reads a mapped file that has been truncated."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(8192)
+        memory = mmap.mmap(file.fileno(), 8192)
+        file.truncate(0)
+        memory[5000]
+
+
+def by_abort() -> None:
+    os.abort()
+
+
+def by_exit() -> None:
+    os._exit(3)
+
+
+def by_sys_exit() -> None:
+    sys.exit(4)
+
+
+WAYS: dict[str, tuple[Callable[[], None], str]] = {
+    "SIGKILL": (by_kill, "killed by signal: Killed"),
+    "SIGSEGV": (by_segv, "killed by signal: Segmentation fault"),
+    "SIGBUS": (by_bus, "killed by signal: Bus error"),
+    "SIGABRT": (by_abort, "killed by signal: Aborted"),
+    "os._exit": (by_exit, "exit code 3"),
+    "sys.exit": (by_sys_exit, "exit code"),
+}
+"""Ways for a worker to end, with the words that tell of it."""
+
+
+class Dies(Range):
+    """Ends its worker at some indices, the first time, or (no folder) always."""
+
+    def __init__(self, data: Dataset[Any], at: set[int], way: str, folder: Path | None = None) -> None:
+        super().__init__(len(data))  # type: ignore[arg-type]
+        self.pure = getattr(data, "pure", False)
+        self.data = data
+        self.at = at
+        self.way = way
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.data[index]
+        if index in self.at and self._first(index):
+            faulthandler.disable()  # pytest's would tell of it on standard error
+            WAYS[self.way][0]()
+            time.sleep(60)  # a signal may take a moment
+        return item
+
+    def _first(self, index: int) -> bool:
+        if self.folder is None:
+            return True
+        try:
+            (self.folder / str(index)).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+class WithGrandchild(Range):
+    """At index 3 the worker leaves a child of its own, and is killed."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            if os.fork() == 0:
+                time.sleep(8)
+                os._exit(0)
+            by_kill()
+        return index
+
+
+class Raises(Range):
+    """Raises an error at index 3."""
+
+    def __init__(self, n: int, error: Any) -> None:
+        super().__init__(n)
+        self.error = error
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            raise self.error()
+        return index
+
+
+class Started(Range):
+    """Says how the worker was started."""
+
+    def __getitem__(self, index: int) -> str:
+        return type(multiprocessing.current_process()).__name__
+
+
+class NoFork(Started):
+    fork_safe = False
+
+
+class OddError(Exception):
+    """Can be made only with two arguments, and pickles into something that cannot be made."""
+
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+
+
+def odd() -> Exception:
+    return OddError(5, reason="oddly")
+
+
+class LocalNameError(Exception):
+    """Claims to come from a module that is not there."""
+
+
+LocalNameError.__module__ = "no.such.module"
+
+
+class NoText(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def holding_a_lock() -> Exception:
+    import threading
+
+    error = RuntimeError("locked")
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    error.add_note("a note that should arrive")
+    return error
+
+
+class OneWay:
+    """Pickles, but cannot be made from that at index 3."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __reduce__(self) -> Any:
+        return (refuse if self.index == 3 else OneWay), (self.index,)
+
+
+def refuse(index: int) -> None:
+    raise ValueError(f"object {index} cannot be made")
+
+
+class OneWays(Range):
+    def __getitem__(self, index: int) -> Any:
+        return OneWay(index)
+
+
+class Unpicklable(Range):
+    """At index 3 a generator, which no pickle takes."""
+
+    def __getitem__(self, index: int) -> Any:
+        return (n for n in ()) if index == 3 else index
+
+
+def first(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+def last_exits(samples: list[int]) -> int:
+    if 3 in samples:
+        raise BrokenPipeError("collating")
+    return samples[0]
+
+
+def init_exits(worker: int) -> None:
+    os._exit(9)
+
+
+def init_raises(worker: int) -> None:
+    raise BrokenPipeError(f"worker {worker} finds no server")
+
+
+# What is left.
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_gone(pids: list[int], seconds: float) -> list[int]:
+    """Those that still run after so many seconds at most."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that have not been waited for."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has just ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """An end to whatever waits for ever: the test fails instead of hanging."""
+
+    def ring(*_: object) -> None:
+        pytest.fail(f"still waiting after {seconds} s")  # no Exception: tests catch those
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def over(loader: Any) -> Iterator[Any]:
+    """An iterator whose workers are gone afterwards, whatever holds it."""
+    iterator = iter(loader)
+    try:
+        yield iterator
+    finally:
+        if hasattr(iterator, "_shutdown_workers"):
+            try:
+                workers = iterator._workers
+            except AttributeError:
+                return
+            for worker in workers:
+                worker.kill()
+            iterator._shutdown_workers()
+
+
+# Programs.
+
+PROGRAM = """
+import gc, os, signal, sys, threading, time
+import multiprocessing
+sys.path[:0] = {path!r}
+multiprocessing.set_forkserver_preload(["penstock.loader", "faults_support"])
+import torch
+import penstock as ps
+from penstock import DataLoader
+from faults_support import *
+def say(*words):
+    print(*words, flush=True)
+def pids(*iterators):
+    say("pids", *[worker.pid for iterator in iterators for worker in iterator._workers])
+how = {how!r}
+if __name__ == "__main__":
+{body}
+"""
+
+
+class Program:
+    """A program in a session of its own, whose output goes to files: who inherits a pipe would keep it open."""
+
+    def __init__(self, folder: Path, body: str, how: dict[str, Any]) -> None:
+        path = [str(HERE), str(HERE.parent.parent / "src")]
+        self._files = folder / "out", folder / "err"
+        script = folder / "program.py"
+        script.write_text(PROGRAM.format(path=path, how=how, body=textwrap.indent(textwrap.dedent(body), "    ")))
+        with self._files[0].open("w") as out, self._files[1].open("w") as err:
+            command = [sys.executable, "-W", "ignore", str(script)]
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    @property
+    def out(self) -> str:
+        return self._files[0].read_text()
+
+    @property
+    def err(self) -> str:
+        return self._files[1].read_text()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that the program told of."""
+        return [int(pid) for line in self.out.splitlines() if line.startswith("pids") for pid in line.split()[1:]]
+
+    def wait_for(self, word: str, seconds: float = 40) -> None:
+        """Until the program has said this."""
+        deadline = time.monotonic() + seconds
+        while word not in self.out.split():
+            assert self.process.poll() is None, self.err
+            assert time.monotonic() < deadline, f"not a word of {word!r}: {self.out!r} {self.err!r}"
+            time.sleep(0.02)
+
+    def end(self, seconds: float = 30) -> int:
+        """Its exit code."""
+        return self.process.wait(seconds)
+
+    def group(self) -> list[int]:
+        """Processes of its session that run; the forkserver and its like are not counted."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            try:
+                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+                words = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            helper = b"resource_tracker" in words
+            if int(fields[3]) == self.process.pid and fields[0] not in "ZX" and not helper:
+                found.append(int(folder.name))
+        return found

@@ -1,0 +1,237 @@
+"""Workers that die: noticed at once, named, and with on_worker_death='restart' made good."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faults_support import (
+    WAYS,
+    Big,
+    Dies,
+    Draws,
+    PureDraws,
+    Range,
+    Slow,
+    WithGrandchild,
+    first,
+    init_exits,
+    over,
+    within,
+)
+
+from penstock import DataLoader
+from penstock.errors import WorkerError
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*does not declare itself pure")
+
+
+def same(one: list[Any], two: list[Any]) -> bool:
+    """Whether batches of tensors are equal bit for bit."""
+    return len(one) == len(two) and all(
+        len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_death_is_an_error_that_names_worker_and_cause(way: str, threads: int) -> None:
+    loader = DataLoader(Dies(Range(40), {21}, way), batch_size=2, num_workers=2, threads_per_worker=threads)
+    with within(10), over(loader) as iterator, pytest.raises(WorkerError, match=r"pid \d+") as caught:
+        pids = [worker.pid for worker in iterator._workers]
+        for _ in iterator:
+            pass
+    text = str(caught.value)
+    assert any(f"(pid {pid})" in text for pid in pids)
+    assert WAYS[way][1] in text
+    assert "MiB" in text, "its memory"
+    assert "sample 21" in text or threads == 2, "where it was"
+
+
+def test_a_death_is_told_again_and_the_loader_goes_on_anew() -> None:
+    data = Dies(Range(12), {5}, "SIGKILL")
+    loader = DataLoader(data, num_workers=2, persistent_workers=True)
+    with within(20):
+        iterator = iter(loader)
+        with pytest.raises(WorkerError) as one:
+            list(iterator)
+        with pytest.raises(WorkerError) as two:
+            next(iterator)
+        assert str(one.value) == str(two.value)
+        assert one.value is not two.value
+        data.at = set()
+        for _ in range(2):
+            assert [int(batch) for batch in loader] == list(range(12))
+
+
+def test_a_death_is_noticed_while_the_consumer_waits() -> None:
+    """And though the other worker is busy for a minute."""
+    loader = DataLoader(Slow(4, stuck=frozenset({0, 1})), num_workers=2)
+    with within(20), over(loader) as iterator:
+        killed: list[float] = []
+
+        def kill() -> None:
+            killed.append(time.monotonic())
+            os.kill(iterator._workers[1].pid, signal.SIGKILL)
+
+        threading.Timer(0.5, kill).start()
+        with pytest.raises(WorkerError, match="killed by signal: Killed"):
+            next(iterator)
+        assert time.monotonic() - killed[0] < 2
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_death_is_noticed_though_a_grandchild_holds_its_pipes(method: str) -> None:
+    loader = DataLoader(WithGrandchild(20), num_workers=1, multiprocessing_context=method)
+    with within(25), over(loader) as iterator:
+        with pytest.raises(WorkerError, match="killed by signal"):
+            begin = time.monotonic()
+            for _ in iterator:
+                begin = time.monotonic()
+        assert time.monotonic() - begin < 2
+
+
+def test_a_death_in_worker_init_is_an_error() -> None:
+    loader = DataLoader(Range(9), num_workers=2, worker_init_fn=init_exits)
+    with within(10), over(loader) as iterator, pytest.raises(WorkerError, match="exit code 9"):
+        next(iterator)
+
+
+def test_a_death_while_a_large_batch_is_half_in_the_pipe() -> None:
+    """The first batch comes through the pipe: the consumer has read the beginning of it when the worker dies."""
+    for restart in ("raise", "restart"):
+        loader = DataLoader(Big(3, 8_000_000), collate_fn=first, num_workers=1, on_worker_death=restart)
+        with within(30), over(loader) as iterator:
+            # Until the worker blocks, with the pipe full of a batch of which nobody has read anything.
+            deadline = time.monotonic() + 10
+            worker = iterator._workers[0]
+            while Path(f"/proc/{worker.pid}/wchan").read_text() != "pipe_write" and time.monotonic() < deadline:
+                state = Path(f"/proc/{worker.pid}/syscall").read_text().split()[0]
+                if state == "1":  # write
+                    break
+                time.sleep(0.05)
+            os.kill(worker.pid, signal.SIGKILL)
+            if restart == "raise":
+                with pytest.raises(WorkerError):
+                    next(iterator)
+            else:
+                got = list(iterator)
+                assert [set(batch.unique().tolist()) for batch in got] == [{0.0}, {1.0}, {2.0}]
+
+
+# Restart.
+
+
+@pytest.fixture(scope="module", params=[Draws, PureDraws])
+def truth(request: Any) -> tuple[Any, list[Any]]:
+    data = request.param(36)
+    return data, list(DataLoader(data, 3, shuffle=True, seed=5))
+
+
+RESTARTED: list[dict[str, Any]] = [
+    {"num_workers": 1},
+    {"num_workers": 2},
+    {"num_workers": 2, "dispatch": "chunk"},
+    {"num_workers": 2, "prefetch_factor": 5, "persistent_workers": True},
+    {"num_workers": 1, "threads_per_worker": 2, "dispatch": "chunk"},
+]
+
+
+@pytest.mark.parametrize("how", RESTARTED, ids=lambda how: " ".join(map(str, how.values())))
+@pytest.mark.parametrize("at", [{0}, {17}, {35}, {3, 4, 20, 30}], ids=str)
+def test_restart_gives_the_same_data(
+    truth: tuple[Any, list[Any]], at: set[int], how: dict[str, Any], tmp_path: Path
+) -> None:
+    data, expected = truth
+    if how.get("threads_per_worker") and not getattr(data, "pure", False):
+        pytest.skip("threads promise penstock.generator only")
+    loader = DataLoader(Dies(data, at, "SIGKILL", tmp_path), 3, shuffle=True, seed=5, on_worker_death="restart", **how)
+    with within(30):
+        assert same(list(loader), expected)
+    assert loader.stats()["restarts"] >= 1
+    loader.close()
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 6])
+def test_every_sample_may_kill_its_worker_once(tmp_path: Path, prefetch: int) -> None:
+    """Batches that only stood in the queue of workers that died are not blamed."""
+    data = Dies(Range(14), set(range(14)), "SIGKILL", tmp_path)
+    loader = DataLoader(data, num_workers=2, prefetch_factor=prefetch, on_worker_death="restart")
+    with within(40):
+        assert [int(batch) for batch in loader] == list(range(14))
+    assert loader.stats()["restarts"] == 14
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_killed_from_outside_at_any_time(persistent: bool) -> None:
+    """By a thread that kills a worker every few milliseconds, over several epochs."""
+    data = Draws(120)
+    expected = DataLoader(data, 4, shuffle=True, seed=5)
+    loader = DataLoader(
+        data, 4, shuffle=True, seed=5, num_workers=2, on_worker_death="restart", persistent_workers=persistent
+    )
+    rng = random.Random(3)
+    kills = 0
+    with within(60):
+        for _ in range(3):
+            iterator = iter(loader)
+            got = []
+            for count, batch in enumerate(iterator):
+                got.append([part.clone() for part in batch])
+                if count % 6 == 2:
+                    victims = [worker for worker in iterator._workers if worker.exitcode is None]
+                    if victims:
+                        time.sleep(rng.random() * 0.003)
+                        os.kill(rng.choice(victims).pid, signal.SIGKILL)
+                        kills += 1
+            assert same(got, list(expected))
+    assert loader.stats()["restarts"] >= kills // 2
+    loader.close()
+
+
+def test_killed_between_epochs() -> None:
+    loader = DataLoader(Range(9), num_workers=2, on_worker_death="restart", persistent_workers=True)
+    with within(20), loader:
+        for _ in range(3):
+            iterator = iter(loader)
+            assert [int(batch) for batch in iterator] == list(range(9))
+            os.kill(iterator._workers[0].pid, signal.SIGKILL)
+            os.waitpid(0, os.WNOHANG)
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("dispatch", ["batch", "chunk"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sample_that_always_kills_ends_after_three_tries(dispatch: str, threads: int) -> None:
+    data = Dies(Range(40), {21}, "SIGKILL")
+    how: dict[str, Any] = {"dispatch": dispatch, "threads_per_worker": threads, "on_worker_death": "restart"}
+    loader = DataLoader(data, 2, num_workers=2, prefetch_factor=3, **how)
+    got = []
+    with within(30), over(loader) as iterator:
+        with pytest.raises(WorkerError, match=r"sample 21|samples \[20, 21\]|at batch 10") as caught:
+            for batch in iterator:
+                got.append(batch.tolist())
+        assert loader.stats()["restarts"] == 2, "three tries"
+    assert got == [[2 * k, 2 * k + 1] for k in range(len(got))]
+    assert len(got) >= 4
+    assert "killed by signal" in str(caught.value)
+
+
+def test_restart_keeps_what_the_consumer_holds(tmp_path: Path) -> None:
+    """A new worker maps the same memory: batches that are held stay as they are."""
+    loader = DataLoader(Dies(Big(24), {8, 15}, "SIGKILL", tmp_path), 2, num_workers=2, on_worker_death="restart")
+    held: list[Any] = []
+    with within(30):
+        for batch in loader:
+            held = [*held[-1:], batch]
+            for kept in held:
+                assert bool((kept == kept[:, :1]).all())
+    assert held[-1][:, 0].tolist() == [22.0, 23.0]

@@ -1,0 +1,100 @@
+"""Workers that hang: the timeout says where, the iterator goes on, and nothing waits long for them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+from faults_support import Range, Slow, children, over, wait_gone, within
+
+from penstock import DataLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Once(Slow):
+    """Sample 5 takes a second."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(1 if index == 5 else 0)
+        return index
+
+
+ONE_BOARD = pytest.mark.xfail(strict=True, reason="threads of one process share the board that says where they are")
+
+
+@pytest.mark.parametrize(
+    "how", [{}, pytest.param({"threads_per_worker": 2}, marks=ONE_BOARD), {"dispatch": "chunk"}], ids=str
+)
+def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, Any]) -> None:
+    loader = DataLoader(Once(12), 2, num_workers=2, timeout=0.4, **how)
+    got: list[list[int]] = []
+    told: list[str] = []
+    with within(15), over(loader) as iterator:
+        while len(got) < 6:
+            try:
+                got.append(next(iterator).tolist())
+            except RuntimeError as error:
+                told.append(str(error))
+                assert loader.state_dict()["sampler"]["consumed"] == 2 * len(got), "it is not counted as had"
+        pids = [worker.pid for worker in iterator._workers]
+    assert got == [[2 * k, 2 * k + 1] for k in range(6)]
+    assert 1 <= len(told) <= 3
+    for text in told:
+        assert "DataLoader timed out after 0.4 seconds" in text
+        assert "sample 5" in text
+        assert any(f"pid {pid}" in text for pid in pids)
+
+
+def test_a_stopped_worker_times_out_and_goes_on() -> None:
+    loader = DataLoader(Slow(40, 0.01), num_workers=2, timeout=0.5, prefetch_factor=2)
+    got = []
+    with within(15), over(loader) as iterator:
+        got.append(int(next(iterator)))
+        stopped = iterator._workers[1].pid
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(RuntimeError, match=rf"timed out after 0\.5 seconds.*pid {stopped}"):
+            for _ in range(10):
+                got.append(int(next(iterator)))
+        with pytest.raises(RuntimeError, match="timed out"):
+            next(iterator)
+        os.kill(stopped, signal.SIGCONT)
+        got += [int(batch) for batch in iterator]
+    assert got == list(range(40))
+
+
+@pytest.mark.parametrize(("persistent", "stop"), [(False, False), (True, True)], ids=["hangs", "stopped"])
+def test_close_is_bounded_though_a_worker_hangs(persistent: bool, stop: bool) -> None:
+    before = children()
+    loader = DataLoader(Slow(9, stuck=frozenset({1})), num_workers=2, persistent_workers=persistent)
+    with within(20):
+        iterator = iter(loader)
+        next(iterator)
+        pids = [worker.pid for worker in iterator._workers]
+        if stop:
+            os.kill(pids[1], signal.SIGSTOP)
+        begin = time.monotonic()
+        if persistent:
+            loader.close()
+        del iterator
+        gc.collect()
+        assert time.monotonic() - begin < 9
+        assert not wait_gone(pids, 1)
+        assert children() <= before
+
+
+def test_a_loader_that_was_closed_in_mid_pass_starts_anew() -> None:
+    loader = DataLoader(Range(20), num_workers=2, persistent_workers=True)
+    with within(15):
+        for _ in range(3):
+            iterator = iter(loader)
+            next(iterator)
+            loader.close()
+            with pytest.raises((RuntimeError, StopIteration)):
+                list(iterator) and next(iterator)
+        assert [int(batch) for batch in loader] == list(range(20))
+        loader.close()

@@ -1,0 +1,86 @@
+"""Several iterators, loaders in threads, loaders in loaders, data sets that cannot be forked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from typing import Any
+
+import pytest
+from faults_support import Big, Draws, NoFork, Slow, Started, within
+
+from penstock import DataLoader
+from penstock.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def values(loader: Any) -> list[Any]:
+    return [[part.tolist() for part in batch] for batch in loader]
+
+
+def test_iterators_at_once_with_shared_slots() -> None:
+    """Each has a ring of its own, or what it lends is its own."""
+    loader = DataLoader(Big(40, 20_000), 2, num_workers=2)
+    with within(40):
+        list(loader)  # there is a ring now
+        iterators = [iter(loader) for _ in range(3)]
+        for k in range(20):
+            held = [next(iterator) for iterator in iterators]
+            for batch in held:
+                assert batch[:, 0].tolist() == [2.0 * k, 2.0 * k + 1]
+                assert bool((batch == batch[:, :1]).all())
+                batch.fill_(-1)
+
+
+def test_nested_loops_over_one_loader() -> None:
+    loader = DataLoader(Draws(6), 2, shuffle=True, seed=3, num_workers=1)
+    alone = [values(DataLoader(Draws(6), 2, shuffle=True, seed=3)) for _ in range(1)]
+    with within(40):
+        outer = []
+        for batch in loader:
+            outer.append([part.tolist() for part in batch])
+            assert len(values(loader)) == 3
+    assert outer == alone[0]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_loaders_in_threads_at_the_same_time(persistent: bool) -> None:
+    """They start and end workers at once; each gets its own batches."""
+    expected = [values(DataLoader(Draws(40), 4, shuffle=True, seed=seed)) for seed in range(4)]
+    found: dict[int, Any] = {}
+
+    def run(seed: int) -> None:
+        loader = DataLoader(Draws(40), 4, shuffle=True, seed=seed, num_workers=2, persistent_workers=persistent)
+        found[seed] = values(loader)
+        loader.close()
+
+    threads = [threading.Thread(target=run, args=(seed,), daemon=True) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert [found.get(seed) for seed in range(4)] == expected
+
+
+def test_a_persistent_iterator_is_taken_over() -> None:
+    loader = DataLoader(Slow(30, 0.005), num_workers=2, persistent_workers=True)
+    with within(30), loader:
+        for _ in range(4):
+            old = iter(loader)
+            assert [int(next(old)) for _ in range(3)] == [0, 1, 2]
+            new = iter(loader)
+            with pytest.raises(RuntimeError, match="newer iterator"):
+                next(old)
+            del old
+            assert [int(batch) for batch in new] == list(range(30))
+
+
+def test_data_sets_that_cannot_be_forked_are_not() -> None:
+    assert multiprocessing.get_start_method() == "fork"
+    with within(60):
+        assert {name for batch in DataLoader(Started(2), num_workers=1) for name in batch} == {"ForkProcess"}
+        names = {name for batch in DataLoader(NoFork(2), num_workers=1) for name in batch}
+        assert names == {"ForkServerProcess"}
+        with pytest.raises(ConfigError, match="forkserver"):
+            iter(DataLoader(NoFork(2), num_workers=1, multiprocessing_context="fork"))

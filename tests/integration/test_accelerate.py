@@ -1,0 +1,229 @@
+"""Hugging Face Accelerate: what `Accelerator.prepare` makes of our loaders is still made by Penstock, and resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gloo_support import start_ranks, write_rows
+from integration_support import SIZES, Noisy, Numbers, Part, begin, deal, deal_again, go_on, leave_to_accelerate
+
+import penstock as ps
+
+pytest.importorskip("accelerate")
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*does not declare itself pure")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """Accelerate keeps its state in singletons."""
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def make(**how: Any) -> ps.DataLoader[Any]:
+    return ps.DataLoader(Noisy(22), batch_size=4, shuffle="global", seed=5, **how)
+
+
+def rows(loader: Any) -> list[Any]:
+    return [batch.tolist() for batch in loader]
+
+
+HOW = [
+    {},
+    {"num_workers": 2, "executor": "thread"},
+    {"num_workers": 2, "executor": "process", "persistent_workers": True},
+]
+
+
+@pytest.mark.parametrize("how", HOW, ids=["inline", "thread", "process"])
+def test_prepared_loaders_are_ours(how: dict[str, Any]) -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = make(**how)
+    prepared = accelerator.prepare(loader)
+    assert prepared.base_dataloader is loader
+    assert isinstance(prepared, ps.DataLoader)
+    expected = make(**how)
+    assert rows(prepared) == rows(expected)
+    assert rows(prepared) == rows(expected)  # the second epoch is another one
+    assert loader.stats()["batches"] == 12
+    assert len(prepared) == 6
+    assert prepared.total_batch_size == 4
+    assert prepared.batch_size == 4
+
+
+def test_loaders_of_torch_are_left_alone() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(make())
+    torchs = torch.utils.data.DataLoader(Numbers(9), batch_size=2)
+    assert type(accelerator.prepare(torchs).base_dataloader) is torch.utils.data.DataLoader
+    assert rows(accelerator.prepare(torchs)) == rows(torchs)
+
+
+def test_an_attribute_keeps_accelerate_off() -> None:
+    loader = make()
+    loader._is_accelerate_prepared = True  # type: ignore[assignment]
+    assert Accelerator(cpu=True).prepare(loader) is loader
+    with pytest.raises(AttributeError):
+        ps.DataLoader.no_such_attribute  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_preparing_twice_changes_nothing() -> None:
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(make())
+    assert accelerator.prepare(prepared) is prepared
+
+
+def test_gradient_accumulation_sees_the_end_of_the_epoch() -> None:
+    """Accelerate steps at the last batch of an epoch also if the accumulation is not full."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, make())
+    steps = []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch.float()).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append(accelerator.sync_gradients)
+    assert steps == [False, False, False, True, False, True]
+
+
+def test_remainder_is_cut_off_in_metrics() -> None:
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(make())
+    gathered = [accelerator.gather_for_metrics(batch).shape[0] for batch in prepared]
+    assert gathered == [4, 4, 4, 4, 4, 2]
+
+
+@pytest.mark.parametrize("how", HOW, ids=["inline", "thread", "process"])
+@pytest.mark.parametrize("had", [1, 3, 5, 6, 8, 11])
+def test_save_state_and_load_state_go_on_at_the_batch(tmp_path: Path, how: dict[str, Any], had: int) -> None:
+    """Six batches an epoch; saved after so many, in a loop over epochs."""
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(make(**how))
+    seen: list[Any] = []
+    for _ in range(3):
+        for batch in prepared:
+            seen.append(batch.tolist())
+            if len(seen) == had:
+                accelerator.save_state(str(tmp_path / "state"))
+    assert len(seen) == 18
+    _reset()
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(make(**how))
+    accelerator.load_state(str(tmp_path / "state"))
+    first = prepared.base_dataloader.epoch
+    rest = [batch.tolist() for _ in range(first, 3) for batch in prepared]
+    assert rest == seen[had:]
+
+
+def _reset() -> None:
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def test_states_are_those_of_the_loader_itself() -> None:
+    prepared = Accelerator(cpu=True).prepare(make())
+    iterator = iter(prepared)
+    next(iterator)
+    next(iterator)
+    loader = make()
+    loader.load_state_dict(prepared.state_dict())
+    expected = make()
+    assert rows(loader) == rows(expected)[2:]
+
+
+def test_epoch_can_be_set() -> None:
+    prepared = Accelerator(cpu=True).prepare(make())
+    prepared.set_epoch(3)
+    expected = make()
+    expected.set_epoch(3)
+    assert rows(prepared) == rows(expected)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ps.DataLoader(Numbers(7), batch_size=2),
+        lambda: ps.DataLoader(Numbers(7), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3)),
+        lambda: ps.DataLoader(Numbers(7), batch_sampler=[[1], [2, 3]]),
+        lambda: ps.DataLoader(Part(7), batch_size=2),
+        lambda: ps.DataLoader(Part(7), batch_size=2, num_workers=2),
+        lambda: ps.DataLoader(Numbers(7), batch_size=2, sampler=[5, 4, 1]),
+    ],
+    ids=["plain", "generator", "batch sampler", "stream", "stream with workers", "sampler"],
+)
+def test_loaders_without_a_seed(build: Callable[[], ps.DataLoader[Any]]) -> None:
+    prepared = Accelerator(cpu=True).prepare(build())
+    assert isinstance(prepared.base_dataloader, ps.DataLoader)
+    assert rows(prepared) == rows(build())
+
+
+def test_dispatched_batches_are_ours_too() -> None:
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    prepared = accelerator.prepare(make())
+    assert isinstance(prepared.base_dataloader, ps.DataLoader)
+    assert rows(prepared) == rows(make())
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_seedable_sampler_of_accelerate(seed: int | None) -> None:
+    """It takes the place of torch's shuffle, and not of ours."""
+    config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=11)
+    loader = ps.DataLoader(Noisy(22), 4, shuffle=True, seed=seed)
+    prepared = Accelerator(cpu=True, dataloader_config=config).prepare(loader)
+    assert isinstance(prepared.base_dataloader, ps.DataLoader)
+    found = [[[int(sample[0]) for sample in batch] for batch in rows(prepared)] for _ in range(2)]
+    _reset()
+    torchs = torch.utils.data.DataLoader(Numbers(22), 4, shuffle=True)
+    theirs = Accelerator(cpu=True, dataloader_config=config).prepare(torchs)
+    assert (found == [rows(theirs) for _ in range(2)]) == (seed is None)
+    assert found[0] != found[1]
+
+
+# Several ranks.
+
+
+@pytest.mark.parametrize("shuffle", ["global", None], ids=["shuffled", "in order"])
+@pytest.mark.parametrize(
+    "options", [{}, {"split_batches": True}, {"even_batches": False}], ids=["whole", "split", "uneven"]
+)
+def test_ranks_share_the_batches_of_one(shuffle: str | None, options: dict[str, Any]) -> None:
+    """As Accelerate deals those of torch's loader over the same order, sample by sample."""
+    found = start_ranks(2, deal, 2, shuffle, options)
+    for n in SIZES:
+        for ours, theirs, draws_of_one, made in (rank[n] for rank in found):
+            assert ours == theirs
+            assert draws_of_one
+            assert made == len(ours)
+
+
+def test_two_ranks_resume_what_three_began() -> None:
+    begun = start_ranks(3, begin, 3)
+    ended = start_ranks(2, go_on, 2, begun[0][1])
+    seen = [index for rank, _ in begun for index in rank] + [index for rank in ended for index in rank]
+    assert sorted(seen) == list(range(48))
+
+
+@pytest.mark.parametrize("kind", ["DistributedSampler", "RankDataset", "torch's DistributedSampler"])
+def test_loaders_that_are_dealt_already_are_not_dealt_again(tmp_path: Path, kind: str) -> None:
+    found = start_ranks(2, deal_again, 2, str(write_rows(tmp_path, 20)), kind)
+    assert sorted(index for rank in found for index in rank) == list(range(20))
+
+
+@pytest.mark.parametrize("kind", ["global generator", "generator", "stream", "stream of every rank"])
+def test_without_a_seed_accelerate_deals(kind: str) -> None:
+    found = start_ranks(2, leave_to_accelerate, 2, kind)
+    for epoch in range(2):
+        seen = [index for ours, _ in found for batch in ours[epoch] for index in batch]
+        assert sorted(seen) == list(range(24))
+    assert all(made for _, made in found)

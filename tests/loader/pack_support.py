@@ -1,0 +1,74 @@
+"""Batches that travel as between processes, and what to compare them by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.loader.arena import Slot
+from penstock.loader.pack import Packed, pack, unpack
+
+ROOM = {"slot": 1 << 22, "small slot": 1 << 14, "no slot": None}
+"""Bytes of the slot."""
+
+DTYPES = [
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32),
+]
+
+
+def travel(batch: Any, capacity: int | None = ROOM["slot"], slot: Slot | None = None) -> tuple[Any, Packed]:
+    """Pack, carry the bytes over, as the pipe and the ring do, and unpack."""
+    if slot is None and capacity is not None:
+        slot = Slot(np.zeros(capacity, np.uint8))
+    packed = pack(batch, slot)
+    beside = iter([np.frombuffer(bytearray(view), np.uint8) for view in packed.beside])
+    buffers = []
+    for offset, nbytes in packed.table:
+        if offset < 0:
+            buffers.append(next(beside))
+        else:
+            assert slot is not None
+            buffers.append(slot.memory[offset : offset + nbytes].copy())
+        assert buffers[-1].nbytes == nbytes
+    assert next(beside, None) is None
+    return unpack(packed.data, buffers), packed
+
+
+def cost(packed: Packed) -> int:
+    """Bytes that travel."""
+    return len(packed.data) + sum(nbytes for _, nbytes in packed.table)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return bytes(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    if isinstance(theirs, torch.Tensor):
+        assert (ours.dtype, ours.shape, ours.requires_grad) == (theirs.dtype, theirs.shape, theirs.requires_grad)
+        assert bits(ours) == bits(theirs)
+    elif isinstance(theirs, np.ndarray):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        assert ours.tobytes() == theirs.tobytes()
+    elif isinstance(theirs, dict):
+        assert list(ours) == list(theirs)
+        for key in theirs:
+            assert_same(ours[key], theirs[key])
+    elif isinstance(theirs, list | tuple):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same(one, other)
+    else:
+        assert ours == theirs or (ours != ours and theirs != theirs)
+
+
+def content(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    count = int(np.prod(shape, dtype=int)) * dtype.itemsize
+    values = torch.arange(count, dtype=torch.int64).remainder(2 if dtype is torch.bool else 251).to(torch.uint8)
+    return values.view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)

@@ -1,0 +1,161 @@
+"""The statistics of a DataLoader, whatever executor makes its batches."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from loader_support import EXECUTORS, Squares
+
+import penstock as ps
+from penstock.stages import collect, stage
+
+
+class Staged(Squares):
+    """Names its stages; a sample is 400 bytes and an index."""
+
+    pure = True
+
+    def __getitem__(self, index: int) -> Any:
+        with stage("read"):
+            time.sleep(0.0005)
+        with stage("decode"):
+            return torch.full((100,), float(index)), index
+
+
+class Broken(Staged):
+    def __getitem__(self, index: int) -> Any:
+        if index % 10 == 3:
+            raise OSError(f"sample {index}")
+        return super().__getitem__(index)
+
+
+def make(executor: str, dataset: Any, **options: Any) -> ps.DataLoader[Any]:
+    return ps.DataLoader(dataset, batch_size=10, num_workers=EXECUTORS[executor], executor=executor, **options)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_what_was_had_is_counted(executor: str) -> None:
+    with make(executor, Staged(95), persistent_workers=executor != "inline") as loader:
+        begin = time.perf_counter()
+        for _ in range(2):
+            for _batch in loader:
+                time.sleep(0.002)
+        elapsed = time.perf_counter() - begin
+        stats = loader.stats()
+    assert json.loads(json.dumps(stats)) == stats
+    assert (stats["executor"], stats["workers"], stats["passes"]) == (executor, EXECUTORS[executor], 2)
+    assert (stats["batches"], stats["samples"]) == (20, 190)
+    assert stats["bytes"] == 190 * 408
+    assert sum(stats["ways"].values()) == 20
+    assert stats["train_seconds"] >= 20 * 0.002
+    assert elapsed * 0.5 < stats["seconds"] <= elapsed
+    assert list(stats["stages"]) == ["fetch", "read", "decode", "collate", "hand-over"]
+    assert 190 * 0.0005 <= stats["stages"]["read"] < 2 * elapsed
+    assert stats["stages"]["decode"] < stats["stages"]["read"]
+    assert 0 < stats["cpu_seconds"] < 2 * elapsed
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_pass_left_early_and_the_next_one(executor: str) -> None:
+    with make(executor, Staged(95)) as loader:
+        for number, _batch in enumerate(loader):
+            if number == 2:
+                break
+        time.sleep(0.3)
+        assert len(list(loader)) == 10
+        stats = loader.stats()
+        assert (stats["passes"], stats["batches"]) == (2, 13)
+        assert stats["train_seconds"] < 0.3
+        loader.reset_stats()
+        assert loader.stats()["batches"] == 0
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_stages_outside_of_the_loader_are_not_its(executor: str) -> None:
+    collect()
+    with stage("elsewhere"):
+        time.sleep(0.001)
+    with make(executor, Staged(20)) as loader:
+        assert len(list(loader)) == 2
+        assert "elsewhere" not in loader.stats()["stages"]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_errors(executor: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that samples are replaced is said once
+        with make(executor, Broken(40), on_error="replace") as loader:
+            assert len(list(loader)) == 4
+            errors = loader.stats()["errors"]
+    assert (errors["samples"], errors["failed"], errors["replaced"]) == (40, 4, 4)
+    assert errors["types"]["OSError"] >= 4
+    with make(executor, Broken(40)) as loader:
+        with pytest.raises(OSError, match="sample 3"):
+            next(iter(loader))
+        assert loader.stats()["failed_batches"] == 1
+
+
+def test_the_queue_is_full_while_training_is_slow() -> None:
+    with make("thread", Staged(400), prefetch_factor=3) as loader:
+        for _batch in loader:
+            time.sleep(0.01)
+        queue = loader.stats()["queue"]
+    assert queue["prefetch"] == 6
+    assert queue["depth"] == 6
+    assert queue["occupancy"] > 0.5
+
+
+def test_a_bound_on_memory_shows_in_the_queue() -> None:
+    with make("thread", Staged(100), prefetch_factor=3, max_bytes_in_flight=9000) as loader:
+        assert len(list(loader)) == 10
+        queue = loader.stats()["queue"]
+    assert queue["prefetch"] == 6
+    assert queue["depth"] <= 3
+
+
+def test_threads_in_one_child_count_as_the_workers_that_were_asked_for() -> None:
+    class Releases(Staged):
+        releases_gil = True
+
+    with ps.DataLoader(Releases(40), batch_size=10, num_workers=3) as loader:
+        assert len(list(loader)) == 4
+        stats = loader.stats()
+    assert (stats["executor"], stats["processes"]) == ("process", 1)
+    assert stats["workers"] * stats["threads_per_worker"] == stats["workers"] == 3
+
+
+def test_batches_that_are_kept_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    data = torch.zeros(200, 50_000, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that batches are copied is said once
+        with make("process", torch.utils.data.TensorDataset(data)) as loader:
+            kept = list(loader)
+            ways = loader.stats()["ways"]
+            loader.report()
+    assert len(kept) == 20
+    assert ways["copy"] > 5
+    assert "by copy" in capsys.readouterr().out
+
+
+def test_report_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with make("thread", Staged(95), progress=True) as loader:
+        assert len(list(loader)) == 10
+        loader.report()
+    out, err = capsys.readouterr()
+    assert "DataLoader: thread, 2 workers" in out
+    assert "Too early to say" in out
+    assert "10/10" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_statistics_travel_with_the_loader() -> None:
+    import pickle
+
+    loader = make("inline", Squares(20))
+    assert len(list(loader)) == 2
+    assert pickle.loads(pickle.dumps(loader)).stats()["batches"] in (0, 2)

@@ -1,0 +1,187 @@
+"""How much memory there is: by the machine, and by control groups of both versions."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process_support import write_to
+
+from penstock.errors import RingError
+from penstock.loader.memory import SharedFile, available_memory, reserve
+from penstock.loader.ring import Ring
+
+MIB = 1 << 20
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = f"MemTotal:  {16 * MIB} kB\nMemFree:  1 kB\nMemAvailable:  {8 * MIB} kB\n"
+MACHINE = 8 * MIB * 1024
+
+
+def version_2(root: Path, path: str, folder: str, most: str, used: int = 0, stat: str = "anon 5\n") -> Path:
+    return tree(
+        root,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": f"0::{path}\n",
+            f"sys/fs/cgroup/{folder}memory.max": f"{most}\n",
+            f"sys/fs/cgroup/{folder}memory.current": f"{used}\n",
+            f"sys/fs/cgroup/{folder}memory.stat": stat,
+        },
+    )
+
+
+def test_without_proc(tmp_path: Path) -> None:
+    assert available_memory(tmp_path) is None
+
+
+def test_without_groups(tmp_path: Path) -> None:
+    assert available_memory(tree(tmp_path, {"proc/meminfo": MEMINFO})) == MACHINE
+    assert available_memory(tree(tmp_path / "old", {"proc/meminfo": "MemFree: 1 kB\n"})) is None
+
+
+def test_of_this_machine() -> None:
+    left = available_memory()
+    assert left is None or left > MIB
+
+
+def test_version_2(tmp_path: Path) -> None:
+    stat = f"anon 5\nfile {400 * MIB}\nactive_file {100 * MIB}\ninactive_file {50 * MIB}\nshmem 7\n"
+    root = version_2(tmp_path, "/user/job", "user/job/", str(1000 * MIB), 700 * MIB, stat)
+    assert available_memory(root) == 450 * MIB
+
+
+def test_version_2_in_a_container(tmp_path: Path) -> None:
+    assert available_memory(version_2(tmp_path / "namespace", "/", "", str(100 * MIB), 40 * MIB)) == 60 * MIB
+    # Without a namespace the path is the host's, and what is mounted is the container's own group.
+    assert available_memory(version_2(tmp_path / "none", "/docker/ab", "", str(100 * MIB), 40 * MIB)) == 60 * MIB
+    assert available_memory(version_2(tmp_path / "above", "/../../other", "", str(100 * MIB), MIB)) in (
+        99 * MIB,
+        MACHINE,
+    )
+
+
+def test_the_least_of_all_levels(tmp_path: Path) -> None:
+    version_2(tmp_path, "/a/b/c", "a/", str(300 * MIB), 100 * MIB)
+    version_2(tmp_path, "/a/b/c", "a/b/", "max", 100 * MIB)
+    assert available_memory(version_2(tmp_path, "/a/b/c", "a/b/c/", str(900 * MIB), 100 * MIB)) == 200 * MIB
+
+
+@pytest.mark.parametrize("most", ["max", "", "nonsense", str(2**63 - 4096)])
+def test_no_limit(tmp_path: Path, most: str) -> None:
+    assert available_memory(version_2(tmp_path, "/a", "a/", most)) == MACHINE
+
+
+def test_more_is_used_than_there_is(tmp_path: Path) -> None:
+    assert available_memory(version_2(tmp_path, "/a", "a/", str(MIB), 2 * MIB)) == 0
+
+
+def test_more_is_cached_than_is_used(tmp_path: Path) -> None:
+    root = version_2(tmp_path, "/a", "a/", str(MIB), MIB, f"active_file {3 * MIB}\n")
+    assert available_memory(root) == MIB
+
+
+def test_version_1(tmp_path: Path) -> None:
+    stat = (
+        f"cache {500 * MIB}\ninactive_file {10 * MIB}\nactive_file {20 * MIB}\nhierarchical_memory_limit 5\n"
+        f"total_inactive_file {100 * MIB}\ntotal_active_file {200 * MIB}\n"
+    )
+    root = tree(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "12:cpu,cpuacct:/x\n5:memory:/job\n1:name=systemd:/y\n0::/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{5000 * MIB}\n",
+            "sys/fs/cgroup/memory/memory.stat": stat,
+            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{1000 * MIB}\n",
+            "sys/fs/cgroup/memory/job/memory.usage_in_bytes": f"{900 * MIB}\n",
+            "sys/fs/cgroup/memory/job/memory.stat": stat,
+        },
+    )
+    assert available_memory(root) == 400 * MIB
+
+
+def test_a_file_grows_as_it_is_reserved() -> None:
+    file = SharedFile(4096)
+    reserve(file.fd, 4096, MIB)
+    assert os.fstat(file.fd).st_size == MIB + 4096
+    assert os.fstat(file.fd).st_blocks * 512 >= MIB
+    fd = file.fd
+    file.close()
+    file.close()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_inherit_the_file(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    file = SharedFile(4096)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=write_to, args=(file, theirs))
+    process.start()
+    assert ours.poll(60)
+    assert ours.recv() == os.fstat(file.fd).st_ino
+    process.join()
+    assert os.pread(file.fd, 15, 0) == b"from the worker"
+
+
+@pytest.fixture(name="small_files")
+def _small_files() -> Any:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_the_system_refuses() -> None:
+    file = SharedFile(4096)
+    with pytest.raises(OSError) as caught:
+        reserve(file.fd, 4096, 8 * MIB)
+    assert caught.value.errno == errno.EFBIG
+    ring = Ring(4, 4, head=4096)
+    with pytest.raises(RingError, match=r"7 slots of 1\.2 MiB.*the system refuses.*lower prefetch_factor"):
+        ring.fit(MIB)
+    assert os.fstat(ring.file.fd).st_blocks * 512 < MIB  # nothing is left of the attempt
+    assert ring.lend() is None
+    assert ring.fit(100_000)
+    assert ring.lend() is not None
+
+
+@pytest.mark.usefixtures("small_files")
+def test_too_little_for_larger_slots_leaves_the_old_ones() -> None:
+    ring = Ring(4, 4, head=4096)
+    assert ring.fit(100_000)
+    slots = ring.slot_bytes
+    assert not ring.fit(2 * MIB)
+    assert not ring.fit(3 * MIB)
+    assert ring.slot_bytes == slots
+    assert ring.lend() is not None
+
+
+def test_more_than_the_machine_has() -> None:
+    left = available_memory()
+    if left is None:
+        pytest.skip("nobody knows how much there is")
+    ring = Ring(8, 8, head=4096)
+    with pytest.raises(RingError, match="MiB are left on this machine or to this container"):
+        ring.fit(left // 4)
+    assert ring.fit(4096)

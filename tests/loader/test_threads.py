@@ -1,0 +1,445 @@
+"""The thread executor, and the inline one beside it: order, chunks, errors, waiting, ending."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loader_support import Draws, Faulty, GlobalDraws, Slow, Squares, bad_collate, plain
+from torch.utils.data import get_worker_info
+
+from penstock.loader.fetch import Fetch
+from penstock.loader.inline import InlineBatches
+from penstock.loader.thread import ThreadBatches, ThreadPool
+from penstock.loader.work import Made, Task
+
+
+def tasks(n: int, size: int) -> Iterator[Task]:
+    for k in range(0, n, size):
+        indices = list(range(k, min(k + size, n)))
+        yield Task(indices, [1000 + index for index in indices])
+
+
+def fetch(data: Any, collate_fn: Any = list, *, seed_globals: bool = False) -> Fetch:
+    return Fetch(data, collate_fn, batched=True, seed_globals=seed_globals)
+
+
+def threads(data: Any, n: int = 12, size: int = 4, *, count: int = 2, **options: Any) -> ThreadBatches:
+    pool = options.pop("pool", None) or ThreadPool(count, seed=70, dataset=data, lanes=options.pop("lanes", False))
+    planned = options.pop("tasks", None) or tasks(n, size)
+    maker = options.pop("maker", None) or fetch(data)
+    options = {"depth": 2 * count, "timeout": 20, "in_order": True, **options}
+    return ThreadBatches(planned, maker, pool, **options)
+
+
+def outcomes(batches: Any, limit: int = 100) -> list[Any]:
+    """Batches, and of errors their types' names."""
+    seen: list[Any] = []
+    for _ in range(limit):
+        try:
+            seen.append(plain(next(batches).batch))
+        except StopIteration:
+            return seen
+        except Exception as error:
+            seen.append(type(error).__name__)
+    raise AssertionError(f"no end: {seen[:5]}")
+
+
+def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
+def alive() -> int:
+    return sum(thread.name.startswith("penstock-") for thread in threading.enumerate())
+
+
+class Who(Squares):
+    """Which worker made the item, in which thread."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.002)
+        info = get_worker_info()
+        assert info is not None
+        return info.id, info.num_workers, info.seed, info.dataset is self, threading.get_ident()
+
+
+class Bulk(Squares):
+    """Wants its batches whole."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(len(indices), index) for index in indices]
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize(("n", "size"), [(0, 3), (1, 3), (12, 4), (13, 4), (9, 1)])
+def test_threads_make_what_is_made_inline(n: int, size: int, count: int, lanes: bool) -> None:
+    inline = list(InlineBatches(tasks(n, size), fetch(Draws(n))))
+    made = list(threads(Draws(n), n, size, count=count, lanes=lanes))
+    assert [one.batch for one in made] == [one.batch for one in inline]
+    assert [one.number for one in made] == [one.number for one in inline] == list(range(-(-n // size)))
+    for one, other in zip(made, inline, strict=True):
+        assert one.work.samples == other.work.samples == len(other.batch)
+        assert one.work.fetch > 0
+        assert one.work.collate > 0
+        assert (one.way, one.state) == ("local", None)
+
+
+def test_inline_seeds_the_global_generators_and_puts_them_back() -> None:
+    before = torch.get_rng_state()
+    maker = fetch(GlobalDraws(4), seed_globals=True)
+    first, second = [plain([one.batch for one in InlineBatches(tasks(4, 2), maker)]) for _ in range(2)]
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_all_threads_work_on_the_next_batch() -> None:
+    (made,) = threads(Who(40), 40, 40, count=4)
+    assert {who[0] for who in made.batch} == {0, 1, 2, 3}
+    assert [who[0] for who in made.batch] == sorted(
+        (who[0] for who in made.batch), key=[who[0] for who in made.batch].index
+    )
+
+
+def test_data_sets_that_want_whole_batches_get_them() -> None:
+    made = list(threads(Bulk(8), 8, 4))
+    assert [one.batch for one in made] == [[(4, k) for k in range(4)], [(4, k) for k in range(4, 8)]]
+
+
+def test_each_thread_is_a_worker() -> None:
+    seen: list[Any] = []
+    data = Who(30)
+
+    def init(number: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        assert info.id == number
+        seen.append((info.id, info.num_workers, info.seed, info.dataset is data))
+
+    batches = threads(data, 30, 30, count=3, pool=ThreadPool(3, init, seed=70, dataset=data))
+    made = next(batches).batch
+    assert sorted(seen) == [(0, 3, 70, True), (1, 3, 71, True), (2, 3, 72, True)]
+    assert {who[:4] for who in made} == set(seen)
+    assert len({who[4] for who in made}) == 3
+    assert get_worker_info() is None
+
+
+def test_with_lanes_batch_k_is_made_by_thread_k_mod_n() -> None:
+    made = [one.batch for one in threads(Who(24), 24, 4, count=3, lanes=True)]
+    assert [{who[0] for who in batch} for batch in made] == [{0}, {1}, {2}, {0}, {1}, {2}]
+
+
+def test_collate_functions_see_the_worker_too() -> None:
+    def collate(samples: list[Any]) -> Any:
+        info = get_worker_info()
+        return None if info is None else info.num_workers
+
+    assert [one.batch for one in threads(Squares(8), 8, maker=fetch(Squares(8), collate))] == [2, 2]
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_errors_come_in_the_place_of_their_batch(lanes: bool) -> None:
+    data = Faulty(12, {0, 5, 11})
+    expected = ["KeyError", [4, 9], "KeyError", [36, 49], [64, 81], "KeyError"]
+    assert outcomes(InlineBatches(tasks(12, 2), fetch(data))) == expected
+    batches = threads(data, 12, 2, lanes=lanes)
+    assert outcomes(batches) == expected
+    assert batches.number == 5
+    maker = fetch(Squares(8), bad_collate)
+    assert outcomes(threads(Squares(8), 8, 2, maker=maker, lanes=lanes)) == [1, "ArithmeticError", 41, 85]
+
+
+def test_the_error_of_a_batch_is_that_of_its_first_bad_sample() -> None:
+    class Two(Squares):
+        def __getitem__(self, index: int) -> int:
+            if index == 0:
+                time.sleep(0.05)
+                raise LookupError("the first")
+            raise KeyError("a later one")
+
+    with pytest.raises(LookupError, match="the first") as caught:
+        next(threads(Two(8), 8, 8, count=4))
+    assert "while loading sample 0" in caught.value.__notes__[0]
+
+
+def test_errors_do_not_keep_their_batch_alive() -> None:
+    class Sample:
+        pass
+
+    made: list[Any] = []
+
+    class Holding(Squares):
+        def __getitem__(self, index: int) -> Any:
+            sample = Sample()
+            made.append(weakref.ref(sample))
+            if index == 1:
+                raise KeyError(index)
+            return sample
+
+    batches = threads(Holding(2), 2, 2, count=1)
+    gc.collect()
+    gc.disable()
+    try:
+        assert outcomes(batches) == ["KeyError"]
+        del batches
+        assert soon(lambda: all(sample() is None for sample in made))
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, MemoryError, StopIteration])
+def test_any_error_reaches_the_consumer(kind: type[BaseException]) -> None:
+    data = Faulty(6, {2}, kind)  # type: ignore[arg-type]
+    batches = threads(data, 6, 2)
+    assert next(batches).batch == [0, 1]
+    with pytest.raises(kind):
+        next(batches)
+    assert next(batches).batch == [16, 25]
+
+
+def _broken_tasks() -> Iterator[Task]:
+    yield from tasks(4, 2)
+    raise LookupError("the sampler broke")
+
+
+class _GoesOn:
+    """An iterator that could go on behind its error."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __iter__(self) -> _GoesOn:
+        return self
+
+    def __next__(self) -> Task:
+        self.count += 1
+        if self.count == 3:
+            raise LookupError("the sampler broke")
+        return Task([self.count], [self.count])
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_sampler_that_raises(in_order: bool) -> None:
+    """Behind the batches that it had planned; then the iteration is over."""
+    for planned in (_broken_tasks, _GoesOn):
+        expected = 3
+        batches = threads(Squares(4), tasks=planned(), in_order=in_order)
+        assert [type(one) for one in outcomes(batches)] == [list, list, str]
+        assert outcomes(batches) == []
+        inline = InlineBatches(planned(), fetch(Squares(4)))  # type: ignore[arg-type]
+        assert len(outcomes(inline)) == expected
+        assert outcomes(inline) == []
+
+
+def test_an_init_that_fails_tells_whoever_waits_and_grows_no_traceback() -> None:
+    def init(number: int) -> None:
+        raise ValueError(f"worker {number} cannot start")
+
+    pool = ThreadPool(1, init, seed=0)
+    lengths = []
+    for _ in range(20):
+        with pytest.raises(ValueError, match="worker 0 cannot start") as caught:
+            next(threads(Squares(4), 4, 4, count=1, pool=pool))
+        lengths.append(len(traceback.extract_tb(caught.value.__traceback__)))
+    assert len(set(lengths)) == 1
+    del pool, caught
+    gc.collect()
+    assert soon(lambda: alive() == 0), "the error that the pool remembers must not keep it"
+
+
+def test_a_time_out_says_at_which_sample() -> None:
+    go = threading.Event()
+
+    class Waits(Squares):
+        def __getitem__(self, index: int) -> int:
+            if index == 6:
+                go.wait(20)
+            return index
+
+    batches = threads(Waits(8), 8, 4, timeout=0.1)
+    assert next(batches).batch == [0, 1, 2, 3]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.1 seconds") as caught:
+            next(batches)
+    assert any("was last at sample 6" in note for note in caught.value.__notes__)
+    assert batches.number == 0
+    go.set()
+    time.sleep(0.05)
+    assert outcomes(batches) == [[4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_the_fast_overtake_if_they_may(lanes: bool) -> None:
+    data = Slow(12, {0: 0.4})
+    made = list(threads(data, 12, 1, lanes=lanes, in_order=False, depth=4))
+    assert sorted(one.batch[0] for one in made) == [n * n for n in range(12)]
+    last = [0, 2] if lanes else [0]  # in a lane, batch 2 stands behind batch 0
+    assert [one.number for one in made[-len(last) :]] == last
+    assert sorted(one.number for one in made) == list(range(12))
+    assert [one.number for one in threads(data, 12, 1, lanes=lanes, depth=4)] == list(range(12))
+
+
+def test_with_lanes_a_stuck_thread_holds_its_share_only() -> None:
+    go = threading.Event()
+
+    class Stuck(Squares):
+        def __getitem__(self, index: int) -> int:
+            if index == 0:
+                go.wait(20)
+            return index
+
+    batches = threads(Stuck(20), 20, 1, lanes=True, in_order=False, depth=4)
+    first = [next(batches).batch[0] for _ in range(18)]
+    assert len(set(first) & {0, 2}) == 0, "0 hangs, and 2 stands behind it"
+    go.set()
+    assert sorted([*first, *(one.batch[0] for one in batches)]) == list(range(20))
+
+
+def test_prefetching_is_bounded_by_number_and_by_bytes() -> None:
+    made: list[int] = []
+
+    class Noting(Squares):
+        def __getitem__(self, index: int) -> Any:
+            made.append(index)
+            return torch.zeros(1000, dtype=torch.uint8)
+
+    maker = fetch(Noting(99), torch.stack)
+    for options, ahead in (({}, 4), ({"max_bytes": 5000}, 2), ({"max_bytes": 1}, 1), ({"max_bytes": 10**9}, 4)):
+        made.clear()
+        batches = threads(Noting(99), 40, 2, maker=maker, **options)
+        seen = 0
+        for one in batches:
+            seen += 1
+            if seen == 5:
+                assert soon(lambda: batches.ready() == ahead), "as far ahead as it may"  # noqa: B023
+            time.sleep(0.002)
+            assert one.batch.shape == (2, 1000)
+            assert len(made) <= 2 * (seen + ahead)
+        assert (len(made), seen) == (40, 20)
+    batches = threads(Noting(99), 40, 2, maker=maker)
+    assert soon(lambda: batches.ready() == 4)
+    next(batches)
+
+
+def test_closing_wakes_whoever_waits() -> None:
+    for in_order in (True, False):
+        go = threading.Event()
+
+        class Waits(Squares):
+            def __getitem__(self, index: int) -> int:
+                go.wait(20)  # noqa: B023
+                return index
+
+        batches = threads(Waits(8), 8, 4, in_order=in_order, timeout=0)
+        seen: list[Any] = []
+        thread = threading.Thread(target=lambda: seen.append(outcomes(batches)), daemon=True)  # noqa: B023
+        thread.start()
+        time.sleep(0.05)
+        batches.close()
+        thread.join(5)
+        assert seen == [[]]
+        go.set()
+        batches.close()
+
+
+def test_a_closed_pool_and_a_fork_of_it_raise_instead_of_waiting() -> None:
+    pool = ThreadPool(2)
+    pool.close()
+    pool.close()
+    for lanes in (False, True):
+        pool = ThreadPool(2, seed=0, lanes=lanes)
+        batches = threads(Squares(40), 40, 4, pool=pool)
+        next(batches)
+        pool.close()
+        assert set(map(str, outcomes(batches)[-3:])) == {"RuntimeError"}
+    pool = ThreadPool(2)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, repr(outcomes(threads(Squares(4), 4, 4, pool=pool))).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert pipe.read() == "['RuntimeError']"
+    os.waitpid(pid, 0)
+
+
+def test_threads_end_with_their_pool_also_where_the_data_set_holds_it() -> None:
+    gc.collect()  # what errors of other tests held
+    assert soon(lambda: alive() == 0), [thread.name for thread in threading.enumerate()]
+
+    class Owner(Squares):
+        pool: Any
+
+        def start(self, number: int) -> None:
+            assert get_worker_info() is not None
+
+    data = Owner(8)
+    data.pool = ThreadPool(2, data.start, seed=0, dataset=data)
+    assert len(outcomes(threads(data, 8, 4, pool=data.pool))) == 2
+    assert alive() == 2
+    del data
+    assert soon(lambda: gc.collect() >= 0 and alive() == 0)
+
+
+def test_two_iterators_share_a_pool() -> None:
+    pool = ThreadPool(2, seed=0)
+    one, two = (threads(Draws(30), 30, 3, pool=pool) for _ in range(2))
+    pairs = list(zip(one, two, strict=True))
+    assert len(pairs) == 10
+    assert all(a.batch == b.batch for a, b in pairs)
+
+
+def test_a_loader_inside_a_worker_thread() -> None:
+    class Nested(Squares):
+        def __getitem__(self, index: int) -> Any:
+            inner = [one.batch for one in threads(Who(6), 6, 3, count=3)]
+            info = get_worker_info()
+            assert info is not None
+            return sorted({who[1] for batch in inner for who in batch}), info.num_workers
+
+    assert outcomes(threads(Nested(4), 4, 2)) == [[[[3], 2]] * 2] * 2
+
+
+PROGRAM = """
+import sys, time
+sys.path[:0] = {path!r}
+from test_threads import Slow, fetch, tasks, threads
+data = Slow(400, dict.fromkeys(range(1, 400), 0.02))
+iterator = threads(data, 400, 2, timeout=0)
+next(iterator)
+print("ready", flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise KeyError(3)", 1), ("sys.exit(3)", 3)])
+def test_programs_end_at_once_with_an_iterator_alive(end: str, code: int) -> None:
+    path = [str(Path(__file__).parent), *[entry for entry in sys.path if entry.endswith("src")]]
+    program = PROGRAM.format(path=path, end=end + "\nlast = time.monotonic()")
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == "ready\n"
+    assert ("KeyError" in done.stderr) == (code == 1)
+    assert "Exception ignored" not in done.stderr
+    assert time.monotonic() - start < 60
+
+
+def test_made_is_what_travels() -> None:
+    one = next(threads(Squares(4), 4, 4))
+    assert isinstance(one, Made)
