@@ -1,0 +1,170 @@
+"""How work is dealt to workers: in chunks of the next batch, or a whole batch to each, beside torch's DataLoader.
+
+Samples sleep instead of computing, so the figures do not depend on the number of cores. All loaders have the same
+workers, the same order, and may begin the same number of batches.
+
+1. Time from ``iter()`` to the first batch, all samples equally slow; the next few batches show the price: with whole
+   batches they come together, with chunks one after the other.
+2. One sample in 50 takes 20 times as long. A consumer that does nothing shows the throughput. One that trains as long
+   per batch as all workers together need for one, and a tenth more, shows how long a loader that is fast enough on
+   average still keeps it waiting.
+
+    python benchmarks/loader_dispatch.py --repeat 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset
+
+import penstock
+from _common import spread, table
+
+LOADERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {"torch": (torch.utils.data.DataLoader, {})}
+LOADERS |= {
+    f"penstock {executor}, {dispatch}": (penstock.DataLoader, {"executor": executor, "dispatch": dispatch})
+    for executor in ("process", "thread")
+    for dispatch in ("batch", "chunk")
+}
+
+
+class Slow(Dataset[int]):
+    """Samples that take ``seconds``; one in ``rare`` takes 20 times that."""
+
+    pure = True
+
+    def __init__(self, length: int, seconds: float, rare: int | None = None) -> None:
+        self.length, self.seconds, self.rare = length, seconds, rare
+
+    def __len__(self) -> int:
+        return self.length
+
+    def takes(self, index: int) -> float:
+        """Seconds of one sample."""
+        return self.seconds * (20 if self.rare and index % self.rare == 0 else 1)
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.takes(index))
+        return index
+
+
+@dataclass
+class Pass:
+    """Seconds of a pass: to each batch, of waiting for it, and what order it was in."""
+
+    waits: list[float]
+    total: float
+    order: list[int]
+
+
+def run(name: str, dataset: Slow, options: argparse.Namespace, seed: int, train: float = 0.0) -> Pass:
+    """One pass, each batch followed by ``train`` seconds of the consumer."""
+    make, extra = LOADERS[name]
+    loader = make(dataset, batch_size=options.batch_size, shuffle=True, num_workers=options.workers, **extra)
+    torch.manual_seed(seed)
+    waits, order = [], []
+    start = last = time.perf_counter()
+    iterator = iter(loader)
+    for batch in iterator:
+        waits.append(time.perf_counter() - last)
+        order += batch.tolist()
+        if train:
+            time.sleep(train)
+        last = time.perf_counter()
+    total = time.perf_counter() - start
+    del iterator
+    getattr(loader, "close", lambda: None)()
+    return Pass(waits, total, order)
+
+
+def measure(dataset: Slow, options: argparse.Namespace, train: float = 0.0) -> dict[str, list[Pass]]:
+    """All loaders in turn, several times. Raises AssertionError unless all gave the same samples in the same order."""
+    passes: dict[str, list[Pass]] = {name: [] for name in LOADERS}
+    for k, name in itertools.product(range(options.repeat), LOADERS):
+        passes[name].append(run(name, dataset, options, k, train))
+        assert passes[name][k].order == passes["torch"][k].order
+    return passes
+
+
+def first(options: argparse.Namespace) -> None:
+    """Time to the first batch, and to the batches of one round of all workers."""
+    workers, size = options.workers, options.batch_size
+    dataset = Slow(2 * workers * size, options.milliseconds / 1e3)
+    rows = []
+    for name, passes in measure(dataset, options).items():
+        one = [1e3 * p.waits[0] for p in passes]
+        round_ = [1e3 * sum(p.waits[:workers]) for p in passes]
+        rows.append((name, *spread(one), *spread(round_), f"{1e3 * passes[0].total:.0f}"))
+    ideal = 1e3 * dataset.seconds * size / workers
+    title = f"Batches of {size} samples of {options.milliseconds:g} ms, {workers} workers: at best {ideal:.0f} ms each"
+    header = [
+        "loader",
+        "1st batch, ms: min",
+        "median",
+        "max",
+        f"{workers} batches, ms: min",
+        "median",
+        "max",
+        f"{2 * workers} batches",
+    ]
+    table(title, header, rows)
+
+
+def mix(options: argparse.Namespace) -> None:
+    """One sample in 50 takes 20 times as long."""
+    length = options.batches * options.batch_size
+    dataset = Slow(length, options.mix_milliseconds / 1e3, rare=50)
+    ideal = sum(map(dataset.takes, range(length))) / options.batches / options.workers
+    idle, busy = measure(dataset, options), measure(dataset, options, train=1.1 * ideal)
+    rows = []
+    for name in LOADERS:
+        rate = [options.batches / p.total for p in idle[name]]
+        share = [100 * sum(p.waits[1:]) / (p.total - p.waits[0]) for p in busy[name]]
+        longest = [1e3 * max(p.waits[1:]) for p in busy[name]]
+        often = [sum(wait > 1e-3 for wait in p.waits[1:]) for p in busy[name]]
+        rows.append((name, *spread(rate), *spread(share), *spread(longest), *spread(often)))
+    title = (
+        f"{options.batches} batches of {options.batch_size}, {options.mix_milliseconds:g} ms a sample, one in 50 "
+        f"20 times that, {options.workers} workers: at best {1 / ideal:.1f}/s. "
+        f"Training {1.1e3 * ideal:.0f} ms each, waiting:"
+    )
+    header = [
+        "loader",
+        "batches/s: min",
+        "median",
+        "max",
+        "% of time: min",
+        "median",
+        "max",
+        "longest, ms: min",
+        "median",
+        "max",
+    ]
+    table(title, [*header, "batches > 1 ms: min", "median", "max"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repeat", type=int, default=5, help="rounds (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--milliseconds", type=float, default=20.0, help="of a sample in the first part")
+    parser.add_argument("--mix-milliseconds", type=float, default=4.0, help="of an ordinary sample in the mix")
+    parser.add_argument("--batches", type=int, default=40, help="of the mix (default: %(default)s)")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # sleeping needs no cores
+    first(options)
+    mix(options)
+
+
+if __name__ == "__main__":
+    main()
