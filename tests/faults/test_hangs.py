@@ -24,12 +24,7 @@ class Once(Slow):
         return index
 
 
-ONE_BOARD = pytest.mark.xfail(strict=True, reason="threads of one process share the board that says where they are")
-
-
-@pytest.mark.parametrize(
-    "how", [{}, pytest.param({"threads_per_worker": 2}, marks=ONE_BOARD), {"dispatch": "chunk"}], ids=str
-)
+@pytest.mark.parametrize("how", [{}, {"threads_per_worker": 2}, {"dispatch": "chunk"}], ids=str)
 def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, Any]) -> None:
     loader = DataLoader(Once(12), 2, num_workers=2, timeout=0.4, **how)
     got: list[list[int]] = []

@@ -361,8 +361,8 @@ class ProcessBatches:
                 self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [])
             return
         wanted = [batch for batch, _ in lost if batch.run == self._run and batch.number in self._open]
-        culprit, place = self._whereabouts(worker)
-        blamed = [culprit] if culprit is not None and culprit in wanted else wanted
+        culprits, place = self._whereabouts(worker)
+        blamed = [batch for batch in wanted if batch in culprits] or wanted
         for batch in blamed:
             batch.attempts += 1
         worn_out = any(batch.attempts > _ATTEMPTS for batch in blamed)
@@ -381,15 +381,18 @@ class ProcessBatches:
             self._load[worker] += 1
             self.pool.send(worker, self._message(batch, number))
 
-    def _whereabouts(self, worker: int) -> tuple[Batch | None, str]:
-        """The batch that a worker is at, or was when it died, and which sample of it."""
-        key, number = self.pool.at(worker)
-        if number is None:
-            return None, "at no sample"
-        batch = self._open.get(number)
-        if batch is None or key not in batch.task.keys:
-            return batch, f"at batch {number} of this pass"
-        return batch, f"at sample {batch.task.indices[batch.task.keys.index(key)]!r}"
+    def _whereabouts(self, worker: int) -> tuple[list[Batch], str]:
+        """The batches that the threads of a worker are at, or were when it died, and which samples of them."""
+        batches, places = [], []
+        for key, number in self.pool.at(worker):
+            batch = self._open.get(number)
+            place = f"at batch {number} of this pass"
+            if batch is not None:
+                batches.append(batch)
+                if key in batch.task.keys:
+                    place = f"at sample {batch.task.indices[batch.task.keys.index(key)]!r}"
+            places.append(place)
+        return batches, " and ".join(places) or "at no sample"
 
     def _culprit(self) -> str:
         """Which worker hangs, and at which sample."""

@@ -28,7 +28,7 @@ import numpy as np
 from penstock.loader.channel import Frame, Inbox, Outbox
 from penstock.loader.fetch import Maker
 from penstock.loader.ring import SPARE, Region, Ring
-from penstock.loader.worker import BOARD, Setup, board_bytes, main
+from penstock.loader.worker import Setup, board_bytes, board_width, main
 
 __all__ = ["Pool", "WorkerOptions"]
 
@@ -149,7 +149,7 @@ class Pool:
     def __init__(self, maker: Maker, options: WorkerOptions, ring: Ring | None = None) -> None:
         self.options = options
         self.pid = os.getpid()
-        head = board_bytes(options.processes)
+        head = board_bytes(options.processes, options.threads)
         self.ring = ring or Ring(options.depth, options.light, head=head, max_bytes=options.max_bytes)
         self.batches: dict[tuple[int, int], Any] = {}
         """Batches in the making, of all passes: their slots are not free."""
@@ -305,13 +305,13 @@ class Pool:
     def restart(self, number: int) -> None:
         """Start a worker in the place of one that died."""
         self.restarts += 1
-        self._board[1 + BOARD * number : 1 + BOARD * (number + 1)] = 0
+        self._shown(number)[:] = 0
         self._start(number)
 
     def obituary(self, number: int) -> str:
         """How a worker died, in torch's words and some more."""
         process = self.members[number].process
-        code, peak = process.exitcode, int(self._board[1 + BOARD * number + 2]) / 1024
+        code, peak = process.exitcode, int(self._shown(number)[0]) / 1024
         memory = f" Its memory was {peak:.0f} MiB at its last batch." if peak else ""
         if code is not None and code < 0:
             text = f"DataLoader worker (pid {process.pid}) is killed by signal: {signal.strsignal(-code)}.{memory}"
@@ -322,11 +322,15 @@ class Pool:
             return text
         return f"DataLoader worker (pid {process.pid}) exited unexpectedly with exit code {code}.{memory}"
 
-    def at(self, number: int) -> tuple[int, int | None]:
-        """Key of the sample that a worker is at, and the number of its batch; None if it is at none."""
-        begin = 1 + BOARD * number
-        batch = int(self._board[begin + 1])
-        return int(self._board[begin]), batch - 1 if batch else None
+    def at(self, number: int) -> list[tuple[int, int]]:
+        """For each thread of a worker that is at a sample: the sample's key, and the number of its batch."""
+        shown = self._shown(number)[1:].reshape(-1, 2).tolist()
+        return [(key, batch - 1) for key, batch in shown if batch]
+
+    def _shown(self, number: int) -> Any:
+        """What a worker shows on the board."""
+        width = board_width(self.options.threads)
+        return self._board[1 + width * number : 1 + width * (number + 1)]
 
     def close(self, patience: float = _PATIENCE) -> None:
         """End the workers: they are asked, given some seconds all together, then killed. Idempotent.

@@ -27,6 +27,7 @@ from penstock.loader.channel import Inbox, write
 from penstock.loader.fetch import Maker
 from penstock.loader.memory import SharedFile
 from penstock.loader.pack import Packed, pack
+from penstock.loader.pool import thread_number
 from penstock.loader.remote import describe
 from penstock.loader.ring import Region
 from penstock.loader.rows import Layout, flatten
@@ -36,17 +37,20 @@ from penstock.loader.work import Task, Work
 from penstock.loader.workerinfo import process_worker, seed_worker
 from penstock.random import show_samples
 
-__all__ = ["BOARD", "Chunk", "Setup", "board_bytes", "main"]
-
-BOARD = 4
-"""Numbers (u64) that each worker shows: key of the sample it is at, its batch + 1 (0: none), its peak memory in KiB.
-Before them stands, for all, the number of the pass that is wanted."""
+__all__ = ["Chunk", "Setup", "board_bytes", "board_width", "main"]
 
 
-def board_bytes(workers: int) -> int:
+def board_width(threads: int) -> int:
+    """Numbers (u64) that each worker shows: its peak memory in KiB, then for each of its threads the key of the sample
+    that it is at, and its batch + 1 (0: none). Before them stands, for all, the number of the pass that is wanted.
+    """
+    return 1 + 2 * threads
+
+
+def board_bytes(workers: int, threads: int) -> int:
     """Size of the board at the head of the shared file: whole pages."""
     page = 4096
-    return -(-8 * (1 + BOARD * workers) // page) * page
+    return -(-8 * (1 + board_width(threads) * workers) // page) * page
 
 
 class Setup(NamedTuple):
@@ -141,12 +145,13 @@ class _Worker:
         self._layout: Layout | None = None
         self._columns: dict[int, list[Column]] = {}  # of that, by size of the batch
         self._regions: dict[int, Region] = {}
-        head = Region(setup.file.fd, 0, board_bytes(setup.total))
+        head = Region(setup.file.fd, 0, board_bytes(setup.total, setup.threads))
         self._board = memoryview(head.memory.data).cast("B").cast("Q")
-        begin = 1 + BOARD * setup.number
-        self._mine = self._board[begin : begin + BOARD]
+        width = board_width(setup.threads)
+        begin = 1 + width * setup.number
+        self._mine = self._board[begin : begin + width]
         self._pool = ThreadPool(setup.threads, None) if setup.threads > 1 else None
-        show_samples(self._mine)
+        show_samples(self._mine[1:])
 
     def run(self) -> None:
         os.set_blocking(self._setup.tasks.fileno(), False)
@@ -191,7 +196,7 @@ class _Worker:
             self._pool.submit(lambda _: self._in_thread(partial(self._part, run, number, address, chunk, task)))
 
     def _in_thread(self, job: Callable[[], None]) -> None:
-        show_samples(self._mine)
+        show_samples(self._mine[1 + 2 * thread_number() :])
         try:
             job()
         except _Gone:  # the main thread sees that too
@@ -278,7 +283,7 @@ class _Worker:
             if isinstance(self._maker, StreamFetch):
                 self._broken = _TOLD
             return False
-        self._mine[1] = number + 1
+        self._mine[2 + 2 * max(0, thread_number())] = number + 1
         return True
 
     def _memory(self, address: tuple[int, int, int, int]) -> npt.NDArray[np.uint8]:
@@ -294,10 +299,10 @@ class _Worker:
         return f"in DataLoader worker process {self._setup.number}"
 
     def _send(self, message: tuple[Any, ...], packed: Packed | None = None) -> None:
-        self._mine[1] = 0
+        self._mine[2 + 2 * max(0, thread_number())] = 0
         self._sent += 1
         if self._sent % 16 == 1:
-            self._mine[2] = _peak_memory()
+            self._mine[0] = _peak_memory()
         data = pickle.dumps(message, protocol=5)
         with self._sending:
             try:
