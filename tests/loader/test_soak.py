@@ -24,7 +24,7 @@ from penstock import DataLoader
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*are being kept")
 
 LOADERS, EPOCHS = 20, 50
-SLACK = 64 << 20
+SLACK = 24 << 20
 """Bytes of anonymous memory: fragments, which come and go. A batch lost in each epoch would be 100 MB."""
 
 

@@ -7,6 +7,7 @@ size of the ring's slots and, where batches are made in chunks, the columns that
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class Part:
 class Batch:
     """A batch in the making."""
 
-    __slots__ = ("attempts", "beside", "missing", "number", "parts", "run", "slot", "task", "value", "work")
+    __slots__ = ("beside", "deaths", "missing", "number", "parts", "run", "slot", "task", "value", "work")
 
     def __init__(self, run: int, number: int, task: Task, slot: Slot | None) -> None:
         self.run = run
@@ -82,7 +83,7 @@ class Batch:
         self.beside: dict[int, list[Any]] = {}  # buffers that came beside the answers, by part
         self.value: Any = None  # chunks that came through the pipe, put together
         self.missing = 0
-        self.attempts = 1
+        self.deaths: Counter[int] = Counter()  # of workers, by the key of the sample that they were at
 
 
 class Assembly:

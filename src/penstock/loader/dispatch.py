@@ -27,7 +27,7 @@ from penstock.loader.worker import Chunk
 __all__ = ["ProcessBatches"]
 
 _ATTEMPTS = 3
-"""How often a batch is tried whose workers die."""
+"""How many workers may die at a sample."""
 
 _HURRY = 0.5
 """Seconds that the other workers are given to end when one has died: that is to be told at once."""
@@ -361,11 +361,11 @@ class ProcessBatches:
                 self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [])
             return
         wanted = [batch for batch, _ in lost if batch.run == self._run and batch.number in self._open]
-        culprits, place = self._whereabouts(worker)
-        blamed = [batch for batch in wanted if batch in culprits] or wanted
-        for batch in blamed:
-            batch.attempts += 1
-        worn_out = any(batch.attempts > _ATTEMPTS for batch in blamed)
+        place = self._whereabouts(worker)
+        blamed = [(self._open[number], key) for key, number in self.pool.at(worker) if number in self._open]
+        for batch, key in blamed or [(batch, 0) for batch in wanted]:
+            batch.deaths[key] += 1
+        worn_out = any(max(batch.deaths.values(), default=0) >= _ATTEMPTS for batch in wanted)
         if not self._plan.restart or worn_out:
             self._dead = f"{obituary} It was {place}{', as were two workers before it' if worn_out else ''}."
             self.pool.broken = True
@@ -381,18 +381,16 @@ class ProcessBatches:
             self._load[worker] += 1
             self.pool.send(worker, self._message(batch, number))
 
-    def _whereabouts(self, worker: int) -> tuple[list[Batch], str]:
-        """The batches that the threads of a worker are at, or were when it died, and which samples of them."""
-        batches, places = [], []
+    def _whereabouts(self, worker: int) -> str:
+        """The samples that the threads of a worker are at, or were when it died."""
+        places = []
         for key, number in self.pool.at(worker):
             batch = self._open.get(number)
-            place = f"at batch {number} of this pass"
-            if batch is not None:
-                batches.append(batch)
-                if key in batch.task.keys:
-                    place = f"at sample {batch.task.indices[batch.task.keys.index(key)]!r}"
-            places.append(place)
-        return batches, " and ".join(places) or "at no sample"
+            if batch is not None and key in batch.task.keys:
+                places.append(f"at sample {batch.task.indices[batch.task.keys.index(key)]!r}")
+            else:
+                places.append(f"at batch {number} of this pass")
+        return " and ".join(places) or "at no sample"
 
     def _culprit(self) -> str:
         """Which worker hangs, and at which sample."""
@@ -400,5 +398,5 @@ class ProcessBatches:
         for part in [] if head is None else head.parts:
             if part.answer is None:
                 pid = self.pool.members[part.worker].process.pid
-                return f": worker {part.worker} (pid {pid}) was {self._whereabouts(part.worker)[1]}"
+                return f": worker {part.worker} (pid {pid}) was {self._whereabouts(part.worker)}"
         return ""
