@@ -26,6 +26,7 @@ __all__ = [
     "generator_from_key",
     "in_sample",
     "load_each",
+    "packed_sample_keys",
     "sample_key",
     "sample_keys",
     "sample_scope",
@@ -79,9 +80,14 @@ class _Words(ISpawnableSeedSequence):
         return [_Words(mix(key, number)) for number in range(begin, self._children)]
 
 
-def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
+def packed_sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """The 64-bit keys of the samples at these global positions of an epoch."""
-    keys: list[int] = mix_array(derive_key(seed, epoch, "sample"), positions.astype(np.uint64)).tolist()
+    return mix_array(derive_key(seed, epoch, "sample"), positions.astype(np.uint64))
+
+
+def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
+    """The same as a list."""
+    keys: list[int] = packed_sample_keys(seed, epoch, positions).tolist()
     return keys
 
 

@@ -7,7 +7,6 @@ size of the ring's slots and, where batches are made in chunks, the columns that
 from __future__ import annotations
 
 import time
-from collections import Counter
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from penstock.loader.work import Made, Task, Work
 __all__ = ["Assembly", "Batch", "Part", "Plan"]
 
 _LITTLE = 1e-3
-"""Seconds below which a batch is made quickly."""
+"""Seconds below which a batch is made quickly; batches that are handed over together take no longer either."""
 
 _MISFITS = 3
 """Batches unlike the others after which no more are made in chunks."""
@@ -53,7 +52,8 @@ class Plan:
         self.misfits = 0
         self.sample_seconds = 0.0  # of work on one sample, smoothed
         self.sized = False  # whether it is known how large batches are
-        self.light = False  # whether batches are so little work that handing them over one by one costs more
+        self.light = False  # whether batches are small and little work, so that many of them may be in flight
+        self.group = 1  # batches that are handed over together, where handing over costs more than making
 
 
 class Part:
@@ -78,12 +78,12 @@ class Batch:
         self.number = number
         self.task = task
         self.slot = slot
-        self.work = Work()
+        self.work: Work | None = None
         self.parts: list[Part] = []
         self.beside: dict[int, list[Any]] = {}  # buffers that came beside the answers, by part
         self.value: Any = None  # chunks that came through the pipe, put together
         self.missing = 0
-        self.deaths: Counter[int] = Counter()  # of workers, by the key of the sample that they were at
+        self.deaths: dict[int, int] = {}  # of workers, by the key of the sample that they were at
 
 
 class Assembly:
@@ -174,16 +174,20 @@ class Assembly:
                 self._ring.fit(self._plan.layout.nbytes(len(batch.task.indices)))
         else:
             value, way = self._rows(batch)
-        work = batch.work
+        work = batch.work or Work()
         if work.samples:
-            seconds = (work.fetch + work.collate) / work.samples
-            before = self._plan.sample_seconds
-            plan = self._plan
-            plan.sample_seconds = before + (seconds - before) * 0.1 if before else seconds
-            plan.sized = True
-            plan.light = plan.free and self._ring.slot_bytes <= LIGHT and plan.sample_seconds * work.samples < _LITTLE
+            self._learn_cost((work.fetch + work.collate) / work.samples, work.samples)
         work.hand_over += time.perf_counter() - start
         return Made(value, work, number, batch.parts[0].worker, state, way)
+
+    def _learn_cost(self, seconds: float, samples: int) -> None:
+        """What one sample of a batch took."""
+        plan, before = self._plan, self._plan.sample_seconds
+        plan.sample_seconds = seconds = before + (seconds - before) * 0.1 if before else seconds
+        plan.sized = True
+        seconds *= samples
+        plan.light = plan.free and self._ring.slot_bytes <= LIGHT and seconds < _LITTLE
+        plan.group = int(_LITTLE / seconds) if plan.light and seconds and not plan.eager else 1
 
     def _whole(self, batch: Batch) -> tuple[Any, str, Any]:
         assert batch.parts[0].answer is not None

@@ -22,7 +22,6 @@ from penstock.loader.delivery import timed_out
 from penstock.loader.process import Pool
 from penstock.loader.remote import rebuild
 from penstock.loader.work import Made, Task, Work
-from penstock.loader.worker import Chunk
 
 __all__ = ["ProcessBatches"]
 
@@ -86,6 +85,9 @@ class ProcessBatches:
         self._dead: str | None = None
         self._held: Made | None = None  # taken out of the ring, and not handed over yet
         self._assembly = Assembly(pool, plan)
+        self._ready = 0
+        self.depth = self._room()
+        """Batches that may be in flight."""
         self.number, self.worker = -1, 0
         self._fill()
 
@@ -103,10 +105,9 @@ class ProcessBatches:
 
     def ready(self) -> int:
         """Batches that are finished and not yet delivered."""
-        return sum(not batch.missing for batch in self._open.values())
+        return self._ready
 
-    @property
-    def depth(self) -> int:
+    def _room(self) -> int:
         """Batches that may be in flight."""
         options = self.pool.options
         if options.max_bytes is not None and not self._plan.sized:
@@ -159,10 +160,12 @@ class ProcessBatches:
 
     def _deliver(self, batch: Batch) -> Made:
         del self._open[batch.number]
+        self._ready -= 1
         self.worker = batch.parts[0].worker
         self.number = self.number + 1 if self._plan.stream else batch.number
-        answers = [part.answer for part in batch.parts if part.answer is not None]
-        for kind, payload in answers:
+        for part in batch.parts:
+            assert part.answer is not None
+            kind, payload = part.answer
             if kind in ("error", "unsent"):
                 self._assembly.give_back(batch)
                 raise rebuild(payload) if kind == "error" else payload
@@ -202,25 +205,42 @@ class ProcessBatches:
     def _fill(self) -> None:
         if self._tasks is None:
             return
-        depth, ring = self.depth, self.pool.ring
+        self.depth = depth = self._room()
+        options = self.pool.options
+        group = min(self._plan.group, depth // (2 * options.processes)) if options.threads == 1 else 1
         while self._tasks is not None and len(self._open) < depth:
-            if self._open and ring.slot_bytes and not ring.has_free:
-                return  # batches of an earlier pass, unwanted, have the slots for a moment more
+            if group > 1 and self._open and len(self._open) + group > depth:
+                return
             worker = self._next_worker()
             if worker is None:
                 return
-            try:
-                task = next(self._tasks, None)
-            except BaseException as error:  # raised in its place, behind the batches that were planned before
-                self._sampler_error = error
-                task = None
-            if task is None:
-                self._tasks = None
+            batches: list[Batch] = []
+            while len(batches) < max(1, group) and (batch := self._next_batch()) is not None:
+                batches.append(batch)
+            if not batches:
                 return
-            batch = Batch(self._run, next(self._numbers), task, ring.lend())
-            self._open[batch.number] = batch
-            self.pool.batches[self._run, batch.number] = batch
-            self._hand_out(batch, worker)
+            if group > 1:
+                self._hand_out_group(batches, worker)
+            else:
+                self._hand_out(batches[0], worker)
+
+    def _next_batch(self) -> Batch | None:
+        """The next batch, to be made; None if there is none, or no room for it."""
+        ring = self.pool.ring
+        if self._tasks is None or (self._open and ring.slot_bytes and not ring.has_free):
+            return None  # batches of an earlier pass, unwanted, have the slots for a moment more
+        try:
+            task = next(self._tasks, None)
+        except BaseException as error:  # raised in its place, behind the batches that were planned before
+            self._sampler_error = error
+            task = None
+        if task is None:
+            self._tasks = None
+            return None
+        batch = Batch(self._run, next(self._numbers), task, ring.lend())
+        self._open[batch.number] = batch
+        self.pool.batches[self._run, batch.number] = batch
+        return batch
 
     def _next_worker(self) -> int | None:
         """Who makes the next batch; None if nobody should be given more."""
@@ -228,15 +248,33 @@ class ProcessBatches:
         if len(self._ended) == count:
             self._tasks = None
             return None
-        most = max(1, self.pool.options.depth // count)
+        most = max(1, self.depth // count)
         if plan.in_order and not plan.free:
             for _ in range(count):
                 worker, self._turn = self._turn, (self._turn + 1) % count
                 if worker not in self._ended:
                     return worker
         load = self._load
-        worker = min((w for w in range(count) if w not in self._ended), key=load.__getitem__)
+        workers = (w for w in range(count) if w not in self._ended) if self._ended else range(count)
+        worker = min(workers, key=load.__getitem__)
         return worker if plan.in_order or load[worker] < most else None
+
+    def _hand_out_group(self, batches: list[Batch], worker: int) -> None:
+        """Have batches made by one worker, which is told of them, and answers, at once."""
+        for batch in batches:
+            size = len(batch.task.indices)
+            known = self._plan.chunks and size and batch.slot is not None and self._assembly.fits(size, batch.slot)
+            batch.parts = [Part(worker, 0, size if known else -1)]
+        try:
+            message = pickle.dumps(("group", [self._message(batch, 0) for batch in batches]), protocol=5)
+        except Exception:  # in which of them?
+            for batch in batches:
+                self._give(batch)
+            return
+        for batch in batches:
+            batch.missing = 1
+        self._load[worker] += len(batches)
+        self.pool.post(worker, message)
 
     def _hand_out(self, batch: Batch, worker: int) -> None:
         size = len(batch.task.indices)
@@ -274,6 +312,7 @@ class ProcessBatches:
         except Exception as error:
             batch.parts, batch.missing = batch.parts[:1], 0
             batch.parts[0].answer = "unsent", error
+            self._ready += 1
             return
         batch.missing = len(messages)
         for part, message in zip(batch.parts, messages, strict=True):
@@ -282,24 +321,26 @@ class ProcessBatches:
 
     def _message(self, batch: Batch, number: int) -> tuple[Any, ...]:
         part = batch.parts[number]
-        head = (batch.run, batch.number, None if batch.slot is None else batch.slot.address)
+        head = batch.run, batch.number, None if batch.slot is None else batch.slot.address
         if part.end < 0:
-            return "make", *head, batch.task
-        chunk = Chunk(number, part.begin, part.end, len(batch.task.indices))
-        return "chunk", *head, chunk, batch.task.part(part.begin, part.end)
+            return "make", *head, batch.task.packed()
+        chunk = number, part.begin, part.end, len(batch.task.indices)
+        return "chunk", *head, chunk, batch.task.packed(part.begin, part.end)
 
     # Taking in.
 
     def _head(self) -> Batch | None:
         """The batch to be delivered next, if it is finished."""
-        for number, batch in list(self._open.items()):
+        if not self._ready:
+            return None
+        for batch in list(itertools.islice(self._open.values(), 1 if self._plan.in_order else None)):
             if not batch.missing:
                 if batch.parts[0].answer != ("end", None):
                     return batch
-                del self._open[number]
+                del self._open[batch.number]
+                self._ready -= 1
                 self._assembly.give_back(batch)
-            elif self._plan.in_order:
-                return None
+                return self._head()
         return None
 
     def _wait(self, deadline: float | None) -> None:
@@ -312,27 +353,28 @@ class ProcessBatches:
             self.close()
             raise StopIteration
         for worker, frame in frames:
-            kind, run, number, index, payload, work = pickle.loads(frame.message)
-            self._take_in(worker, kind, run, number, index, payload, work, frame.buffers)
+            answer = pickle.loads(frame.message)
+            for kind, run, number, index, payload, work in answer if type(answer) is list else (answer,):
+                self._take_in(worker, kind, run, number, index, payload, work, frame.buffers)
         for worker in dead:
             self._lost(worker)
         if not frames and not dead and deadline is not None and time.monotonic() >= deadline:
             raise WorkerError(timed_out(self._timeout) + self._culprit())
 
     def _take_in(
-        self, worker: int, kind: str, run: int, number: int, index: int, payload: Any, work: Work | None, beside: Any
+        self, worker: int, kind: str, run: int, number: int, index: int, payload: Any, work: Any, beside: Any
     ) -> None:
-        """An answer of a worker."""
+        """An answer of a worker; ``work`` packed, or None."""
         self._load[worker] -= 1
         batch = self.pool.batches[run, number]
         part = batch.parts[index]
         part.answer = kind, payload
         batch.missing -= 1
         if work is not None:
-            if len(batch.parts) == 1:
-                batch.work = work
+            if batch.work is None:
+                batch.work = Work(*work)
             else:
-                batch.work.add(work)
+                batch.work.add(Work(*work))
         if beside:
             batch.beside[index] = beside
         if kind == "end":
@@ -342,8 +384,10 @@ class ProcessBatches:
         if run != self._run or number not in self._open:
             self._assembly.give_back(batch)
         elif not self._assembly.fits_together(batch):
-            batch.work = Work()
+            batch.work = None
             self._give_whole(batch, min(range(self.pool.options.processes), key=self._load.__getitem__))
+        else:
+            self._ready += 1
 
     # Faults.
 
@@ -364,7 +408,7 @@ class ProcessBatches:
         place = self._whereabouts(worker)
         blamed = [(self._open[number], key) for key, number in self.pool.at(worker) if number in self._open]
         for batch, key in blamed or [(batch, 0) for batch in wanted]:
-            batch.deaths[key] += 1
+            batch.deaths[key] = batch.deaths.get(key, 0) + 1
         worn_out = any(max(batch.deaths.values(), default=0) >= _ATTEMPTS for batch in wanted)
         if not self._plan.restart or worn_out:
             self._dead = f"{obituary} It was {place}{', as were two workers before it' if worn_out else ''}."

@@ -24,7 +24,7 @@ PROCESSES = hasattr(select, "poll")
 """Whether there are worker processes: not on Windows, where ``"auto"`` means threads."""
 
 EXECUTORS = ("auto", "inline", "thread", "process")
-_LIGHT = 4  # times as many batches are made ahead if they are small and quickly made, and the user did not say
+_LIGHT = 8  # times as many batches are made ahead if they are small and quickly made, and the user did not say
 _DISPATCHES = ("auto", "batch", "chunk")
 
 

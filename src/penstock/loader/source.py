@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, PartitionError
 from penstock.loader.foreign import source_of
 from penstock.loader.work import Task
 from penstock.order.hashing import mix
-from penstock.random import sample_keys
+from penstock.random import packed_sample_keys
 from penstock.samplers.base import BatchPass, EpochBatchSampler
 from penstock.samplers.batch import BatchSampler
 from penstock.samplers.distributed import DistributedSampler
@@ -75,21 +75,19 @@ def plan(run: BatchPass, seed: int, *, rank: int, place: Any, elastic: bool) -> 
     batches = iter(run)
     number = getattr(run, "first_batch", 0)
     group = 1
-    draws = run.seed is None and hasattr(getattr(run, "run", run), "exhaust")
     while taken := list(itertools.islice(batches, group)):
         if taken[0][1] is None:
             indices = taken[0][0]
             places = (np.int64(number) << 24) + np.arange(len(indices), dtype=np.int64)
-            yield Task(indices, sample_keys(local, run.epoch, places), place)
+            yield Task(indices, packed_sample_keys(local, run.epoch, places), place)
             number += 1
             continue
         # Keys of several batches cost little more than those of one. The first ones are wanted at once.
         positions = np.concatenate([batch[1] for batch in taken])
-        keys = sample_keys(seed if elastic else local, run.epoch, positions)
+        keys = packed_sample_keys(seed if elastic else local, run.epoch, positions)
         begin = 0
         for indices, _ in taken:
             yield Task(indices, keys[begin : begin + len(indices)], place)
             begin += len(indices)
         number += len(taken)
-        if not draws:  # what draws from a generator of the user's draws no sooner than torch's
-            group = min(_LARGEST_GROUP, group * 2, max(1, _KEYS // max(1, len(taken[0][0]))))
+        group = min(_LARGEST_GROUP, group * 2, max(1, _KEYS // max(1, len(taken[0][0]))))

@@ -4,23 +4,52 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 __all__ = ["Made", "Task", "Work"]
 
 
-class Task(NamedTuple):
-    """One batch to be made: sample indices, the keys of their generators, and where the data set stood when the pass
-    began (None for data sets that have no place of their own). The place travels with the task, so a data set that was
-    moved on meanwhile still gives the batches of this pass. A stream's tasks are empty: whoever holds the stream takes
-    what comes next.
+class Task:
+    """One batch to be made. A stream's tasks are empty: whoever holds the stream takes what comes next.
+
+    Args:
+        indices: of its samples.
+        keys: of their generators; as a list, or packed: 64-bit unsigned numbers in an array or bytes, which travels at
+            little cost.
+        place: where the data set stood when the pass began (None for data sets that have no place of their own). It
+            travels with the task, so a data set that was moved on meanwhile still gives the batches of this pass.
     """
 
-    indices: list[Any]
-    keys: list[int]
-    place: Any = None
+    __slots__ = ("_keys", "_packed", "indices", "place")
+
+    def __init__(self, indices: list[Any], keys: list[int] | npt.NDArray[np.uint64] | bytes, place: Any = None) -> None:
+        self.indices = indices
+        self.place = place
+        self._keys: list[int] | None = keys if isinstance(keys, list) else None
+        self._packed: Any = None if isinstance(keys, list) else keys
+
+    @property
+    def keys(self) -> list[int]:
+        """The keys of the samples."""
+        if self._keys is None:
+            packed = self._packed
+            self._keys = np.frombuffer(packed, np.uint64).tolist() if len(packed) else []
+        return self._keys
 
     def part(self, begin: int, end: int) -> Task:
         """The same for some of the samples."""
-        return Task(self.indices[begin:end], self.keys[begin:end], self.place)
+        return Task(*self.packed(begin, end))
+
+    def packed(self, begin: int = 0, end: int | None = None) -> tuple[list[Any], bytes, Any]:
+        """Arguments of the task of the samples ``begin`` to ``end``, to be sent."""
+        packed = self._packed
+        if not isinstance(packed, np.ndarray):
+            self._packed = packed = np.array(self.keys, np.uint64)
+        return self.indices[begin:end], packed[begin:end].tobytes(), self.place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Task, self.packed()
 
 
 class Work:
@@ -57,8 +86,12 @@ class Work:
         self.failures: list[Any] = [] if failures is None else failures
 
     def __reduce__(self) -> tuple[Any, ...]:
+        return Work, self.packed()
+
+    def packed(self) -> tuple[Any, ...]:
+        """Arguments of an equal one, to be sent."""
         numbers = self.samples, self.fetch, self.collate, self.hand_over, self.cpu
-        return Work, (*numbers, self.stages or None, self.failures or None)
+        return (*numbers, self.stages or None, self.failures or None)
 
     def add(self, other: Work) -> None:
         """Count the work on another part of the same batch in."""

@@ -13,7 +13,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -68,13 +68,11 @@ class Setup(NamedTuple):
     parent: int
 
 
-class Chunk(NamedTuple):
-    """Which part of a batch is to be made: samples ``begin`` to ``end`` of ``size``."""
+_Chunk = tuple[int, int, int, int]
+"""Which part of a batch is to be made: its number, and samples ``begin`` to ``end`` of ``size``."""
 
-    part: int
-    begin: int
-    end: int
-    size: int
+_TOGETHER = 2e-3
+"""Seconds after which answers are not kept back any more for those that are to come."""
 
 
 def main(setup: Setup) -> None:
@@ -142,6 +140,8 @@ class _Worker:
         self._results = setup.results.fileno()
         self._sending = threading.Lock()
         self._sent = 0
+        self._kept: list[tuple[Any, ...]] | None = None  # answers to be sent together
+        self._since = 0.0
         self._layout: Layout | None = None
         self._columns: dict[int, list[Column]] = {}  # of that, by size of the batch
         self._regions: dict[int, Region] = {}
@@ -183,13 +183,25 @@ class _Worker:
         except Exception as error:
             self._broken = error
 
-    def _make(self, run: int, number: int, address: Any, task: Task) -> None:
+    def _group(self, messages: list[tuple[Any, ...]]) -> None:
+        """Several batches that are little work: the answers go together, too."""
+        self._kept, self._since = [], time.perf_counter()
+        try:
+            for kind, *rest in messages:
+                getattr(self, f"_{kind}")(*rest)
+        finally:
+            self._flush()
+            self._kept = None
+
+    def _make(self, run: int, number: int, address: Any, packed: tuple[Any, ...]) -> None:
+        task = Task(*packed)
         if self._pool is None:
             self._whole(run, number, address, task)
         else:
             self._pool.submit(lambda _: self._in_thread(partial(self._whole, run, number, address, task)))
 
-    def _chunk(self, run: int, number: int, address: Any, chunk: Chunk, task: Task) -> None:
+    def _chunk(self, run: int, number: int, address: Any, chunk: _Chunk, packed: tuple[Any, ...]) -> None:
+        task = Task(*packed)
         if self._pool is None:
             self._part(run, number, address, chunk, task)
         else:
@@ -218,47 +230,48 @@ class _Worker:
             except StopIteration:
                 if not isinstance(self._maker, StreamFetch):
                     raise
-                self._send(("end", run, number, 0, None, work))
+                self._send("end", run, number, 0, None, work)
                 return
             packed = pack(batch, slot)
-            self._send(("batch", run, number, 0, (packed.data, packed.table, self._maker.state_dict()), work), packed)
+            self._send("batch", run, number, 0, (packed.data, packed.table, self._maker.state_dict()), work, packed)
         except Exception as error:
-            self._send(("error", run, number, 0, describe(error, self._where), work))
+            self._send("error", run, number, 0, describe(error, self._where), work)
 
-    def _part(self, run: int, number: int, address: Any, chunk: Chunk, task: Task) -> None:
-        work = Work()
-        if not self._wanted(run, number, chunk.part, work):
+    def _part(self, run: int, number: int, address: Any, chunk: _Chunk, task: Task) -> None:
+        work, (part, begin, end, _) = Work(), chunk
+        if not self._wanted(run, number, part, work):
             return
         try:
             samples = self._maker.samples(task, work)  # type: ignore[attr-defined]
         except Exception as error:
-            self._send(("error", run, number, chunk.part, describe(error, self._where), work))
+            self._send("error", run, number, part, describe(error, self._where), work)
             return
         packed, texts = None, None
         with contextlib.suppress(Exception):  # what does not collate may do so as a whole, or fails there as it should
-            if len(samples) != chunk.end - chunk.begin:
+            if len(samples) != end - begin:
                 pass  # on_error has left some out
             elif address is None or self._layout is None:
                 packed = pack(self._maker.collate(samples, task, work), None)  # type: ignore[attr-defined]
             else:
                 texts = self._put_rows(samples, task, self._memory(address), chunk, work)
         if packed is not None:
-            self._send(("batch", run, number, chunk.part, (packed.data, packed.table, None), work), packed)
+            self._send("batch", run, number, part, (packed.data, packed.table, None), work, packed)
         else:
-            self._send(("again" if texts is None else "rows", run, number, chunk.part, texts, work))
+            self._send("again" if texts is None else "rows", run, number, part, texts, work)
 
     def _put_rows(
-        self, samples: list[Any], task: Task, memory: npt.NDArray[np.uint8], chunk: Chunk, work: Work
+        self, samples: list[Any], task: Task, memory: npt.NDArray[np.uint8], chunk: _Chunk, work: Work
     ) -> list[Any] | None:
         """Write the rows of a chunk; its strings, or None if it looks unlike the batches before."""
         layout = self._layout
         assert layout is not None
-        columns = self._columns.get(chunk.size)
+        _, begin, end, size = chunk
+        columns = self._columns.get(size)
         if columns is None:
-            columns = layout.columns(chunk.size)
+            columns = layout.columns(size)
             if len(self._columns) < 64:
-                self._columns[chunk.size] = columns
-        rows = Rows(memory, columns, chunk.begin, chunk.end)
+                self._columns[size] = columns
+        rows = Rows(memory, columns, begin, end)
         with collating_into(rows):
             batch = self._maker.collate(samples, task, work)  # type: ignore[attr-defined]
         tensors: list[torch.Tensor] = []
@@ -273,13 +286,13 @@ class _Worker:
         """Whether to go on with a task; if not, that is said."""
         # A stream's stale batches are made all the same: its iterator should not depend on when the consumer left.
         if self._board[0] != run and not (self._board[0] and isinstance(self._maker, StreamFetch)):
-            self._send(("skipped", run, number, part, None, work))
+            self._send("skipped", run, number, part, None, work)
             return False
         if self._broken is _TOLD:
-            self._send(("end", run, number, part, None, work))
+            self._send("end", run, number, part, None, work)
             return False
         if self._broken is not None:
-            self._send(("error", run, number, part, describe(self._broken, self._where), work))
+            self._send("error", run, number, part, describe(self._broken, self._where), work)
             if isinstance(self._maker, StreamFetch):
                 self._broken = _TOLD
             return False
@@ -298,14 +311,32 @@ class _Worker:
     def _where(self) -> str:
         return f"in DataLoader worker process {self._setup.number}"
 
-    def _send(self, message: tuple[Any, ...], packed: Packed | None = None) -> None:
+    def _send(
+        self, kind: str, run: int, number: int, part: int, payload: Any, work: Work, packed: Packed | None = None
+    ) -> None:
         self._mine[2 + 2 * max(0, thread_number())] = 0
         self._sent += 1
         if self._sent % 16 == 1:
             self._mine[0] = _peak_memory()
-        data = pickle.dumps(message, protocol=5)
+        answer = kind, run, number, part, payload, work.packed()
+        beside = packed.beside if packed is not None else []
+        if self._kept is not None and not beside:
+            self._kept.append(answer)
+            if time.perf_counter() - self._since > _TOGETHER:
+                self._flush()
+        else:
+            self._flush()
+            self._write(pickle.dumps(answer, protocol=5), beside)
+
+    def _flush(self) -> None:
+        if self._kept:
+            kept, self._kept = self._kept, []
+            self._write(pickle.dumps(kept, protocol=5))
+        self._since = time.perf_counter()
+
+    def _write(self, data: bytes, beside: Sequence[memoryview] = ()) -> None:
         with self._sending:
             try:
-                write(self._results, data, packed.beside if packed is not None else ())
+                write(self._results, data, beside)
             except BrokenPipeError:
                 raise _Gone from None
