@@ -37,7 +37,7 @@ from penstock.loader.work import Task, Work
 from penstock.loader.workerinfo import process_worker, seed_worker
 from penstock.random import show_samples
 
-__all__ = ["Chunk", "Setup", "board_bytes", "board_width", "main"]
+__all__ = ["Setup", "board_bytes", "board_width", "main"]
 
 
 def board_width(threads: int) -> int:
