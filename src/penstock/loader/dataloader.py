@@ -180,7 +180,6 @@ class DataLoader(Configured[T_co]):
             self._log,
             self._finished,
             rank=position.rank,
-            depth=how.depth,
             pinned=pins(self.pin_memory, self.pin_memory_device),
             lying=self._IterableDataset_len_called if position.source is None else None,
             workers=how.workers,

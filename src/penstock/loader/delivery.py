@@ -31,6 +31,10 @@ class Batches(Protocol):
     number: int
     worker: int
 
+    @property
+    def depth(self) -> int:
+        """Batches that may be begun at the moment."""
+
     def __iter__(self) -> Iterator[Made]: ...
     def __next__(self) -> Made: ...
     def ready(self) -> int:
@@ -65,6 +69,9 @@ class Progress:
     def delivered(self, number: int) -> None:
         """The batch with this number among those that were asked for has been had."""
         self.had += 1
+        if number == self.count and not self._skipped and not self.ahead:
+            self.count += 1
+            return
         for skipped in self._skipped:
             number += skipped <= number
         self.ahead.add(number)
@@ -100,7 +107,6 @@ class Delivery:
         finished: Callable[[Progress], None],
         *,
         rank: int,
-        depth: int,
         pinned: bool,
         lying: int | None,
         workers: int,
@@ -116,7 +122,6 @@ class Delivery:
         self._log = log
         self._finished: Callable[[Progress], None] | None = finished
         self._rank = rank
-        self._depth = depth
         self._pinned = pinned
         self._lying = lying
         self._num_workers = workers
@@ -163,8 +168,7 @@ class Delivery:
         progress.delivered(made.number)
         self._last = made.number
         self._states.delivered(made)
-        depth = getattr(self._batches, "depth", self._depth)
-        self._statistics.delivered(made, size_of(made.batch), perf_counter() - start, ready, depth)
+        self._statistics.delivered(made, size_of(made.batch), perf_counter() - start, ready, self._batches.depth)
         if log is not None:
             epoch = None if progress.run is None else progress.run.epoch
             log.add(made.work.failures, made.work.samples, epoch=epoch, rank=self._rank, number=made.number)

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.errors import RingError, WorkerError
-from penstock.loader.assembly import Assembly, Batch, Part, Plan
+from penstock.loader.assembly import Assembly, Batch, Plan
+from penstock.loader.assign import Assigner
 from penstock.loader.delivery import timed_out
 from penstock.loader.process import Pool
 from penstock.loader.remote import rebuild
@@ -30,9 +31,6 @@ _ATTEMPTS = 3
 
 _HURRY = 0.5
 """Seconds that the other workers are given to end when one has died: that is to be told at once."""
-
-_WORTH_A_CHUNK = 0.5e-3
-"""Seconds of work below which handing a part of a batch to another worker costs more than it saves."""
 
 
 class ProcessBatches:
@@ -80,11 +78,10 @@ class ProcessBatches:
         self._numbers = itertools.count()
         self._open: dict[int, Batch] = {}  # of this pass, in the order of their numbers
         self._load = pool.load  # parts that each worker has to make, of all passes
-        self._turn = first
-        self._ended: set[int] = set()  # workers whose streams have
         self._dead: str | None = None
         self._held: Made | None = None  # taken out of the ring, and not handed over yet
         self._assembly = Assembly(pool, plan)
+        self._assigner = Assigner(pool, plan, self._assembly, first)
         self._ready = 0
         self.depth = self._room()
         """Batches that may be in flight."""
@@ -206,23 +203,20 @@ class ProcessBatches:
         if self._tasks is None:
             return
         self.depth = depth = self._room()
-        options = self.pool.options
-        group = min(self._plan.group, depth // (2 * options.processes)) if options.threads == 1 else 1
+        group = self._assigner.group(depth)
         while self._tasks is not None and len(self._open) < depth:
             if group > 1 and self._open and len(self._open) + group > depth:
                 return
-            worker = self._next_worker()
+            worker = self._assigner.next_worker(depth)
             if worker is None:
                 return
             batches: list[Batch] = []
-            while len(batches) < max(1, group) and (batch := self._next_batch()) is not None:
+            while len(batches) < group and (batch := self._next_batch()) is not None:
                 batches.append(batch)
             if not batches:
                 return
-            if group > 1:
-                self._hand_out_group(batches, worker)
-            else:
-                self._hand_out(batches[0], worker)
+            self._assigner.hand_out(batches, worker)
+            self._ready += sum(not batch.missing for batch in batches)
 
     def _next_batch(self) -> Batch | None:
         """The next batch, to be made; None if there is none, or no room for it."""
@@ -241,91 +235,6 @@ class ProcessBatches:
         self._open[batch.number] = batch
         self.pool.batches[self._run, batch.number] = batch
         return batch
-
-    def _next_worker(self) -> int | None:
-        """Who makes the next batch; None if nobody should be given more."""
-        count, plan = self.pool.options.processes, self._plan
-        if len(self._ended) == count:
-            self._tasks = None
-            return None
-        most = max(1, self.depth // count)
-        if plan.in_order and not plan.free:
-            for _ in range(count):
-                worker, self._turn = self._turn, (self._turn + 1) % count
-                if worker not in self._ended:
-                    return worker
-        load = self._load
-        workers = (w for w in range(count) if w not in self._ended) if self._ended else range(count)
-        worker = min(workers, key=load.__getitem__)
-        return worker if plan.in_order or load[worker] < most else None
-
-    def _hand_out_group(self, batches: list[Batch], worker: int) -> None:
-        """Have batches made by one worker, which is told of them, and answers, at once."""
-        for batch in batches:
-            size = len(batch.task.indices)
-            known = self._plan.chunks and size and batch.slot is not None and self._assembly.fits(size, batch.slot)
-            batch.parts = [Part(worker, 0, size if known else -1)]
-        try:
-            message = pickle.dumps(("group", [self._message(batch, 0) for batch in batches]), protocol=5)
-        except Exception:  # in which of them?
-            for batch in batches:
-                self._give(batch)
-            return
-        for batch in batches:
-            batch.missing = 1
-        self._load[worker] += len(batches)
-        self.pool.post(worker, message)
-
-    def _hand_out(self, batch: Batch, worker: int) -> None:
-        size = len(batch.task.indices)
-        chunks = self._chunks(size)
-        known = batch.slot is not None and self._assembly.fits(size, batch.slot)
-        if not self._plan.chunks or not size or (chunks < 2 and not known) or (batch.slot is not None and not known):
-            self._give_whole(batch, worker)
-            return
-        load = list(self._load)
-        for part in range(chunks):
-            begin, end = part * size // chunks, (part + 1) * size // chunks
-            batch.parts.append(Part(worker, begin, end))
-            load[worker] += 1
-            worker = min(range(self.pool.options.processes), key=load.__getitem__)
-        self._give(batch)
-
-    def _chunks(self, size: int) -> int:
-        plan, options = self._plan, self.pool.options
-        if not plan.chunks:
-            return 1
-        most = min(size, options.processes * options.threads)
-        if plan.eager or not plan.sample_seconds:
-            return most  # nothing is known yet, and the first batch is waited for
-        return max(1, min(most, int(size * plan.sample_seconds / _WORTH_A_CHUNK)))
-
-    def _give_whole(self, batch: Batch, worker: int) -> None:
-        batch.parts = [Part(worker, 0, -1)]
-        batch.beside.clear()
-        self._give(batch)
-
-    def _give(self, batch: Batch) -> None:
-        """Send out all parts of a batch. Indices that do not pickle are an error in its place."""
-        try:
-            messages = [pickle.dumps(self._message(batch, number), protocol=5) for number in range(len(batch.parts))]
-        except Exception as error:
-            batch.parts, batch.missing = batch.parts[:1], 0
-            batch.parts[0].answer = "unsent", error
-            self._ready += 1
-            return
-        batch.missing = len(messages)
-        for part, message in zip(batch.parts, messages, strict=True):
-            self._load[part.worker] += 1
-            self.pool.post(part.worker, message)
-
-    def _message(self, batch: Batch, number: int) -> tuple[Any, ...]:
-        part = batch.parts[number]
-        head = batch.run, batch.number, None if batch.slot is None else batch.slot.address
-        if part.end < 0:
-            return "make", *head, batch.task.packed()
-        chunk = number, part.begin, part.end, len(batch.task.indices)
-        return "chunk", *head, chunk, batch.task.packed(part.begin, part.end)
 
     # Taking in.
 
@@ -377,16 +286,18 @@ class ProcessBatches:
                 batch.work.add(Work(*work))
         if beside:
             batch.beside[index] = beside
-        if kind == "end":
-            self._ended.add(worker)  # what else it was asked for, it answers in the same way
+        if kind == "end" and run == self._run:
+            self._assigner.ended.add(worker)  # what else it was asked for, it answers in the same way
+            if len(self._assigner.ended) == self.pool.options.processes:
+                self._tasks = None
         if batch.missing:
             return
         if run != self._run or number not in self._open:
             self._assembly.give_back(batch)
         elif not self._assembly.fits_together(batch):
             batch.work = None
-            self._give_whole(batch, min(range(self.pool.options.processes), key=self._load.__getitem__))
-        else:
+            self._assigner.give_whole(batch, self._assigner.least_busy())
+        if not batch.missing:
             self._ready += 1
 
     # Faults.
@@ -400,7 +311,7 @@ class ProcessBatches:
             for number, part in enumerate(batch.parts)
             if part.worker == worker and part.answer is None
         ]
-        if self._plan.stream and worker in self._ended:
+        if self._plan.stream and worker in self._assigner.ended:
             for batch, _ in lost:  # there was no more to come from it
                 self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [])
             return
@@ -423,7 +334,7 @@ class ProcessBatches:
             self.pool.send(worker, ("layout_is", self._plan.layout))
         for batch, number in lost:
             self._load[worker] += 1
-            self.pool.send(worker, self._message(batch, number))
+            self.pool.send(worker, self._assigner.message(batch, number))
 
     def _whereabouts(self, worker: int) -> str:
         """The samples that the threads of a worker are at, or were when it died."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,9 +19,8 @@ from torch.utils.data import Subset
 
 from penstock.datasets.base import BatchedDataset
 from penstock.loader.failures import SKIP, OnError, is_tolerable
-from penstock.loader.stateful import Snapshots, restore
+from penstock.loader.snapshots import Snapshots, has_state, restore
 from penstock.loader.work import Task, Work
-from penstock.order.hashing import mix
 from penstock.random import sample_scope
 from penstock.stages import collect
 
@@ -29,6 +29,9 @@ __all__ = ["Fetch", "Maker", "preserved_generators"]
 
 _CPU_EVERY = 16
 """Of so many parts of batches, one tells how much processor time the data set takes."""
+
+_COLLATION = 0xD1B54A32D192ED03
+"""Makes of the first sample's key that of the collation: keys are well mixed, so a fixed difference will do."""
 
 
 class Maker(Protocol):
@@ -80,22 +83,32 @@ class Fetch:
         self._snapshots = Snapshots(every=1)
         self._calls = 0
 
-    @property
+    @cached_property
     def _batched_dataset(self) -> bool:
         """Whether the data set makes whole batches: a promise of ours, which a method of that name elsewhere is not."""
         return isinstance(self.dataset, BatchedDataset) and self.dataset.load_samples is not None  # type: ignore[attr-defined]
 
-    @property
+    @cached_property
     def divisible(self) -> bool:
         """Whether the samples of a batch may be asked for in several calls."""
         return self.batched and (self._batched_dataset or _bulk(self.dataset) is None)
+
+    @cached_property
+    def _plain(self) -> bool:
+        """Whether the data set is asked for one sample after the other, and nothing else is to be done."""
+        special = self._batched_dataset or self.seed_globals or self.on_error is not None
+        return not special and hasattr(self.dataset, "__getitem__") and (not self.batched or self.divisible)
+
+    @cached_property
+    def _has_state(self) -> bool:
+        return has_state(self.dataset) or has_state(self.collate_fn)
 
     def begin(self, epoch: int | None) -> None:
         """Nothing: the place of a map-style data set travels with its tasks."""
 
     def state_dict(self) -> Any:
         """State of the user's data set and collate function; None if neither has any."""
-        return self._snapshots.take(self.dataset, None, self.collate_fn)
+        return self._snapshots.take(self.dataset, None, self.collate_fn) if self._has_state else None
 
     def load_state_dict(self, state: Any) -> None:
         """Go on from such a state."""
@@ -112,7 +125,7 @@ class Fetch:
         cpu = time.thread_time() if self._calls % _CPU_EVERY == 1 else None  # a system call, dear on some machines
         start = time.perf_counter()
         try:
-            return self._samples(task, work)
+            return self._plainly(task) if self._plain else self._samples(task, work)
         finally:
             work.fetch += time.perf_counter() - start
             if cpu is not None:
@@ -121,16 +134,35 @@ class Fetch:
             for name, seconds in collect().items():
                 work.stages[name] = work.stages.get(name, 0.0) + seconds
 
+    def _plainly(self, task: Task) -> list[Any]:
+        """The usual case, with as little as possible done for each sample."""
+        dataset, index = self.dataset, None
+        samples: list[Any] = []
+        add = samples.append
+        with sample_scope(0) as scope:
+            board = scope.board
+            try:
+                for index, key in zip(task.indices, task.keys, strict=True):
+                    scope.key, scope.generator = key, None  # as `move`, whose call would cost as much again
+                    if board is not None:
+                        board[0] = key
+                    add(dataset[index])
+            except Exception as error:
+                error.add_note(f"while loading sample {index!r} of {type(dataset).__name__}")
+                raise
+        return samples
+
     def collate(self, samples: list[Any], task: Task, work: Work) -> Any:
         """The batch that the samples make."""
         start = time.perf_counter()
+        key = task.keys[0] ^ _COLLATION if task.indices else 0
         try:
-            with sample_scope(mix(task.keys[0], 1) if task.keys else 0) as scope:
+            with sample_scope(key) as scope:
                 if not samples and task.indices and self.on_error is not None:
                     samples = [self._fill(task, work)]
-                    scope.move(mix(task.keys[0], 1))
-                if self.seed_globals and task.keys:
-                    _seed(mix(task.keys[0], 1))
+                    scope.move(key)
+                if self.seed_globals and task.indices:
+                    _seed(key)
                 return self.collate_fn(samples if self.batched else samples[0])
         finally:
             work.collate += time.perf_counter() - start
@@ -167,24 +199,10 @@ class Fetch:
             load = self._load_one(task, scope.move)
             pairs = zip(task.indices, task.keys, strict=True)
             if self.on_error is None:
-                if self.seed_globals or self._batched_dataset or not hasattr(self.dataset, "__getitem__"):
-                    return [load(index, key) for index, key in pairs]
-                return self._plainly(pairs, scope.move)
+                return [load(index, key) for index, key in pairs]
             length = _length(self.dataset)
             samples = [self.on_error.load(load, index, key, length, work) for index, key in pairs]
             return [sample for sample in samples if sample is not SKIP]
-
-    def _plainly(self, pairs: Iterable[tuple[Any, int]], move: Callable[[int], None]) -> list[Any]:
-        """The usual case, with as little as possible done for each sample."""
-        dataset, samples, index = self.dataset, [], None
-        try:
-            for index, key in pairs:
-                move(key)
-                samples.append(dataset[index])
-        except Exception as error:
-            error.add_note(f"while loading sample {index!r} of {type(dataset).__name__}")
-            raise
-        return samples
 
     def _load_one(self, task: Task, move: Callable[[int], None]) -> Callable[[Any, int], Any]:
         dataset, seed_globals, batched_dataset, at = self.dataset, self.seed_globals, self._batched_dataset, _at(task)

@@ -21,9 +21,11 @@ class InlineBatches:
     Attributes:
         number: of the batch that was last returned or raised.
         worker: that it came from.
+        depth: batches that may be in flight: none.
     """
 
     worker = 0
+    depth = 0
 
     def __init__(self, tasks: Iterator[Task], maker: Maker, *, epoch: int | None = None) -> None:
         self._tasks = tasks
@@ -43,7 +45,10 @@ class InlineBatches:
             raise
         self.number += 1
         work = Work()
-        with preserved_generators(self._seeds):
+        if self._seeds:
+            with preserved_generators():
+                batch = self._maker(task, work)
+        else:
             batch = self._maker(task, work)
         return Made(batch, work, self.number, state=self._maker.state_dict())
 

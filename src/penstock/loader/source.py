@@ -23,7 +23,7 @@ from penstock.samplers.sequential import SequentialSampler
 __all__ = ["batch_source", "plan", "refuse_double_split", "stream_source"]
 
 
-_LARGEST_GROUP = 16
+_LARGEST_GROUP = 64
 _KEYS = 8192  # computed at a time
 
 

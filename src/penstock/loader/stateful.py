@@ -231,7 +231,7 @@ class Consumer:
 
     def delivered(self, made: Made) -> None:
         """The consumer receives a batch."""
-        if self._states.number == self._number:
+        if (made.state is not None or self._states.stream) and self._states.number == self._number:
             self._states.delivered(made)
 
     def failed(self, worker: int) -> None:

@@ -24,6 +24,8 @@ from penstock.loader.work import Made
 
 __all__ = ["Statistics", "size_of"]
 
+# A union takes isinstance four times as long as a tuple does.
+_TEXT, _LISTS, _ARRAYS, _NUMBERS = (str, bytes, bytearray), (list, tuple), (np.ndarray, np.generic), (int, float)
 _SIZED = 16  # items of a list that are looked at, the others are taken to be like them
 
 
@@ -202,6 +204,8 @@ def size_of(batch: Any) -> int:
     """Bytes of the tensors, arrays, text and numbers in a batch; about a microsecond for a pair of tensors. Of long
     lists some items are looked at, so there it is an estimate. What it does not know counts as nothing.
     """
+    if type(batch) is torch.Tensor and batch.layout is torch.strided:
+        return batch.nbytes
     try:
         return _size(batch)
     except Exception:  # a structure that contains itself, a mapping of the user's that fails: no reason to lose a batch
@@ -211,13 +215,13 @@ def size_of(batch: Any) -> int:
 def _size(batch: Any) -> int:
     if isinstance(batch, torch.Tensor):
         return batch.nbytes if batch.layout is torch.strided else _stored(batch)
-    if isinstance(batch, str | bytes | bytearray):
+    if isinstance(batch, _TEXT):
         return len(batch)
-    if isinstance(batch, list | tuple):
+    if isinstance(batch, _LISTS):
         return _size_of_all(batch)
-    if isinstance(batch, np.ndarray | np.generic):
+    if isinstance(batch, _ARRAYS):
         return batch.nbytes
-    if isinstance(batch, int | float):
+    if isinstance(batch, _NUMBERS):
         return 8
     if isinstance(batch, Mapping):
         return _size_of_all(list(batch.values()))

@@ -1,0 +1,140 @@
+"""`Assigner`: who makes which batch, and what is said to them.
+
+whole:   batch k by worker k mod n (torch's rule), or by the one with the least to do
+chunks:  a batch by all workers, each a part of it, in the same slot
+groups:  several small batches by one worker, in one message each way
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from penstock.loader.assembly import Assembly, Batch, Part, Plan
+from penstock.loader.process import Pool
+
+__all__ = ["Assigner"]
+
+_WORTH_A_CHUNK = 0.5e-3
+"""Seconds of work below which handing a part of a batch to another worker costs more than it saves."""
+
+
+class Assigner:
+    """Deals the batches of one pass to the workers of a pool.
+
+    Args:
+        pool: the workers; `Pool.load` says how much each of them has to do.
+        plan: how work is handed out.
+        assembly: knows whether a batch fits into its slot.
+        first: worker of the first batch, where batches go by turns.
+
+    Attributes:
+        ended: workers whose streams have come to their end.
+    """
+
+    def __init__(self, pool: Pool, plan: Plan, assembly: Assembly, first: int) -> None:
+        self._pool = pool
+        self._plan = plan
+        self._assembly = assembly
+        self._turn = first
+        self.ended: set[int] = set()
+
+    def group(self, depth: int) -> int:
+        """How many batches are handed out together, of so many in flight."""
+        options = self._pool.options
+        return max(1, min(self._plan.group, depth // (2 * options.processes))) if options.threads == 1 else 1
+
+    def next_worker(self, depth: int) -> int | None:
+        """Who makes the next batch, of so many in flight; None if nobody should be given more."""
+        count, plan = self._pool.options.processes, self._plan
+        if plan.in_order and not plan.free:
+            for _ in range(count):
+                worker, self._turn = self._turn, (self._turn + 1) % count
+                if worker not in self.ended:
+                    return worker
+        load = self._pool.load
+        workers = [w for w in range(count) if w not in self.ended] if self.ended else range(count)
+        worker = min(workers, key=load.__getitem__)
+        return worker if plan.in_order or load[worker] < max(1, depth // count) else None
+
+    def least_busy(self) -> int:
+        """The worker with the least to do."""
+        return min(range(self._pool.options.processes), key=self._pool.load.__getitem__)
+
+    def hand_out(self, batches: list[Batch], worker: int) -> None:
+        """Have batches made, by this worker first of all. One with indices that do not pickle has that as its answer,
+        and misses nothing more.
+        """
+        if len(batches) > 1:
+            self._hand_out_group(batches, worker)
+        else:
+            self._hand_out_one(batches[0], worker)
+
+    def _hand_out_group(self, batches: list[Batch], worker: int) -> None:
+        """Have batches made by one worker, which is told of them, and answers, at once."""
+        for batch in batches:
+            size = len(batch.task.indices)
+            known = self._plan.chunks and size and batch.slot is not None and self._assembly.fits(size, batch.slot)
+            batch.parts = [Part(worker, 0, size if known else -1)]
+        try:
+            message = pickle.dumps(("group", [self.message(batch, 0) for batch in batches]), protocol=5)
+        except Exception:  # in which of them?
+            for batch in batches:
+                self._give(batch)
+            return
+        for batch in batches:
+            batch.missing = 1
+        self._pool.load[worker] += len(batches)
+        self._pool.post(worker, message)
+
+    def _hand_out_one(self, batch: Batch, worker: int) -> None:
+        size = len(batch.task.indices)
+        chunks = self._chunks(size)
+        known = batch.slot is not None and self._assembly.fits(size, batch.slot)
+        if not self._plan.chunks or not size or (chunks < 2 and not known) or (batch.slot is not None and not known):
+            self.give_whole(batch, worker)
+            return
+        load = list(self._pool.load)
+        for part in range(chunks):
+            begin, end = part * size // chunks, (part + 1) * size // chunks
+            batch.parts.append(Part(worker, begin, end))
+            load[worker] += 1
+            worker = min(range(self._pool.options.processes), key=load.__getitem__)
+        self._give(batch)
+
+    def _chunks(self, size: int) -> int:
+        plan, options = self._plan, self._pool.options
+        if not plan.chunks:
+            return 1
+        most = min(size, options.processes * options.threads)
+        if plan.eager or not plan.sample_seconds:
+            return most  # nothing is known yet, and the first batch is waited for
+        return max(1, min(most, int(size * plan.sample_seconds / _WORTH_A_CHUNK)))
+
+    def give_whole(self, batch: Batch, worker: int) -> None:
+        """Have a batch made in one place."""
+        batch.parts = [Part(worker, 0, -1)]
+        batch.beside.clear()
+        self._give(batch)
+
+    def _give(self, batch: Batch) -> None:
+        """Send out all parts of a batch."""
+        try:
+            messages = [pickle.dumps(self.message(batch, number), protocol=5) for number in range(len(batch.parts))]
+        except Exception as error:
+            batch.parts, batch.missing = batch.parts[:1], 0
+            batch.parts[0].answer = "unsent", error
+            return
+        batch.missing = len(messages)
+        for part, message in zip(batch.parts, messages, strict=True):
+            self._pool.load[part.worker] += 1
+            self._pool.post(part.worker, message)
+
+    def message(self, batch: Batch, number: int) -> tuple[Any, ...]:
+        """What the worker of a part is told."""
+        part = batch.parts[number]
+        head = batch.run, batch.number, None if batch.slot is None else batch.slot.address
+        if part.end < 0:
+            return "make", *head, batch.task.packed()
+        chunk = number, part.begin, part.end, len(batch.task.indices)
+        return "chunk", *head, chunk, batch.task.packed(part.begin, part.end)

@@ -1,0 +1,156 @@
+"""Small, quick batches are handed over several at a time: nothing else may differ from batches handed over singly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from penstock import DataLoader
+from penstock.errors import WorkerError
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*are being kept")
+
+MANY = 4000
+
+
+class Small(Dataset[Any]):
+    """Batches that are little work; at some index something happens, late enough for groups to have begun."""
+
+    pure = True
+
+    def __init__(self, happens: str = "", at: int = 3000, folder: Path | None = None) -> None:
+        self.happens, self.at, self.folder = happens, at, folder
+
+    def __len__(self) -> int:
+        return MANY
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at:
+            if self.happens == "raise":
+                raise LookupError("bad luck")
+            if self.happens == "hang":
+                time.sleep(60)
+            if self.happens == "die" and not (self.folder and (self.folder / "died").exists()):
+                if self.folder:
+                    (self.folder / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.happens == "shape":
+                return torch.full((9,), index), index
+        return torch.full((8,), index), index
+
+
+class Grows(Small):
+    """Rows of another length from some sample on: they fit no slot, and travel beside."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((50_000 if index >= self.at else 1000,), index), index
+
+
+class Odd:
+    """An index that does not pickle."""
+
+    def __init__(self) -> None:
+        self.lock = (i for i in ())
+
+
+class Batches:
+    """A batch sampler with an index in it that does not pickle."""
+
+    def __iter__(self) -> Any:
+        for begin in range(0, MANY, 4):
+            yield [Odd()] if begin == 2000 else list(range(begin, begin + 4))
+
+    def __len__(self) -> int:
+        return MANY // 4
+
+
+class Counted(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        yield from range(info.id, 120, info.num_workers)
+
+
+def had(loader: Any) -> list[Any]:
+    """Batches as lists, and errors in their places."""
+    found: list[Any] = []
+    iterator = iter(loader)
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return found
+        except (LookupError, TypeError, RuntimeError) as error:
+            found.append(type(error))
+        else:
+            found.append([part.tolist() if part.numel() < 10_000 else part.sum().item() for part in batch])
+
+
+def test_groups_there_are() -> None:
+    """Else the other tests here show nothing."""
+    loader = DataLoader(Small(), 4, num_workers=2)
+    iterator: Any = iter(loader)
+    for _ in range(200):
+        next(iterator)
+    assert iterator._batches._plan.group > 1
+    assert iterator._batches.depth > 8
+
+
+@pytest.mark.parametrize("happens", ["", "raise", "shape"])
+@pytest.mark.parametrize("dispatch", ["auto", "batch"])
+def test_the_same_batches_as_inline(happens: str, dispatch: str) -> None:
+    data = Small(happens)
+    assert had(DataLoader(data, 4, num_workers=2, dispatch=dispatch)) == had(DataLoader(data, 4))
+
+
+def test_batches_that_outgrow_their_slots() -> None:
+    data = Grows(at=3500)
+    assert had(DataLoader(data, 4, num_workers=2)) == had(DataLoader(data, 4))
+
+
+def test_an_index_that_does_not_pickle_is_an_error_in_its_place() -> None:
+    found = had(DataLoader(Small(), batch_sampler=Batches(), num_workers=2))
+    assert found[500] is TypeError
+    assert [batch for batch in found if batch is not TypeError] == [
+        batch for k, batch in enumerate(had(DataLoader(Small(), 4))) if k != 500
+    ]
+
+
+def test_a_sample_that_hangs_is_named() -> None:
+    with pytest.raises(RuntimeError, match="timed out.*at sample 3000"):
+        for _ in DataLoader(Small("hang"), 4, num_workers=2, timeout=1):
+            pass
+
+
+def test_a_death_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match="at sample 3000"):
+        for _ in DataLoader(Small("die"), 4, num_workers=2):
+            pass
+
+
+def test_a_death_is_made_good(tmp_path: Path) -> None:
+    loader = DataLoader(Small("die", folder=tmp_path), 4, num_workers=2, on_worker_death="restart")
+    assert had(loader) == had(DataLoader(Small(), 4))
+    assert loader.stats()["restarts"] == 1
+
+
+def test_out_of_order_all_come_once() -> None:
+    found = had(DataLoader(Small(), 4, num_workers=2, in_order=False))
+    assert sorted(index for _, indices in found for index in indices) == list(range(MANY))
+
+
+def test_a_stream_left_near_its_end_does_not_shorten_the_next_pass() -> None:
+    """What was still asked for meets the end of the old iterators, not of the new ones."""
+    loader = DataLoader(Counted(), 2, num_workers=2, persistent_workers=True)
+    for _ in range(3):
+        iterator = iter(loader)
+        for _ in range(57):
+            next(iterator)
+        assert len(list(loader)) == 60
