@@ -15,7 +15,7 @@ from penstock.loader.process import Pool
 
 __all__ = ["Assigner"]
 
-_WORTH_A_CHUNK = 0.5e-3
+_WORTH_A_CHUNK = 2e-3
 """Seconds of work below which handing a part of a batch to another worker costs more than it saves."""
 
 
