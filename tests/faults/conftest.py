@@ -1,4 +1,4 @@
-"""Puts this folder on the path: workers import the data sets of `faults_support` by name."""
+"""Puts this folder, and that of the loader's tests, on the path: workers import data sets by the names of modules."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import multiprocessing
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "loader")]
 multiprocessing.set_forkserver_preload(["torch.distributed.device_mesh", "penstock.loader", "pytest"])

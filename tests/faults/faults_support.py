@@ -1,4 +1,4 @@
-"""Data sets that go wrong, and programs that are watched from outside, for the tests of faults."""
+"""Data sets that go wrong, and what is left of workers, for the tests of faults."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import mmap
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +238,29 @@ class OneWays(Range):
         return OneWay(index)
 
 
+class OneWayText(str):
+    """Pickles, but cannot be made from that."""
+
+    def __reduce__(self) -> Any:
+        return refuse_text, (str(self),)
+
+
+def refuse_text(text: str) -> None:
+    raise ValueError(f"text {text} cannot be made")
+
+
+class OneWayTexts(Range):
+    """A row that is large enough for the ring and a text, of which some are of the kind that cannot be made."""
+
+    def __init__(self, n: int, at: set[int]) -> None:
+        super().__init__(n)
+        self.at = at
+
+    def __getitem__(self, index: int) -> Any:
+        text = OneWayText(index) if index in self.at else str(index)
+        return {"row": torch.full((3000,), float(index)), "text": text}
+
+
 class Unpicklable(Range):
     """At index 3 a generator, which no pickle takes."""
 
@@ -284,15 +305,6 @@ def wait_gone(pids: list[int], seconds: float) -> list[int]:
     return left
 
 
-def children() -> set[int]:
-    """Processes that this one has started and that have not been waited for."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):  # a thread that has just ended
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return found
-
-
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
     """An end to whatever waits for ever: the test fails instead of hanging."""
@@ -324,86 +336,3 @@ def over(loader: Any) -> Iterator[Any]:
             for worker in workers:
                 worker.kill()
             iterator._shutdown_workers()
-
-
-# Programs.
-
-PROGRAM = """
-import gc, os, signal, sys, threading, time
-import multiprocessing
-sys.path[:0] = {path!r}
-multiprocessing.set_forkserver_preload(["penstock.loader", "faults_support"])
-import torch
-import penstock as ps
-from penstock import DataLoader
-from faults_support import *
-def say(*words):
-    print(*words, flush=True)
-def pids(*iterators):
-    say("pids", *[worker.pid for iterator in iterators for worker in iterator._workers])
-how = {how!r}
-if __name__ == "__main__":
-{body}
-"""
-
-
-class Program:
-    """A program in a session of its own, whose output goes to files: who inherits a pipe would keep it open."""
-
-    def __init__(self, folder: Path, body: str, how: dict[str, Any]) -> None:
-        path = [str(HERE), str(HERE.parent.parent / "src")]
-        self._files = folder / "out", folder / "err"
-        script = folder / "program.py"
-        script.write_text(PROGRAM.format(path=path, how=how, body=textwrap.indent(textwrap.dedent(body), "    ")))
-        with self._files[0].open("w") as out, self._files[1].open("w") as err:
-            command = [sys.executable, "-W", "ignore", str(script)]
-            self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
-
-    @property
-    def out(self) -> str:
-        return self._files[0].read_text()
-
-    @property
-    def err(self) -> str:
-        return self._files[1].read_text()
-
-    @property
-    def pids(self) -> list[int]:
-        """Of the workers that the program told of."""
-        return [int(pid) for line in self.out.splitlines() if line.startswith("pids") for pid in line.split()[1:]]
-
-    def wait_for(self, word: str, seconds: float = 40) -> None:
-        """Until the program has said this."""
-        deadline = time.monotonic() + seconds
-        while word not in self.out.split():
-            assert self.process.poll() is None, self.err
-            assert time.monotonic() < deadline, f"not a word of {word!r}: {self.out!r} {self.err!r}"
-            time.sleep(0.02)
-
-    def end(self, seconds: float = 30) -> int:
-        """Its exit code."""
-        return self.process.wait(seconds)
-
-    def group(self) -> list[int]:
-        """Processes of its session that run; the forkserver and its like are not counted."""
-        found = []
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
-            try:
-                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-                words = (folder / "cmdline").read_bytes()
-            except OSError:
-                continue
-            helper = b"resource_tracker" in words
-            if int(fields[3]) == self.process.pid and fields[0] not in "ZX" and not helper:
-                found.append(int(folder.name))
-        return found

@@ -9,7 +9,8 @@ import time
 from typing import Any
 
 import pytest
-from faults_support import Range, Slow, children, over, wait_gone, within
+from faults_support import Range, Slow, over, wait_gone, within
+from leak_support import children
 
 from penstock import DataLoader
 

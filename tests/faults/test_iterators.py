@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from typing import Any
 
 import pytest
+import torch
 from faults_support import Big, Draws, NoFork, Slow, Started, within
+from torch.utils.data import get_worker_info
 
 from penstock import DataLoader
 from penstock.errors import ConfigError
@@ -84,3 +87,24 @@ def test_data_sets_that_cannot_be_forked_are_not() -> None:
         assert names == {"ForkServerProcess"}
         with pytest.raises(ConfigError, match="forkserver"):
             iter(DataLoader(NoFork(2), num_workers=1, multiprocessing_context="fork"))
+
+
+class Whose(Range):
+    """Which worker makes a sample; large enough for slots of shared memory."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.01)
+        info = get_worker_info()
+        assert info is not None
+        return torch.full((4000,), index), info.id
+
+
+def test_turns_are_kept_though_an_earlier_pass_has_the_slots() -> None:
+    """Batch k is worker k mod n's in every pass, also behind one that was left in the middle with batches kept."""
+    loader = DataLoader(Whose(24), 2, num_workers=2, persistent_workers=True)
+    with within(40):
+        list(loader)
+        for _ in range(3):
+            kept = [batch for batch, _ in zip(loader, range(3), strict=False)]
+            assert [workers.tolist() for _, workers in loader] == [[k % 2] * 2 for k in range(12)]
+            del kept

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults_support import Program, wait_gone
+from faults_support import alive, wait_gone
+from program_support import Program
 
 HOW: dict[str, dict[str, Any]] = {
     "thread": {"num_workers": 2, "executor": "thread"},
@@ -201,6 +202,34 @@ def test_spawned_workers_of_a_killed_program_end(tmp_path: Path) -> None:
         os.kill(program.process.pid, signal.SIGKILL)
         program.end()
         assert not wait_gone(program.pids, 3)
+        assert "Traceback" not in program.err
+
+
+@pytest.mark.parametrize("how", ["fork", "threads inside", "forkserver"])
+def test_workers_that_hang_end_with_a_killed_program(how: str, tmp_path: Path) -> None:
+    """Though user code does not return, and another process holds their pipes: a fork by a library in C, of which
+    Python knows nothing.
+    """
+    body = """
+    iterator = iter(DataLoader(Slow(9, stuck=frozenset(range(9))), **how))
+    pids(iterator)
+    time.sleep(0.5)
+    child = ctypes.PyDLL(None).fork()
+    if child == 0:
+        signal.alarm(30)
+        signal.pause()
+    say("child", child)
+    say("ready")
+    time.sleep(99)
+    """
+    with Program(tmp_path, body, HOW[how]) as program:
+        program.wait_for("ready")
+        words = program.out.split()
+        child = int(words[words.index("child") + 1])
+        os.kill(program.process.pid, signal.SIGKILL)
+        program.end()
+        assert not wait_gone(program.pids, 7)
+        assert alive(child), "the pipes were not held for so long"
         assert "Traceback" not in program.err
 
 

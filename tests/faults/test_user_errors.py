@@ -11,6 +11,7 @@ from faults_support import (
     LocalNameError,
     NoText,
     OneWays,
+    OneWayTexts,
     Raises,
     Range,
     Unpicklable,
@@ -151,6 +152,32 @@ def test_batches_that_cannot_be_made_from_their_pickle(how: str) -> None:
             except ValueError as error:
                 got.append(str(error))
     assert got == [0, 1, 2, "object 3 cannot be made", 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("at", [{1}, {2, 3}, {13}, {23}], ids=str)
+@pytest.mark.parametrize("how", PROCESSES)
+def test_texts_that_cannot_be_made_from_their_pickle(how: str, at: set[int]) -> None:
+    """In batches that the default collate function makes: whole, as chunks through the pipe (the first ones), and as
+    chunks in the ring. The error is that batch's alone; what is beside it arrives, also in the batches around it.
+    """
+    loader = DataLoader(OneWayTexts(24, at), 2, **PROCESSES[how])
+    got: list[Any] = []
+    with within(15), over(loader) as iterator:
+        while len(got) < 20:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            except ValueError as error:
+                got.append(str(error))
+                continue
+            assert bool((batch["row"] == batch["row"][:, :1]).all())
+            assert [str(int(row)) for row in batch["row"][:, 0]] == batch["text"]
+            got.append(batch["text"])
+        assert loader.state_dict()["sampler"]["consumed"] in (0, 24), "all were had"
+    expected = [[str(2 * k), str(2 * k + 1)] for k in range(12)]
+    errors = {index // 2: f"text {index} cannot be made" for index in sorted(at, reverse=True)}
+    assert got == [errors.get(k, batch) for k, batch in enumerate(expected)]
 
 
 @pytest.mark.parametrize("at", [1, 9])

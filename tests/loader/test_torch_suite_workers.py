@@ -5,15 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.map import SequenceWrapper
 from torch_suite_support import (
     BOTH,
+    FAST,
     OURS,
     WORKERS,
     Affinity,
@@ -31,6 +34,7 @@ from torch_suite_support import (
     end,
     note_info,
     on_one_core,
+    outcomes,
     shape,
 )
 
@@ -345,9 +349,30 @@ def test_class_is_generic_for_annotations() -> None:
     assert isinstance(make(), TorchDataLoader)
 
 
-@pytest.mark.parametrize("how", ["inline", "fork"])
-def test_data_pipes_are_refused(how: str) -> None:
+class Pipe(IterDataPipe[int]):
+    """A user's own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.mark.parametrize("how", FAST)
+def test_iterable_data_pipes_are_refused(how: str) -> None:
     """torch's loader shards and seeds them; made by workers that do not, every item would come twice."""
-    pipe = torch.utils.data.datapipes.iter.IterableWrapper(list(range(20))).shuffle().sharding_filter()
-    with pytest.raises(ConfigError, match="DataPipe"):
-        ps.DataLoader(pipe, **OURS[how])
+    wrapped = torch.utils.data.datapipes.iter.IterableWrapper(list(range(20)))
+    for pipe in (Pipe(), wrapped, wrapped.shuffle().sharding_filter(), SequenceWrapper(range(4)).shuffle()):
+        with pytest.raises(ConfigError, match=r"DataPipe.*use torch\.utils\.data\.DataLoader") as caught:
+            ps.DataLoader(pipe, **OURS[how])
+        assert type(pipe).__name__ in str(caught.value)
+        assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not declare itself pure")
+@pytest.mark.parametrize("how", FAST)
+def test_map_data_pipes_are_map_style_data_sets(how: str) -> None:
+    """They neither shard nor draw: each index has its item, whoever asks. `shuffle` makes an iterable one of them."""
+    pipe = SequenceWrapper(range(11)).map(str).zip(SequenceWrapper(range(11)))
+    expected = [shape(batch) for batch in TorchDataLoader(pipe, 3)]
+    assert outcomes(ps.DataLoader(pipe, 3, **OURS[how])) == expected
+    shuffled = outcomes(ps.DataLoader(pipe, 3, shuffle=True, seed=5, **OURS[how]))
+    assert shuffled == outcomes(ps.DataLoader([(str(k), k) for k in range(11)], 3, shuffle=True, seed=5)) != expected

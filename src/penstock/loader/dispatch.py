@@ -74,7 +74,8 @@ class ProcessBatches:
         self._timeout = timeout
         self._persistent = persistent
         self._release: Callable[[], None] | None = release
-        self._run = pool.begin(epoch, states)
+        with pool.turn():
+            self._run = pool.begin(epoch, states)
         self._numbers = itertools.count()
         self._open: dict[int, Batch] = {}  # of this pass, in the order of their numbers
         self._load = pool.load  # parts that each worker has to make, of all passes
@@ -86,7 +87,8 @@ class ProcessBatches:
         self.depth = self._room()
         """Batches that may be in flight."""
         self.number, self.worker = -1, 0
-        self._fill()
+        with pool.turn():
+            self._fill()
 
     def __iter__(self) -> ProcessBatches:
         return self
@@ -127,20 +129,30 @@ class ProcessBatches:
 
     def _next(self) -> Made:
         deadline = time.monotonic() + self._timeout if self._timeout else None
-        while self._held is None:
-            batch = self._head()
-            if batch is not None:
-                self._held = self._deliver(batch)
-                break
-            self._fill()
-            if not self._open and self._tasks is None:
-                self._finish()
-            self._wait(deadline)
-        self._fill()
-        if self._tasks is None and not self._open and not self._persistent:
-            self.pool.dismiss()  # they end while the consumer is busy with the last batch
-        made, self._held = self._held, None
-        return made
+        turn = self.pool.turn()
+        while True:
+            with turn:
+                self._heed_closing()
+                if self._held is None and (batch := self._head()) is not None:
+                    self._held = self._deliver(batch)
+                self._fill()
+                if self._held is not None:
+                    if self._tasks is None and not self._open and not self._persistent:
+                        self.pool.dismiss()  # they end while the consumer is busy with the last batch
+                    made, self._held = self._held, None
+                    return made
+                if not self._open and self._tasks is None:
+                    self._finish()
+            events = self.pool.wait(deadline)
+            with turn:
+                self._heed_closing()
+                self._take(events, deadline)
+
+    def _heed_closing(self) -> None:
+        """Another thread may have closed the pool."""
+        if self.pool.life.over and self._held is None:
+            self.close()
+            raise StopIteration
 
     def _check(self) -> None:
         """Whether there is anybody to ask."""
@@ -186,6 +198,10 @@ class ProcessBatches:
 
     def close(self) -> None:
         """Nothing more is wanted of the workers. Idempotent."""
+        with self.pool.turn():
+            self._close()
+
+    def _close(self) -> None:
         self._tasks = None
         for batch in self._open.values():  # those that are still being made come back in `_take_in`, or with the pool
             if not batch.missing and (batch.run, batch.number) in self.pool.batches:
@@ -204,7 +220,7 @@ class ProcessBatches:
             return
         self.depth = depth = self._room()
         group = self._assigner.group(depth)
-        while self._tasks is not None and len(self._open) < depth:
+        while self._tasks is not None and len(self._open) < depth and self._has_slot():
             if group > 1 and self._open and len(self._open) + group > depth:
                 return
             worker = self._assigner.next_worker(depth)
@@ -218,11 +234,17 @@ class ProcessBatches:
             self._assigner.hand_out(batches, worker)
             self._ready += sum(not batch.missing for batch in batches)
 
+    def _has_slot(self) -> bool:
+        """Whether a batch can be begun: those of an earlier pass, unwanted, may have the slots for a moment more. To be
+        asked before anybody's turn is taken.
+        """
+        ring = self.pool.ring
+        return not self._open or not ring.slot_bytes or ring.has_free
+
     def _next_batch(self) -> Batch | None:
         """The next batch, to be made; None if there is none, or no room for it."""
-        ring = self.pool.ring
-        if self._tasks is None or (self._open and ring.slot_bytes and not ring.has_free):
-            return None  # batches of an earlier pass, unwanted, have the slots for a moment more
+        if self._tasks is None or not self._has_slot():
+            return None
         try:
             task = next(self._tasks, None)
         except BaseException as error:  # raised in its place, behind the batches that were planned before
@@ -231,7 +253,7 @@ class ProcessBatches:
         if task is None:
             self._tasks = None
             return None
-        batch = Batch(self._run, next(self._numbers), task, ring.lend())
+        batch = Batch(self._run, next(self._numbers), task, self.pool.ring.lend())
         self._open[batch.number] = batch
         self.pool.batches[self._run, batch.number] = batch
         return batch
@@ -252,15 +274,8 @@ class ProcessBatches:
                 return self._head()
         return None
 
-    def _wait(self, deadline: float | None) -> None:
-        try:
-            frames, dead = self.pool.receive(deadline)
-        except (OSError, ValueError):  # its descriptors were closed
-            if not self.pool.life.over:
-                raise
-        if self.pool.life.over:  # another thread has closed the pool
-            self.close()
-            raise StopIteration
+    def _take(self, events: list[tuple[int, int]], deadline: float | None) -> None:
+        frames, dead = self.pool.receive(events)
         for worker, frame in frames:
             answer = pickle.loads(frame.message)
             for kind, run, number, index, payload, work in answer if type(answer) is list else (answer,):

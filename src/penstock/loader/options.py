@@ -101,6 +101,7 @@ def check_stream(dataset: Any, seed: int | None, tolerant: bool, options: Option
     """
     name = type(dataset).__name__
     if isinstance(dataset, IterDataPipe):
+        name = type(getattr(dataset, "_datapipe", dataset)).__name__  # torch's loader has wrapped it, to pickle it
         raise ConfigError(
             f"{name} is one of torch's DataPipes, which are sharded and seeded in ways of their own that Penstock does "
             "not follow: use torch.utils.data.DataLoader for it, or a plain IterableDataset"

@@ -80,18 +80,21 @@ class ThreadPool:
             # at the start they take out of a list, since the arguments of a running function stay alive.
             start = [(init, self.infos[number], self.boards[number], self.failures)]
             Daemon(partial(_run, jobs, number, start), name=f"penstock-worker-{number}", wake=partial(jobs.put, None))
-        self.close = weakref.finalize(self, _end, self._queues)
+        self._lock = threading.RLock()  # a job put behind the end would never be done
+        self.close = weakref.finalize(self, _end, self._queues, self._lock, self.pid)
         self.close.atexit = False
 
     def submit(self, job: _Job, number: int = 0) -> None:
         """Have thread ``number`` (without lanes, any) call ``job(None)``; or call ``job(failure)`` here and now, if no
         thread is left.
         """
-        if self.close.alive and self.pid == os.getpid():
-            self._queues[number].put(job)
-        else:
-            ended = "the threads of this DataLoader have ended: it was closed, or this is a fork of its process"
-            job((RuntimeError(ended), None))
+        if self.pid == os.getpid():
+            with self._lock:
+                if self.close.alive:
+                    self._queues[number].put(job)
+                    return
+        ended = "the threads of this DataLoader have ended: it was closed, or this is a fork of its process"
+        job((RuntimeError(ended), None))
 
 
 def _run(jobs: _Jobs, number: int, start: list[Any], thread: Daemon) -> None:
@@ -119,6 +122,9 @@ def _begin(
             failures[number] = error, error.__traceback__
 
 
-def _end(queues: list[_Jobs]) -> None:
-    for jobs in queues:
-        jobs.put(None)
+def _end(queues: list[_Jobs], lock: threading.RLock, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # a fork has no such threads, and may have the lock from one that held it
+    with lock:
+        for jobs in queues:
+            jobs.put(None)

@@ -129,9 +129,16 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Life:
-    """What the end of a pool has to tell, to whoever waits for its workers in another thread."""
+    """What the end of a pool has to tell, to whoever waits for its workers in another thread.
 
-    over = False
+    Attributes:
+        over: the pipes are closed: their numbers may be other people's files by now.
+        lock: held by whoever uses pipes and slots, and to end that; not while waiting.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+        self.lock = threading.RLock()
 
 
 class Pool:
@@ -205,6 +212,11 @@ class Pool:
             self._by_fd[fd] = member
             self._poller.register(fd, select.POLLIN)
 
+    def turn(self) -> contextlib.AbstractContextManager[Any]:
+        """Held by whoever uses pipes and slots, and by whoever ends that; not while waiting."""
+        # In a fork it may be held for ever, by a thread that is not there.
+        return self.life.lock if self.pid == os.getpid() else contextlib.nullcontext()
+
     @property
     def closed(self) -> bool:
         """Whether the workers have been told to end, or this is a fork of the process that started them."""
@@ -248,7 +260,7 @@ class Pool:
     def post(self, number: int, data: bytes) -> None:
         """The same of what is pickled already. A dead worker is told nothing: its tasks are given to another one."""
         member = self.members[number]
-        if member.dead:
+        if member.dead or self.life.over:
             return
         member.outbox.send(data)
         if member.outbox.waiting:
@@ -258,22 +270,24 @@ class Pool:
         self._by_fd[member.outbox.fd] = member
         self._poller.register(member.outbox.fd, select.POLLOUT)
 
-    def receive(self, deadline: float | None) -> tuple[list[tuple[int, Frame]], list[int]]:
-        """Wait for news.
+    def wait(self, deadline: float | None) -> list[tuple[int, int]]:
+        """Wait for news, for `receive`; nothing if the deadline has passed.
 
         Args:
             deadline: on the monotonic clock; None waits for ever.
-
-        Returns:
-            What came, with the number of the worker it came from, and the numbers of workers that died: everything they
-            had sent before came first. Two empty lists: the deadline has passed.
         """
         timeout = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
-        frames: list[tuple[int, Frame]] = []
-        dead: list[int] = []
         self.polling = True
         events = self._poller.poll(timeout)
         self.polling = False
+        return events
+
+    def receive(self, events: list[tuple[int, int]]) -> tuple[list[tuple[int, Frame]], list[int]]:
+        """What came, with the number of the worker it came from, and the numbers of workers that died: everything they
+        had sent before came first.
+        """
+        frames: list[tuple[int, Frame]] = []
+        dead: list[int] = []
         for fd, _ in events:
             member = self._by_fd.get(fd)
             if member is None or member.dead:
@@ -339,20 +353,27 @@ class Pool:
         """
         if self._close.detach() is not None:
             _end(self.members, self._board, self.pid, self.life, patience)
-        for batch in self.batches.values():
-            if batch.slot is not None:
-                self.ring.give_back(batch.slot)
-        self.batches.clear()
+        with self.turn():
+            for batch in self.batches.values():
+                if batch.slot is not None:
+                    self.ring.give_back(batch.slot)
+            self.batches.clear()
 
 
 def _end(members: list[_Member], board: Any, pid: int, life: _Life, patience: float = _AT_EXIT) -> None:
     if os.getpid() != pid:
         return  # a fork of the process whose workers these are
-    life.over = True
     board[0] = 0
-    alive = [member for member in members if not member.dead]
-    for member in alive:
-        member.close()
+    # A sampler of the user's may hold it for long, and so may a thread that the end of the interpreter has stopped.
+    locked = life.lock.acquire(timeout=patience)
+    try:
+        life.over = True
+        alive = [member for member in members if not member.dead]
+        for member in alive:
+            member.close()
+    finally:
+        if locked:
+            life.lock.release()
     deadline = time.monotonic() + patience
     for how in (None, "terminate", "kill"):
         for member in alive:
