@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from faults_support import Big, Draws, NoFork, Slow, Started, within
+from faults_support import Big, Draws, NoFork, Range, Slow, Started, within
 from torch.utils.data import get_worker_info
 
 from penstock import DataLoader
 from penstock.errors import ConfigError
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*are being kept")
 
 
 def values(loader: Any) -> list[Any]:
