@@ -78,13 +78,13 @@ def smaps_rollup(pid: int) -> dict[str, int]:
     return {name.rstrip(":"): int(value) * 1024 for name, value, *_ in lines}
 
 
-def make_manifest(path: str | os.PathLike[str], lines: int, classes: int = 1000) -> None:
+def make_manifest(path: str | os.PathLike[str], lines: int, classes: int = 1000, prefix: str = "train") -> None:
     """Write ``train/class_0042/img_00001234.jpg 42`` lines, sorted by class; about 38 bytes each, 300 MB/s."""
     per_class = max(1, -(-lines // classes))
     with open(path, "wb") as file:
         for label, first in enumerate(range(0, lines, per_class)):
             count = min(per_class, lines - first)
-            pattern = f"train/class_{label:04d}/img_00000000.jpg {label}\n".encode()
+            pattern = f"{prefix}/class_{label:04d}/img_00000000.jpg {label}\n".encode()
             block = np.tile(np.frombuffer(pattern, np.uint8), (count, 1))
             numbers = np.arange(first, first + count)
             end = pattern.index(b".jpg")

@@ -27,8 +27,10 @@ _HOMES = {
     "Permutation": "order",
     "RandomSampler": "samplers",
     "RankDataset": "datasets",
+    "RankServerDataset": "datasets",
     "Record": "manifest",
     "SequentialSampler": "samplers",
+    "ServerDataset": "datasets",
     "WeightedRandomSampler": "samplers",
     "generator": "random",
     "make_batch_data_sampler": "samplers",
@@ -55,8 +57,10 @@ __all__ = [
     "Permutation",
     "RandomSampler",
     "RankDataset",
+    "RankServerDataset",
     "Record",
     "SequentialSampler",
+    "ServerDataset",
     "WeightedRandomSampler",
     "generator",
     "make_batch_data_sampler",
@@ -66,7 +70,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.datasets import ImageDataset, LoadImage, MPDataset, RankDataset
+    from penstock.datasets import ImageDataset, LoadImage, MPDataset, RankDataset, RankServerDataset, ServerDataset
     from penstock.loader import DataLoader, Failure, OnError
     from penstock.manifest import Manifest, Record
     from penstock.order import Partition, Permutation, make_order

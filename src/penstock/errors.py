@@ -21,8 +21,17 @@ __all__ = [
     "PenstockError",
     "RingError",
     "SamplerError",
+    "ServerAuthError",
+    "ServerChangedError",
+    "ServerError",
+    "ServerForkError",
+    "ServerLimitError",
+    "ServerTLSError",
+    "ServerUnavailableError",
     "StateError",
+    "TicketError",
     "TooManyErrors",
+    "UnknownDataSetError",
     "WorkerError",
 ]
 
@@ -77,3 +86,39 @@ class RingError(PenstockError, MemoryError):
 
 class WorkerError(PenstockError, RuntimeError):
     """A worker that was killed, ended, or does not answer in time. The message names the worker and its samples."""
+
+
+class TicketError(PenstockError, ValueError):
+    """A request to a metadata server that is malformed, or asks for rows that cannot be."""
+
+
+class ServerError(PenstockError, RuntimeError):
+    """What went wrong between a client and a metadata server. The message names the server."""
+
+
+class ServerUnavailableError(ServerError, ConnectionError):
+    """No server answered in time: not there, restarting, hung, or not reachable."""
+
+
+class ServerLimitError(ServerError):
+    """A request beyond what the server allows. The message names the limit."""
+
+
+class ServerAuthError(ServerError, PermissionError):
+    """A token that is missing or wrong."""
+
+
+class ServerTLSError(ServerError, ConnectionError):
+    """A TLS handshake that failed: an expired or unknown certificate, or TLS on one side only."""
+
+
+class ServerForkError(ServerError):
+    """A client used in a process that was forked after gRPC had been used: gRPC would hang there."""
+
+
+class UnknownDataSetError(ServerError, LookupError):
+    """A name that the server does not serve. The message lists those that it does."""
+
+
+class ServerChangedError(ServerError):
+    """A server that holds other data than the job began with, or that does not know its version (fingerprint)."""

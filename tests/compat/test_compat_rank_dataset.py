@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,8 @@ from penstock.compat.rank_dataset import (
     get_rank,
     get_world_size,
 )
-from penstock.errors import ConfigError, ManifestError, PartitionError
+from penstock.errors import ConfigError, ManifestError, PartitionError, ServerError
+from penstock.server import Server
 
 # name, line, what the filename and label are
 LINES = [
@@ -148,12 +149,61 @@ def test_utilities_without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> N
     assert (get_rank(), get_world_size()) == (2, 4)
 
 
-@pytest.mark.parametrize("kind", [ServerDataset, RankServerDataset])
-def test_servers_come_later_and_say_so(kind: Any, meta: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"{kind.__name__} needs a metadata server \(at 10\.0\.0\.1:28889\).*preload=True"
-    ):
-        kind(meta, server_ip="10.0.0.1", server_port=28889)
+@pytest.fixture
+def server(meta: str) -> Iterator[tuple[str, int]]:
+    """Address and port of ``penstock serve train.txt``."""
+    with Server({"train": meta}) as server:
+        address, port = server.address.removeprefix("grpc://").split(":")
+        yield address, int(port)
+
+
+def test_every_line_from_a_server(meta: str, server: tuple[str, int]) -> None:
+    local = BaseDataset(meta)
+    for name in ("train.txt", "/elsewhere/train.txt", ""):
+        served = ServerDataset(name, *server)
+        assert served.get_meta_num() == len(served) == 103
+        assert [served.get_meta(row) for row in (0, 57, -1)] == [local[row] for row in (0, 57, 102)]
+    assert [line for batch in DataLoader(served, batch_size=8) for line in batch] == [local[i] for i in range(103)]
+
+
+def test_the_loop_of_the_readme_with_a_server(
+    meta: str, server: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of the file's data set, where ``group`` is the same; and two jobs that do not meet."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "1")
+    for epoch in range(2):
+        for mini_epoch_idx in range(4):
+            config = {"mini_epoch": 4, "seed": epoch, "mini_epoch_idx": mini_epoch_idx, "group": 1}
+            served = RankServerDataset(meta, *server, is_test=False, reload_cfg={**config, "cache_size": 5})
+            other = RankServerDataset(meta, *server, reload_cfg={**config, "seed": 7})
+            local = RankDataset(meta, reload_cfg=config)
+            expected = [local[i] for i in range(9)]
+            assert [served[i] for i in range(len(served))] == expected != [other[i] for i in range(len(other))]
+            loader = DataLoader(served, batch_size=4, sampler=RandomSampler(served))
+            assert sorted(row for _, _, rows in loader for row in rows.tolist()) == sorted(row[2] for row in expected)
+
+
+def test_other_defaults_and_tests_with_a_server(
+    meta: str, server: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    local = RankDataset(meta, reload_cfg={"group": 10})
+    served = RankServerDataset(meta, *server, timeout=5)
+    assert [served[i] for i in range(52)] == [local[i] for i in range(52)]
+    everything = RankServerDataset(meta, *server, is_test=True)
+    assert [everything[i] for i in range(103)] == [[f"class{i // 10}/img{i}.jpg", str(i // 10), i] for i in range(103)]
+
+
+def test_servers_that_cannot_help(meta: str, server: tuple[str, int]) -> None:
+    for kind in (ServerDataset, RankServerDataset):
+        with pytest.raises(ServerError, match=r"none.*train"):
+            kind("none.txt", *server)
+        with pytest.raises(ServerError, match=r"127\.0\.0\.1:9"):
+            kind(meta, "127.0.0.1", 9, timeout=1)
+    with pytest.raises(ConfigError, match=r"reload_cfg has no cache: it takes mini_epoch.*cache_size"):
+        RankServerDataset(meta, *server, reload_cfg={"cache": 3})
 
 
 def test_bad_input(meta: str, tmp_path: Path) -> None:

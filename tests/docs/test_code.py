@@ -1,17 +1,21 @@
 """Every code block of README and docs runs: Python blocks as one script a document, shell blocks line by line.
 
 A block runs in a folder that holds ``train.txt`` (200 rows, class-sorted), ``val.txt`` (50 rows) and the images they
-name under ``data/``. Shell lines that set up or build something are known by their first word and are not run.
+name under ``data/``. Shell lines that set up or build something are known by their first word and are not run. A server
+is started, asked to stop once it listens, and has to end well. Configuration files name commands and options that are
+there.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -22,7 +26,7 @@ DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("do
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("make", "git", "pip", "python", "cd", "source", "torchrun", "pre-commit", "sudo", ".venv/bin/python")
 SHELL = {"bash", "sh", "console"}
-TEXT = {"text", "toml", "json", "yaml", "make"}
+TEXT = {"text", "toml", "json", "yaml", "ini", "make"}
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +53,31 @@ def run(arguments: list[str], folder: Path) -> None:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+
+
+def run_server(command: str, folder: Path) -> None:
+    """Start ``penstock serve``, wait until it listens, and stop it. Ports are any free ones."""
+    command = re.sub(r"port \d+", "port 0", command)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with (folder / "serve.log").open("wb") as log:
+        server = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert server.stdout is not None
+    try:
+        line = server.stdout.readline()
+        server.terminate()
+        assert server.wait(timeout=60) == 0
+        assert line.startswith("listening on "), f"{command}\n{line}{(folder / 'serve.log').read_text()}"
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -82,6 +111,37 @@ def test_shell_blocks_run(document: Path, folder: Path, tmp_path: Path) -> None:
                 continue
             if language == "console" and not line.startswith("$ "):
                 continue  # output
-            assert command.startswith("penstock "), f"{document.name}: do not know how to run {command!r}"
-            if not command.startswith("penstock demo"):
+            assert command.startswith(("penstock ", "openssl ")), f"{document.name}: do not know how to run {command!r}"
+            if command.startswith("penstock serve"):
+                run_server(command, tmp_path)
+            elif not command.startswith("penstock demo"):
                 run(["bash", "-c", command], tmp_path)
+
+
+def commands(text: str, language: str) -> list[list[str]]:
+    """The command lines in a systemd unit or in Kubernetes objects."""
+    if language == "ini":
+        return [shlex.split(line) for line in re.findall(r"^ExecStart=(.*)$", text.replace("\\\n", " "), re.MULTILINE)]
+    yaml = pytest.importorskip("yaml")
+    specs = [
+        item["spec"]["template"]["spec"] for item in yaml.safe_load_all(text) if "template" in item.get("spec", {})
+    ]
+    return [one["command"] + one["args"] for spec in specs for one in spec["containers"]]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [d for d in DOCUMENTS if any(lang in ("ini", "yaml") for lang, _ in blocks(d))],
+    ids=lambda path: path.name,
+)
+def test_commands_in_configuration_files_are_there(document: Path) -> None:
+    from typer.main import get_command
+
+    from penstock.cli.app import app
+
+    program: Any = get_command(app)
+    found = [line for lang, text in blocks(document) if lang in ("ini", "yaml") for line in commands(text, lang)]
+    assert found
+    for name, command, *arguments in found:
+        assert Path(name).name == "penstock"
+        program.commands[command].make_context(command, arguments)  # which refuses options that are not there

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from faults_support import Big, Draws, NoFork, Range, Slow, Started, within
-from torch.utils.data import get_worker_info
+from torch.utils.data import ConcatDataset, StackDataset, Subset, get_worker_info
 
 from penstock import DataLoader
 from penstock.errors import ConfigError
@@ -85,8 +85,14 @@ def test_data_sets_that_cannot_be_forked_are_not() -> None:
         assert {name for batch in DataLoader(Started(2), num_workers=1) for name in batch} == {"ForkProcess"}
         names = {name for batch in DataLoader(NoFork(2), num_workers=1) for name in batch}
         assert names == {"ForkServerProcess"}
-        with pytest.raises(ConfigError, match="forkserver"):
-            iter(DataLoader(NoFork(2), num_workers=1, multiprocessing_context="fork"))
+        wrapped = [
+            Subset(NoFork(2), [0, 1]),
+            ConcatDataset([Started(1), NoFork(1)]),
+            Subset(StackDataset(NoFork(2)), [0]),
+        ]
+        for dataset in [NoFork(2), *wrapped]:
+            with pytest.raises(ConfigError, match="forkserver"):
+                iter(DataLoader(dataset, num_workers=1, multiprocessing_context="fork"))
 
 
 class Whose(Range):

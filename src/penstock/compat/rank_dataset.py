@@ -3,8 +3,10 @@
 A program that imports from here runs unchanged, with these differences, all of them faults of the original: labels of
 more than one character, spaces in paths, blank lines and a last line without newline are read right; data sets have a
 length; the global NumPy generator is left alone; ``group`` blocks are dealt to all ranks instead of one block to each;
-rows come shuffled by (seed), not in file order. New programs should use `penstock.RankDataset`, which needs no
-rebuilding between mini-epochs.
+rows come shuffled by (seed), not in file order. With a server (``penstock serve META_FILE --port 28889``, or several)
+the rows and their numbers are those of the meta file on a disk, ``is_test`` is heeded, and jobs do not meet each other.
+New programs should use `penstock.RankDataset` or `penstock.RankServerDataset`, which need no rebuilding between
+mini-epochs.
 
     for epoch in range(90):
         for mini_epoch_idx in range(4):
@@ -16,7 +18,8 @@ rebuilding between mini-epochs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from typing import Any, NoReturn
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.utils.data import Dataset
@@ -24,6 +27,9 @@ from torch.utils.data import Dataset
 from penstock import datasets, distributed, samplers
 from penstock.errors import ConfigError
 from penstock.manifest import Manifest, Record
+
+if TYPE_CHECKING:
+    from penstock.server import Client
 
 __all__ = [
     "BaseDataset",
@@ -40,6 +46,7 @@ __all__ = [
 RandomSampler = samplers.RandomSampler
 
 _CONFIG = {"mini_epoch": 1, "seed": 0, "mini_epoch_idx": 0, "group": 1}
+_SERVER_CONFIG = {**_CONFIG, "group": 10, "cache_size": 100_000}
 
 
 class BaseDataset(Dataset[str]):
@@ -74,23 +81,34 @@ class RankDataset(datasets.RankDataset):
     """
 
     def __init__(self, meta_file: str, is_test: bool = False, reload_cfg: Mapping[str, int] | None = None) -> None:
-        config = {**_CONFIG, **(reload_cfg or {})}
-        if unknown := sorted(config.keys() - _CONFIG.keys()):
-            raise ConfigError(f"reload_cfg has no {', '.join(unknown)}: it takes {', '.join(_CONFIG)}")
-        manifest = Manifest.open(meta_file, format="text", label="str")
-        if is_test:
-            super().__init__(manifest, rank=0, world_size=1, shuffle="none", load=_as_list)
-        else:
-            group = config["group"] if config["group"] > 1 else None
-            super().__init__(
-                manifest, mini_epochs=config["mini_epoch"], seed=config["seed"], group=group, load=_as_list
-            )
+        config = _config(reload_cfg, _CONFIG)
+        super().__init__(Manifest.open(meta_file, format="text", label="str"), **_options(config, is_test))
         self.pure = True
         self.set_mini_epoch(0 if is_test else config["mini_epoch_idx"])
 
 
+def _config(reload_cfg: Mapping[str, int] | None, defaults: Mapping[str, int]) -> dict[str, int]:
+    config = {**defaults, **(reload_cfg or {})}
+    if unknown := sorted(config.keys() - defaults.keys()):
+        raise ConfigError(f"reload_cfg has no {', '.join(unknown)}: it takes {', '.join(defaults)}")
+    return config
+
+
+def _options(config: Mapping[str, int], is_test: bool) -> dict[str, Any]:
+    """What a configuration means to our data sets."""
+    if is_test:
+        return {"rank": 0, "world_size": 1, "shuffle": "none", "load": _as_list}
+    group = config["group"] if config["group"] > 1 else None
+    return {"mini_epochs": config["mini_epoch"], "seed": config["seed"], "group": group, "load": _as_list}
+
+
 def _as_list(record: Record) -> list[Any]:
-    return [record.path, record.label, record.row]
+    return [record.path, _as_text(record.label), record.row]
+
+
+def _as_text(label: Any) -> Any:
+    """As the meta file has it, also where the server reads labels as numbers."""
+    return label if label is None else str(label)
 
 
 class DistributedSampler(samplers.DistributedSampler):
@@ -100,22 +118,46 @@ class DistributedSampler(samplers.DistributedSampler):
         super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)
 
 
-def _no_server(name: str, server_ip: str, server_port: int) -> NoReturn:
-    raise ConfigError(
-        f"{name} needs a metadata server (at {server_ip}:{server_port}), which this version does not have: use "
-        "RankDataset with the meta file on a shared file system, or penstock.RankDataset(preload=True) if that is slow"
-    )
+class ServerDataset(datasets.ServerDataset):
+    """Every line of a served meta file on every rank, as a string ``filename label``.
+
+    Args:
+        meta_file: its name without folder and ending is that of the served data set; ``""`` is the only one.
+        server_ip, server_port: where ``penstock serve`` listens.
+        timeout: seconds that a request may take.
+
+    Raises:
+        ServerError: no server answers, or it has no such data set.
+    """
+
+    def __init__(self, meta_file: str, server_ip: str, server_port: int, timeout: float = 1000) -> None:
+        super().__init__(_client(server_ip, server_port, timeout), _served_name(meta_file), load=_as_line)
+        self.pure = True
+        self.meta_file = meta_file
+
+    def get_meta_num(self) -> int:
+        """Lines of the meta file."""
+        return len(self)
+
+    def get_meta(self, idx: int) -> str:
+        """One line."""
+        line: str = self[idx]
+        return line
 
 
-class ServerDataset:
-    """Comes with the metadata server; until then a clear error."""
+class RankServerDataset(datasets.RankServerDataset):
+    """This rank's share of a mini-epoch of a served meta file; items as those of `RankDataset`.
 
-    def __init__(self, meta_file: str, server_ip: str, server_port: int, timeout: int = 1000) -> None:
-        _no_server("ServerDataset", server_ip, server_port)
+    Args:
+        meta_file, server_ip, server_port, timeout: as in `ServerDataset`.
+        is_test: every rank gets all rows, in the order of the file.
+        reload_cfg: as in `RankDataset`, but ``group`` is 10 if it is left out; and ``cache_size`` (100000), the rows of
+            a page that is read ahead.
 
-
-class RankServerDataset:
-    """Comes with the metadata server; until then a clear error."""
+    Raises:
+        ConfigError: an unknown name in reload_cfg.
+        ServerError: no server answers, or it has no such data set.
+    """
 
     def __init__(
         self,
@@ -124,9 +166,28 @@ class RankServerDataset:
         server_port: int,
         is_test: bool = False,
         reload_cfg: Mapping[str, int] | None = None,
-        timeout: int = 1000,
+        timeout: float = 1000,
     ) -> None:
-        _no_server("RankServerDataset", server_ip, server_port)
+        config = _config(reload_cfg, _SERVER_CONFIG)
+        client = _client(server_ip, server_port, timeout)
+        options = {"page_rows": config["cache_size"], **_options(config, is_test)}
+        super().__init__(client, _served_name(meta_file), **options)
+        self.pure = True
+        self.set_mini_epoch(0 if is_test else config["mini_epoch_idx"])
+
+
+def _client(server_ip: str, server_port: int, timeout: float) -> Client:
+    from penstock.server import Client  # gRPC is for those who use it
+
+    return Client(f"grpc://{server_ip}:{server_port}", timeout=timeout)
+
+
+def _served_name(meta_file: str) -> str | None:
+    return PurePath(meta_file).stem or None
+
+
+def _as_line(record: Record) -> str:
+    return record.path if record.label is None else f"{record.path} {_as_text(record.label)}"
 
 
 def get_rank() -> int:

@@ -15,7 +15,7 @@ import torch
 
 from penstock.datasets.base import BatchedDataset, StreamDataset
 from penstock.datasets.place import Place
-from penstock.datasets.rank import RankDataset
+from penstock.datasets.share_dataset import ShareDataset
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
 from penstock.images.decode import read_image
@@ -42,6 +42,7 @@ _OF_THE_SOURCE = frozenset(
         "batch_size",
         "drop_last",
         "fingerprint",
+        "fork_safe",
     }
 )
 
@@ -99,7 +100,8 @@ class ImageDataset(BatchedDataset):
     """Images and labels of a manifest, or of anything else that yields records.
 
     Args:
-        source: a `Manifest`, a path to one, a `RankDataset`, or an `MPDataset` (the result is then iterable-style).
+        source: a `Manifest`, a path to one, a `RankDataset`, a `ServerDataset` or `RankServerDataset`, or an
+            `MPDataset` (the result is then iterable-style).
         size, flip, row: see `LoadImage`.
 
     Raises:
@@ -142,7 +144,7 @@ class ImageDataset(BatchedDataset):
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
         """Several items, their records looked up at once."""
         source, keys = self.source, None
-        if isinstance(source, RankDataset) and not in_sample():
+        if isinstance(source, ShareDataset) and not in_sample():
             keys = source.keys(indices)
         return ImageDataset.load_samples(self, indices, keys)
 
@@ -199,8 +201,9 @@ class _ImageStream(StreamDataset):
 def _records(source: Any) -> _Records:
     if isinstance(source, str) or hasattr(source, "__fspath__"):
         return Manifest.open(source)
-    if isinstance(source, RankDataset) and source.load is not None:
-        raise ConfigError("this RankDataset has a load= of its own: leave it out, ImageDataset loads the records")
     if not hasattr(source, "records"):
         raise ConfigError(f"ImageDataset needs a source of records (Manifest, RankDataset, ...), got {type(source)}")
+    if getattr(source, "load", None) is not None:
+        kind = type(source).__name__
+        raise ConfigError(f"this {kind} has a load= of its own: leave it out, ImageDataset loads the records")
     return cast(_Records, source)

@@ -9,7 +9,6 @@ the memory of a share does not depend on the length of the manifest.
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -71,21 +70,20 @@ class Share:
 
     def __init__(
         self,
-        source: Manifest | str | os.PathLike[str],
+        manifest: Manifest,
         *,
-        rank: int | None,
-        world_size: int | None,
-        process_group: dist.ProcessGroup | None,
-        mini_epochs: int,
-        seed: int,
-        shuffle: str,
-        remainder: str,
-        group: int | None,
-        block_size: int | None,
-        window: int | None,
-        progress: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        mini_epochs: int = 1,
+        seed: int = 0,
+        shuffle: str = "global",
+        remainder: str = "pad",
+        group: int | None = None,
+        block_size: int | None = None,
+        window: int | None = None,
     ) -> None:
-        self.manifest = source if isinstance(source, Manifest) else Manifest.open(source, progress=progress)
+        self.manifest = manifest
         if shuffle not in SHUFFLES:
             raise ConfigError(f"unknown shuffle {shuffle!r}: use one of {', '.join(map(repr, SHUFFLES))}")
         if remainder not in REMAINDERS:
@@ -97,7 +95,7 @@ class Share:
         self.mini_epochs = operator.index(mini_epochs)
         self.seed = seed
         self.remainder = remainder
-        self.shuffle, self._block = _block_options(shuffle, len(self.manifest), group, block_size, window)
+        self.shuffle, self.block = _block_options(shuffle, len(self.manifest), group, block_size, window)
         self._given = rank is not None or world_size is not None or process_group is not None
         self._world = distributed.current(rank, world_size, process_group=process_group) if self._given else None
         self.place = SharedPlace(Place(0, 0, len(self.manifest)))
@@ -147,15 +145,16 @@ class Share:
         """The slice at any place; the last one is kept. Safe in threads that are at different places."""
         slice_ = self._slice
         if slice_ is None or slice_.place != place:
-            self._slice = slice_ = self._make_slice(place)
+            self._slice = slice_ = self.make_slice(place)
         return slice_
 
     def rows_at(self, place: Place) -> Indices:
         """Rows of the whole mini-epoch at a place: a resume begins inside it."""
-        slice_ = self._make_slice(place)
+        slice_ = self.make_slice(place)
         return slice_.rows(slice_.partition.positions())
 
-    def _make_slice(self, place: Place) -> Slice:
+    def make_slice(self, place: Place) -> Slice:
+        """The slice at a place, anew."""
         world = self.world
         rest = self.mini_epochs - place.mini_epochs_done
         number = place.mini_epoch - place.mini_epochs_done
@@ -170,7 +169,7 @@ class Share:
             remainder=self.remainder,
             consumed=consumed,
         )
-        order = make_order(self.shuffle, place.samples, seed=self.seed, epoch=place.epoch, **self._block)
+        order = make_order(self.shuffle, place.samples, seed=self.seed, epoch=place.epoch, **self.block)
         return Slice(place, partition, order)
 
     def set_epoch(self, epoch: int) -> None:
@@ -228,7 +227,7 @@ class Share:
             "order_version": ORDER_VERSION,
             "fingerprint": self.manifest.fingerprint,
             "shuffle": self.shuffle,
-            **self._block,
+            **self.block,
             "seed": self.seed,
             "mini_epochs": self.mini_epochs,
             "remainder": self.remainder,

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from torch.utils.data import ConcatDataset, StackDataset, Subset
+
 from penstock.errors import ConfigError
 from penstock.loader.assembly import Plan
 from penstock.loader.collate import Collate, is_default
@@ -201,7 +203,7 @@ class Engine:
 
     def _start_method(self, dataset: Any) -> Any:
         """The context that workers are started in; not a fork if that would hang them."""
-        if getattr(dataset, "fork_safe", True):
+        if _fork_safe(dataset):
             return self._context
         if self._context is None:
             return multiprocessing.get_context("forkserver")
@@ -264,6 +266,17 @@ class Engine:
             if pool is not None:
                 pool.close()
         self._pool = self._next = self._ring = None
+
+
+def _fork_safe(dataset: Any) -> bool:
+    """Whether a data set may be forked; torch's wrappers say nothing of those that they hold."""
+    inner: list[Any] = []
+    if isinstance(dataset, Subset):
+        inner = [dataset.dataset]
+    elif isinstance(dataset, ConcatDataset | StackDataset):
+        held = dataset.datasets
+        inner = list(held.values() if isinstance(held, dict) else held)
+    return bool(getattr(dataset, "fork_safe", True)) and all(map(_fork_safe, inner))
 
 
 class _Release:

@@ -37,6 +37,7 @@ __all__ = ["LineIndex", "texts"]
 
 Rows = npt.NDArray[np.int64]
 _LF = 10
+_FEW = 8  # rows that are read faster one by one
 _LOOK_EVERY = 1e-3  # seconds; the modification times themselves move in steps of 1 to 10 ms
 
 
@@ -99,11 +100,15 @@ class LineIndex:
 
     def raw(self, rows: Rows) -> pa.LargeBinaryArray:
         """The values of rows (each within ``[0, rows)``)."""
+        if 0 < len(rows) <= _FEW:
+            self.source.check()
+            few = [self.one(row).encode("utf-8", "surrogateescape") for row in rows.tolist()]
+            return pa.array(few, pa.large_binary())
         data, offsets, plain = self._take(rows)
         if not plain or self._cr:
             return self._values(data, offsets)
         ends = offsets - np.arange(len(offsets))
-        values = data.translate(None, b"\n")
+        values = data.replace(b"\n", b"")
         return pa.LargeBinaryArray.from_buffers(
             pa.large_binary(), len(rows), [None, pa.py_buffer(ends), pa.py_buffer(values)]
         )
@@ -204,27 +209,27 @@ class LineIndex:
             raise self.source.changed(self.source.size) from None
 
     def _checked(self, rows: Rows) -> tuple[bytes, Rows, bool]:
-        ended = self._check_offsets(rows)
+        end = self._check_offsets(rows)
         data, offsets = _contents(self._slices.take(pa.array(rows)))
-        feeds = int(np.count_nonzero(np.frombuffer(data, dtype=np.uint8) == _LF))
+        array = np.frombuffer(data, dtype=np.uint8)
+        last = array.take(offsets[1:] - 1) == _LF
+        if not last.all() and (end[~last] != self.source.size).any():
+            raise _Damaged  # only a file's last line may lack its line feed
+        ended = int(np.count_nonzero(last))
+        feeds = int(np.count_nonzero(array == _LF))
         if feeds != ended and not self.multiline and not self._are_single(data, offsets):
             raise _Damaged
         return data, offsets, feeds == ended == len(rows)
 
-    def _check_offsets(self, rows: Rows) -> int:
-        """The number of slices that end with a line feed. What cannot be right about the others raises _Damaged."""
+    def _check_offsets(self, rows: Rows) -> Rows:
+        """Where slices end. _Damaged if they lie outside of the file or do not begin where a line does."""
         start, end = self._offset_array.take(rows), self._offset_array.take(rows + 1)
         if int(start.min()) < 0 or int(end.max()) > self.source.size or not (start < end).all():
             raise _Damaged
         aligned = self._data_array.take(start - 1) == _LF  # for 0 that is the last byte, whatever it is
         if not aligned.all() and not (start[~aligned] == self._head).all():
             raise _Damaged
-        ended = self._data_array.take(end - 1) == _LF
-        if ended.all():
-            return len(rows)
-        if (end[~ended] != self.source.size).any():  # only a file's last line may lack its line feed
-            raise _Damaged
-        return int(np.count_nonzero(ended))
+        return end
 
     def _are_single(self, data: bytes, offsets: Rows) -> bool:
         """Whether slices of several lines hold one row each, the other lines being blank or comments. Not for CSV."""

@@ -155,6 +155,11 @@ class Manifest:
         return list(self.schema.names)
 
     @property
+    def view(self) -> range:
+        """Which rows of the whole these are: all of them, unless this is a view."""
+        return self._range
+
+    @property
     def root(self) -> str | None:
         """What is joined to relative paths."""
         return self._root
@@ -187,7 +192,7 @@ class Manifest:
         Raises:
             ManifestError: a view, rows outside ``[0, len]``, or rows that end within a Parquet or Arrow file.
         """
-        return self.fingerprint if rows == len(self) else self._prefixes(rows)[0]
+        return self.fingerprint if rows == len(self) else self.prefix_fingerprints(rows)[0]
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
         """Whether a manifest with this fingerprint and so many rows has since grown to be this one.
@@ -196,14 +201,31 @@ class Manifest:
         """
         if rows == len(self) and fingerprint == self.fingerprint:
             return True
-        return 0 <= rows <= len(self) and fingerprint in self._prefixes(rows)
+        return 0 <= rows <= len(self) and fingerprint in self.prefix_fingerprints(rows)
 
-    def _prefixes(self, rows: int) -> list[str]:
+    def prefix_fingerprints(self, rows: int) -> list[str]:
+        """All fingerprints that this manifest may have had with its first ``rows`` rows alone, the likeliest first.
+
+        Reads the file up to that row. Raises what `prefix_fingerprint` does.
+        """
         if self._range != self._whole:
             raise ManifestError("a view has no prefix; ask the whole manifest")
         if not 0 <= rows <= len(self):
             raise ManifestError(f"rows must be from 0 to {len(self)}, not {rows}")
         return prefix_fingerprints(self._parts, rows)
+
+    def reopened(self) -> Manifest:
+        """The same files with the same options as they are now, whatever they were; of a view, the same range.
+
+        Raises:
+            ManifestError: as `open` does; and a view that goes beyond the rows that there are now.
+        """
+        whole = Manifest.open(**self._reopen, progress=False)
+        if self._range == self._whole:
+            return whole
+        if self._range and max(self._range[0], self._range[-1]) >= len(whole):
+            raise ManifestError(f"{self!r} is a view that goes beyond the {len(whole)} rows that there are now")
+        return whole._view(self._range)
 
     def check_unchanged(self) -> None:
         """Raise ManifestChangedError if a file was truncated, written to or touched since: one fstat each.
@@ -222,7 +244,7 @@ class Manifest:
     def __getitem__(self, index: SupportsIndex | slice) -> Record | Manifest:
         """One record, or with a slice a view. IndexError outside, negative indices count from the end."""
         if isinstance(index, slice):
-            return Manifest(self._parts, self._root, self._reopen, self._range[index])
+            return self._view(self._range[index])
         try:
             row = self._range[index]
         except IndexError:
@@ -320,6 +342,9 @@ class Manifest:
         return self._collect(wanted, lambda part, places, local: part.values_of(batch.take(pa.array(places)), local))
 
     # ------------------------------------------------------------------ rows of views and of several sources
+
+    def _view(self, rows: range) -> Manifest:
+        return Manifest(self._parts, self._root, self._reopen, rows)
 
     def _rows(self, indices: Indices) -> Rows:
         return to_rows(indices, self._range)

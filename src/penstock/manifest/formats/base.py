@@ -1,4 +1,7 @@
-"""What a format gives a manifest: `Part`, one open source. And `LinePart`, that of all formats kept as lines."""
+"""What a format gives a manifest: `Part`, one open source. And `LinePart`, that of all formats kept as lines.
+
+`ParsedPart` is the half of it that is common to lines of a file and lines that came from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,20 @@ from penstock.manifest.options import Column, Options
 from penstock.manifest.scan import LineRules, shorten
 from penstock.storage import SourceFile
 
-__all__ = ["Context", "LinePart", "Parser", "Part", "join_root", "open_lines", "part_fingerprint", "reject"]
+__all__ = [
+    "Context",
+    "LinePart",
+    "ParsedPart",
+    "Parser",
+    "Part",
+    "join_root",
+    "open_lines",
+    "part_fingerprint",
+    "reject",
+]
 
 Rows = npt.NDArray[np.int64]
+_LINES = pa.schema([("line", pa.large_binary())])
 _FEW = 16  # rows that are read faster one by one: a batch spread over many sources has few of each
 _CHUNK = 1 << 16  # rows parsed at once: Python objects of a chunk live only until they are Arrow's
 
@@ -110,43 +124,33 @@ def open_lines(source: SourceFile, parser: Parser, rules: LineRules, options: Op
     return LinePart(index, parser, options.canonical(rules.header))
 
 
-class LinePart:
-    """A source that stays in place as lines: text, CSV and JSONL."""
+class ParsedPart:
+    """Lines and their parser. Whoever has the lines adds `values`, `raw` and `_fail`."""
 
-    def __init__(self, index: LineIndex, parser: Parser, options: bytes) -> None:
-        self.index, self.parser, self._options = index, parser, options
-        self.path, self.rows, self.nbytes = index.source.path, index.rows, index.source.size
-        self.fingerprint = part_fingerprint(index.digest, self.rows, options)
+    def __init__(self, parser: Parser) -> None:
+        self.parser = parser
         self.schema = pa.schema([(c.name, c.arrow_type or pa.string()) for c in parser.columns])
-        self.check = index.source.check
-        self._read_one, self._parse_one = index.one, parser.parse_one
-
-    def one(self, row: int) -> list[Any]:
-        try:
-            return self._parse_one(self._read_one(row))
-        except BadRow as bad:
-            self._fail(bad, row)
 
     def values(self, rows: Rows) -> list[list[Any]]:
-        if 0 < len(rows) <= _FEW:
-            self.check()
-            return list(map(list, zip(*map(self.one, rows.tolist()), strict=True)))
-        return self._parse(self.index.text(rows), rows)
+        raise NotImplementedError
+
+    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
+        raise NotImplementedError
+
+    def _fail(self, bad: BadRow, row: int) -> NoReturn:
+        raise NotImplementedError
 
     def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
         return self._parse(texts(batch.column(0)), rows)
+
+    def gather(self, rows: Rows) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([self.raw(rows)], schema=_LINES)
 
     def _parse(self, lines: list[str], rows: Rows) -> list[list[Any]]:
         try:
             return self.parser.parse(lines)
         except BadRow as bad:
             self._fail(bad, int(rows[bad.index]))
-
-    def gather(self, rows: Rows) -> pa.RecordBatch:
-        return pa.record_batch([self.raw(rows)], names=["line"])
-
-    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        return self.index.raw(rows)
 
     def table(self, rows: Rows, prefix: str) -> pa.Table:
         batches = []
@@ -170,6 +174,33 @@ class LinePart:
                 except UnicodeEncodeError:
                     self._fail(BadRow(0, "utf-8", f"{field.name} is not UTF-8"), row)
             raise
+
+
+class LinePart(ParsedPart):
+    """A source that stays in place as lines: text, CSV and JSONL."""
+
+    def __init__(self, index: LineIndex, parser: Parser, options: bytes) -> None:
+        super().__init__(parser)
+        self.index, self._options = index, options
+        self.path, self.rows, self.nbytes = index.source.path, index.rows, index.source.size
+        self.fingerprint = part_fingerprint(index.digest, self.rows, options)
+        self.check = index.source.check
+        self._read_one, self._parse_one = index.one, parser.parse_one
+
+    def one(self, row: int) -> list[Any]:
+        try:
+            return self._parse_one(self._read_one(row))
+        except BadRow as bad:
+            self._fail(bad, row)
+
+    def values(self, rows: Rows) -> list[list[Any]]:
+        if 0 < len(rows) <= _FEW:
+            self.check()
+            return list(map(list, zip(*map(self.one, rows.tolist()), strict=True)))
+        return self._parse(self.index.text(rows), rows)
+
+    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
+        return self.index.raw(rows)
 
     def _fail(self, bad: BadRow, row: int) -> NoReturn:
         content = shorten(self.index.raw(np.array([row]))[0].as_py())

@@ -29,7 +29,7 @@ class CsvParser:
     """
 
     def __init__(self, columns: tuple[Column, ...], places: list[list[int]], count: int, delimiter: str) -> None:
-        self.columns, self._places, self._count, self._delimiter = columns, places, count, delimiter
+        self.columns, self.places, self.count, self.delimiter = columns, places, count, delimiter
         d = re.escape(delimiter)
         self._field = re.compile(rf'("[^"]*+(?:""[^"]*+)*+"(?!"))?([^{d}]*+)(?:{d}|\Z)')
 
@@ -37,9 +37,9 @@ class CsvParser:
         if not lines:
             return [[] for _ in self.columns]
         try:
-            rows = list(csv.reader(lines, delimiter=self._delimiter))
+            rows = list(csv.reader(lines, delimiter=self.delimiter))
             fields = list(zip(*rows, strict=True))
-            if len(rows) != len(lines) or len(fields) != self._count:
+            if len(rows) != len(lines) or len(fields) != self.count:
                 raise ValueError
             values = [self._values(column, fields, place) for column, place in self._pairs()]
             if "" in values[0]:
@@ -53,7 +53,7 @@ class CsvParser:
         return [values[0] for values in self.parse([line])]
 
     def _pairs(self) -> list[tuple[Column, list[int]]]:
-        return list(zip(self.columns, self._places, strict=True))
+        return list(zip(self.columns, self.places, strict=True))
 
     def _values(self, column: Column, fields: Sequence[Sequence[str]], place: list[int]) -> list[Any]:
         if column.width and len(place) == 1:
@@ -69,17 +69,17 @@ class CsvParser:
         except csv.Error as error:
             reason = "a carriage return in a field without quotes" if "\r" in line else str(error)
             raise BadRow(index, "fields", reason) from None
-        if len(found) != self._count:
-            hint = "" if self._count != len(self.columns) else "; name them all with columns=, '_' for those to ignore"
-            raise BadRow(index, "fields", f"expected {self._count} fields, found {len(found)}{hint}")
+        if len(found) != self.count:
+            hint = "" if self.count != len(self.columns) else "; name them all with columns=, '_' for those to ignore"
+            raise BadRow(index, "fields", f"expected {self.count} fields, found {len(found)}{hint}")
         values = []
         for column, place in self._pairs():
             cells = [found[k] if column.kind in ("str", "any") else found[k].strip(" \t") for k in place]
             by_number = dict(zip(place, ([cell] for cell in cells), strict=True))
             try:
-                values.append(self._values(column, [by_number.get(k, [""]) for k in range(self._count)], place)[0])
+                values.append(self._values(column, [by_number.get(k, [""]) for k in range(self.count)], place)[0])
             except ValueError as error:
-                text = self._delimiter.join(cells)
+                text = self.delimiter.join(cells)
                 raise BadRow(index, column.name, f"{column.name} {text[:80]!r} is {error}") from None
         if not values[0]:
             raise BadRow(index, "fields", "the path is empty")
@@ -87,7 +87,7 @@ class CsvParser:
 
     def _split(self, line: str) -> list[str]:
         if len(line) < _LONG:
-            rows = list(csv.reader([line], delimiter=self._delimiter))
+            rows = list(csv.reader([line], delimiter=self.delimiter))
             return rows[0] if rows else []
         fields, position = [], -1
         while position < len(line):  # a delimiter at the very end leaves one more field, an empty one

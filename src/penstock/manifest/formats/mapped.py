@@ -16,7 +16,7 @@ from penstock.manifest.lines import texts
 from penstock.manifest.options import Column
 from penstock.storage import SourceFile
 
-__all__ = ["ArrowPart", "open_mapped"]
+__all__ = ["ArrowPart", "join_paths", "open_mapped", "python_values"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -84,16 +84,10 @@ class ArrowPart:
         return self.values_of(self.gather(rows), rows)
 
     def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
-        paths, *others = batch.columns
-        return [texts(paths.cast(pa.large_binary())), *(_python(array) for array in others)]
+        return python_values(batch)
 
     def table(self, rows: Rows, prefix: str) -> pa.Table:
-        table = pa.Table.from_batches([self.gather(rows)])
-        if not prefix:
-            return table
-        paths = table.column("path")
-        joined = pc.binary_join_element_wise(pa.scalar(prefix), paths, pa.scalar(""))
-        return table.set_column(0, "path", pc.if_else(pc.starts_with(paths, "/"), paths, joined))
+        return join_paths(pa.Table.from_batches([self.gather(rows)]), prefix)
 
     def raw(self, rows: Rows) -> pa.LargeBinaryArray:
         raise ManifestError(f"{self.path} has columns and no lines, so there is no raw text; use take")
@@ -102,6 +96,21 @@ class ArrowPart:
         if rows == self.rows:
             return [self.fingerprint]
         raise ManifestError(f"{self.path} is no file that grows by appending: it has no prefix of {rows} rows")
+
+
+def python_values(batch: pa.RecordBatch) -> list[list[Any]]:
+    """The columns of a batch as lists of Python objects, the paths first."""
+    paths, *others = batch.columns
+    return [texts(paths.cast(pa.large_binary())), *(_python(array) for array in others)]
+
+
+def join_paths(table: pa.Table, prefix: str) -> pa.Table:
+    """The table with ``prefix`` before relative paths."""
+    if not prefix:
+        return table
+    paths = table.column("path")
+    joined = pc.binary_join_element_wise(pa.scalar(prefix), paths, pa.scalar(""))
+    return table.set_column(0, "path", pc.if_else(pc.starts_with(paths, "/"), paths, joined))
 
 
 def _python(array: pa.Array) -> list[Any]:

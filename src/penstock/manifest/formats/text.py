@@ -26,7 +26,7 @@ class TextParser:
     def __init__(self, columns: tuple[Column, ...], wanted: tuple[Column, ...]) -> None:
         if columns[0].name != "path":
             raise ConfigError(f"columns: in text the first one must be 'path', not {columns[0].name!r}")
-        self.columns = wanted
+        self.columns, self.stored = wanted, columns
         self._fields = sum(column.fields for column in columns[1:])
         position, places = 1, {"path": slice(0, 1)}
         for column in columns[1:]:

@@ -1,0 +1,251 @@
+"""`Client`: rows from one metadata server, or from several that are interchangeable.
+
+    client = Client(["grpc://a:7000", "grpc://b:7000"], token="...")
+    info = client.info("train")
+    part = Slice(name="train", fingerprint=info.fingerprint, samples=info.rows, seed=0, world_size=8, rank=3)
+    for batch in client.slice(part): ...                     record batches of rows as they are stored
+    client.rows("train", info.fingerprint, [5, 3, 5])        one batch of three
+    client.manifest("train")[5]                              Record(path='a/5.jpg', label=7, row=5, extra={})
+
+Promises: a slice comes whole and in order, each row once, whichever servers die, hang or come back meanwhile, for every
+request names the rows that are still to come; no wait is longer than ``timeout``; servers that have other data than the
+job began with are not used. Where no server answers for ``patience`` seconds the error says what each of them did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.server.auth import check_token, read_pem
+from penstock.server.catalog import LAYOUT
+from penstock.server.connections import FAILURES, Call
+from penstock.server.failover import Servers
+from penstock.server.failures import Address, client_context, parse_address
+from penstock.server.layout import Layout, restore
+from penstock.server.protocol import MAX_ROWS, Slice, as_numbers, encode_key, encode_prefix
+from penstock.server.reading import RowReader, SliceReader
+
+if TYPE_CHECKING:
+    from penstock.server.remote import RemoteManifest
+
+__all__ = ["Client", "DataSetInfo"]
+
+T = TypeVar("T")
+_Path = str | PathLike[str]
+
+
+@dataclass(frozen=True)
+class DataSetInfo:
+    """What a server says of one version of a data set. ``schema`` is that of the manifest's tables (path, label, ...),
+    ``nbytes`` the size of its files."""
+
+    name: str
+    rows: int
+    fingerprint: str
+    schema: pa.Schema
+    nbytes: int
+
+
+class Client:
+    """See above. Safe in threads; pickles, and is then another client.
+
+    Args:
+        addresses: one or several of ``grpc://host:port`` and ``grpc+tls://host:port``, which serve the same files.
+        token, token_file: the servers' token, or a file that has it; a file is read for each connection.
+        timeout: seconds after which a call that does not answer is given up, and another server asked.
+        patience: seconds that `slice` and `rows` go on trying while no server answers; for the other calls it is
+            ``timeout``.
+        tls_roots: file (PEM) with the certificates to trust instead of the system's.
+        tls_cert, tls_key: files (PEM) with the client's own certificate, for servers that ask for one.
+
+    Raises:
+        ConfigError: arguments that make no sense.
+
+    Each call may raise ServerUnavailableError, ServerAuthError, ServerTLSError, UnknownDataSetError, ServerChangedError
+    (other data), TicketError, ServerLimitError, ServerForkError or ManifestError (a file changed under the server), all
+    after every server was asked.
+
+    A connection is opened where it is used, one for each slice, and one for each thread that asks for rows. A fork
+    closes the process's connections first: they are opened again where they were, in parent and child.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        token: str | None = None,
+        token_file: _Path | None = None,
+        timeout: float = 10.0,
+        patience: float = 60.0,
+        tls_roots: _Path | None = None,
+        tls_cert: _Path | None = None,
+        tls_key: _Path | None = None,
+    ) -> None:
+        given = [addresses] if isinstance(addresses, str) else list(addresses)
+        self.addresses = tuple(parse_address(text) for text in given)
+        if not self.addresses or not (timeout > 0 and patience >= 0):
+            raise ConfigError(f"give at least one address, and a positive timeout: {given}, {timeout=}, {patience=}")
+        if (tls_cert is None) != (tls_key is None) or (token is not None and token_file is not None):
+            raise ConfigError("tls_cert= and tls_key= go together; token= and token_file= do not")
+        if not any(address.tls for address in self.addresses) and (tls_roots, tls_cert) != (None, None):
+            raise ConfigError(f"certificates are for grpc+tls://, and the addresses are {given}")
+        self.timeout, self.patience = timeout, patience
+        self._token, self._token_file = None if token is None else check_token(token), token_file
+        self._tls = {"tls_root_certs": tls_roots, "cert_chain": tls_cert, "private_key": tls_key}
+        self._secrets()  # says at once what cannot be read
+        client_context(*self._tls.values())
+        self._begin()
+
+    def _begin(self) -> None:
+        self._servers = Servers(self.addresses, lambda: client_context(*self._tls.values()))
+        self._rows = RowReader(self._open, self.timeout)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_servers", "_rows")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"<Client of {', '.join(map(str, self.addresses))}>"
+
+    # ------------------------------------------------------------------ what there is
+
+    def list(self) -> Sequence[DataSetInfo]:
+        """The data sets, in the server's order."""
+
+        return self._ask(lambda call: [_info(found)[0] for found in call.client.list_flights(options=call.options)])
+
+    def info(self, name: str | None = None, fingerprint: str | None = None) -> DataSetInfo:
+        """One data set; without a name the only one, without a fingerprint the newest version."""
+        return _info(self._flight_info(name, fingerprint))[0]
+
+    def manifest(self, name: str | None = None, fingerprint: str | None = None) -> RemoteManifest:
+        """The data set as a `Manifest`, whose rows are read from the servers."""
+        from penstock.server.remote import RemoteManifest
+
+        found = self._flight_info(name, fingerprint)
+        info, layout = _info(found)
+        return RemoteManifest(self, info.name, layout, found.schema.remove_metadata())
+
+    def health(self) -> dict[str, str]:
+        """What each server says: ``{address: "ok" | "stopping" | what is wrong}``. Asks all of them, one by one."""
+        return {str(address): self._health(address) for address in self.addresses}
+
+    def _health(self, address: Address) -> str:
+        try:
+            with self._open(address) as call:
+                [result] = call.client.do_action(flight.Action("health", b""), options=call.options)
+                return str(json.loads(result.body.to_pybytes())["status"])
+        except (*FAILURES, PenstockError) as error:
+            return str(self._servers.explain(error, address))
+
+    def prefix_fingerprints(self, name: str, fingerprint: str, rows: int) -> Sequence[str]:
+        """The fingerprints that a data set may have had with its first ``rows`` rows alone, the likeliest first.
+
+        The server reads its file up to that row.
+        """
+        action = flight.Action("prefix", encode_prefix(name, fingerprint, rows))
+
+        def ask(call: Call) -> Sequence[str]:
+            [result] = call.client.do_action(action, options=call.options)
+            return [str(one) for one in json.loads(result.body.to_pybytes())]
+
+        return self._ask(ask)
+
+    def _flight_info(self, name: str | None, fingerprint: str | None) -> flight.FlightInfo:
+        descriptor = flight.FlightDescriptor.for_command(encode_key(name, fingerprint))
+        return self._ask(lambda call: call.client.get_flight_info(descriptor, options=call.options))
+
+    def _ask(self, ask: Callable[[Call], T]) -> T:
+        def attempt(address: Address) -> T:
+            with self._open(address) as call:
+                return ask(call)
+
+        return self._servers.insist(attempt, min(self.timeout, self.patience))
+
+    # ------------------------------------------------------------------ rows
+
+    def slice(self, request: Slice) -> Iterator[pa.RecordBatch]:
+        """The rows of a slice, in order.
+
+        Record batches come as they are taken: what the consumer leaves lying is not sent. Memory: a few batches.
+        Close the iterator, or let go of it, to end before the end.
+        """
+        stream = SliceReader(request, self._open, self.timeout)
+        try:
+            while stream.at < stream.end:
+                batch = self._servers.insist(stream.read, self.patience, lambda: stream.address)
+                yield batch
+        finally:
+            stream.close()
+
+    def rows(
+        self, name: str, fingerprint: str, indices: Sequence[int] | npt.NDArray[np.integer[Any]]
+    ) -> pa.RecordBatch:
+        """Rows by number, in this order, repeats allowed: one round trip for each 65,536.
+
+        Raises:
+            TicketError: a row outside ``[0, rows)``.
+        """
+        numbers = as_numbers(indices)
+        if not len(numbers):  # there is no message for nothing
+            return _empty(self._flight_info(name, fingerprint).schema.remove_metadata())
+        command = encode_key(name, fingerprint)
+        pieces = [numbers[begin : begin + MAX_ROWS] for begin in range(0, len(numbers), MAX_ROWS)]
+        read = self._rows.read
+        batches = [
+            batch for piece in pieces for batch in self._servers.insist(partial(read, command, piece), self.patience)
+        ]
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+    # ------------------------------------------------------------------ connections
+
+    def close(self) -> None:
+        """Close the connections kept for `rows`. Idempotent; a client that is used again connects again."""
+        self._rows.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _open(self, address: Address) -> Call:
+        token, tls = self._secrets()
+        return Call(address, tls if address.tls else {}, token, self.timeout)
+
+    def _secrets(self) -> tuple[str | None, dict[str, Any]]:
+        """The token, and Flight's arguments for TLS, read anew since such files are renewed. ConfigError if missing."""
+        token = self._token
+        if self._token_file is not None:
+            try:
+                token = check_token(Path(self._token_file).read_text("ascii", "replace").strip())
+            except OSError as error:
+                raise ConfigError(f"token_file: cannot read {self._token_file}: {error.strerror}") from None
+        return token, {key: read_pem(path, key) for key, path in self._tls.items() if path is not None}
+
+
+def _info(found: flight.FlightInfo) -> tuple[DataSetInfo, Layout]:
+    layout = restore((found.schema.metadata or {}).get(LAYOUT, b"null"))
+    name = found.descriptor.path[0].decode()
+    schema = layout.schema(found.schema.remove_metadata())
+    return DataSetInfo(name, found.total_records, layout.fingerprint, schema, layout.nbytes), layout
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)

@@ -1,0 +1,233 @@
+"""`Call`: one call to a server on a connection of its own; and how calls and forks get along.
+
+gRPC cannot be used in a process that was forked while its parent used it: the child hangs, for it has none of gRPC's
+threads. So before a fork all calls of the process are closed, and gRPC ends its threads; the child starts it anew, and
+whoever had a call in the parent finds it `Released` and opens another, at the exact row where the first one was. Where
+somebody else keeps gRPC running (a server in the same process, another library) the child is told so, by a
+`ServerForkError`, instead of hanging.
+
+Invariant: a call belongs to the process that opened it, and is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import ServerForkError
+from penstock.server.failures import Address
+
+__all__ = ["FAILURES", "Call", "Released", "process"]
+
+FAILURES = (flight.FlightError, pa.ArrowException, OSError)
+"""What Flight raises. A deadline that is over is one of them, and so is a call that was cancelled."""
+
+_FORK_PATIENCE = 2.0  # seconds that a fork waits for gRPC to end
+_THREADS = ("event_engine", "grpc_global_tim", "lifeguard", "grpc")  # the beginnings of gRPC's names for its threads
+
+
+class Released(Exception):
+    """The call was closed, by this thread or before a fork. Open another."""
+
+
+class Call:
+    """One call and its connection.
+
+    Args:
+        address: of the server.
+        tls: arguments of a Flight client.
+        token: bearer token.
+        timeout: seconds until the call must be over.
+
+    One of `get`, `exchange` and `client` is used, once. Everything may raise `FAILURES` and `Released`.
+    """
+
+    def __init__(self, address: Address, tls: dict[str, Any], token: str | None, timeout: float) -> None:
+        headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+        self.options = flight.FlightCallOptions(timeout=timeout, headers=headers)
+        self.address = address
+        self.deadline = time.monotonic() + timeout
+        self._lock = threading.Lock()
+        self._reader: Any = None
+        self._writer: Any = None
+        self._client: Any = None
+        with process.opening(self):
+            self._client = flight.FlightClient(str(address), generic_options=_OPTIONS, **tls)
+
+    @property
+    def client(self) -> Any:
+        """The Flight client, for calls that are over when they return."""
+        return self._client
+
+    def get(self, ticket: bytes) -> pa.Schema:
+        """Ask for a stream; returns its schema."""
+        with self._lock:
+            self._check()
+            self._reader = self._client.do_get(flight.Ticket(ticket), self.options)
+            return self._reader.schema
+
+    def exchange(self, command: bytes) -> None:
+        """Open a stream of requests."""
+        with self._lock:
+            self._check()
+            descriptor = flight.FlightDescriptor.for_command(command)
+            self._writer, self._reader = self._client.do_exchange(descriptor, self.options)
+
+    def ask(self, request: pa.Buffer) -> pa.RecordBatch | None:
+        """Send a request, and read the next batch."""
+        with self._lock:
+            self._check()
+            self._writer.write_metadata(request)
+            return self._read()
+
+    def read(self) -> pa.RecordBatch | None:
+        """The next batch, or None after the last."""
+        with self._lock:
+            self._check()
+            return self._read()
+
+    def _read(self) -> pa.RecordBatch | None:
+        try:
+            batch: pa.RecordBatch = self._reader.read_chunk().data
+        except StopIteration:
+            return None
+        return batch
+
+    def _check(self) -> None:
+        if self._client is None:
+            raise Released
+
+    def close(self, patience: float = -1) -> bool:
+        """Cancel the call and let go of everything, at the latest when another thread is done with its read. Whether
+        that was within ``patience`` seconds. Idempotent."""
+        if (reader := self._reader) is not None:
+            with contextlib.suppress(*FAILURES):
+                reader.cancel()
+        del reader
+        if not self._lock.acquire(timeout=patience):
+            return False
+        try:
+            if self._writer is not None:
+                with contextlib.suppress(*FAILURES):
+                    self._writer.close()
+            if self._client is not None:
+                with contextlib.suppress(*FAILURES):
+                    self._client.close()
+            self._reader = self._writer = self._client = None
+        finally:
+            self._lock.release()
+        return True
+
+    def __del__(self) -> None:
+        self.close(0)  # by a thread that has ended, say
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a new connection is new: it does not wait because an older one failed
+    ("grpc.max_receive_message_length", -1),
+]
+
+
+class _Process:
+    """The open calls of this process."""
+
+    def __init__(self) -> None:
+        self.forked_unsafely = False
+        self.servers = 0
+        self._begin()
+        atexit.register(self._close_all, 1.0)
+        os.register_at_fork(
+            before=self._before, after_in_parent=self._after_in_parent, after_in_child=self._after_in_child
+        )
+
+    def _begin(self) -> None:
+        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
+        self._gate = threading.Condition()
+        self._opening = 0
+        self._forking = False
+        self._used = False  # there were calls since the last fork
+
+    @contextlib.contextmanager
+    def opening(self, call: Call) -> Iterator[None]:
+        """Around the making of a connection: it is known to forks, and none begins meanwhile."""
+        if self.forked_unsafely:
+            raise ServerForkError(
+                "this process was forked while gRPC was running in its parent (a penstock Server there, or another "
+                "library that uses gRPC), and would hang: start workers with multiprocessing_context='forkserver' or "
+                "'spawn'"
+            )
+        with self._gate:
+            self._gate.wait_for(lambda: not self._forking, 2 * _FORK_PATIENCE)
+            self._opening += 1
+            self._calls.add(call)
+            self._used = True
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._opening -= 1
+                self._gate.notify_all()
+
+    def _close_all(self, patience: float) -> list[Call]:
+        """Close all calls; returns those that could not be in so many seconds."""
+        until = time.monotonic() + patience
+        with self._gate:
+            self._gate.wait_for(lambda: self._opening == 0, patience)
+            calls = list(self._calls)
+        return [call for call in calls if not call.close(max(0.0, until - time.monotonic()))]
+
+    def _before(self) -> None:
+        until = time.monotonic() + _FORK_PATIENCE
+        with self._gate:
+            self._forking = True
+        left = self._close_all(_FORK_PATIENCE)
+        hopeless = left or self.servers or not self._used
+        while (running := _grpc_is_running()) and not hopeless and time.monotonic() < until:
+            time.sleep(0.001)  # gRPC ends in a thread of its own, for which one cannot wait
+        self._left = left
+        self._running = running
+
+    def _after_in_parent(self) -> None:
+        self._left = []
+        with self._gate:
+            self._forking = False
+            self._used = self._running
+            self._gate.notify_all()
+
+    def _after_in_child(self) -> None:
+        self.forked_unsafely = self.forked_unsafely or self._running
+        self.servers = 0
+        _leaked.extend(self._left)  # to let go of what belongs to the parent's gRPC could hang, too
+        self._begin()
+
+
+_leaked: list[Call] = []
+
+
+def _grpc_is_running() -> bool:
+    """Whether a thread of gRPC's is left. Where the system does not tell, our own calls are taken to be all."""
+    for task in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):
+            if task.read_text().startswith(_THREADS):
+                return True
+    return False
+
+
+process = _Process()
+"""The one of this process."""

@@ -1,0 +1,146 @@
+"""What a failed call means: from the texts of Flight, gRPC and TLS to the types of `penstock.errors`.
+
+gRPC says of most failures that a server is "unavailable". Where that may have a lasting reason (TLS on one side only, a
+certificate that is not accepted) `explain` makes a connection of its own and looks.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+from os import PathLike
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import (
+    ConfigError,
+    PenstockError,
+    ServerAuthError,
+    ServerError,
+    ServerTLSError,
+    ServerUnavailableError,
+)
+from penstock.server.auth import no_password
+from penstock.server.protocol import decode_error
+
+__all__ = ["Address", "explain", "parse_address"]
+
+_LOOK = 2.0  # seconds for looking at an address
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is."""
+
+    host: str
+    port: int
+    tls: bool
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"grpc{'+tls' if self.tls else ''}://{host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """From ``grpc://host:port`` or ``grpc+tls://host:port``.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except (ValueError, AttributeError, TypeError):
+        parts, port = None, None
+    if parts is None or parts.scheme not in _SCHEMES or not parts.hostname or not port or parts.path.strip("/"):
+        raise ConfigError(f"the address of a server is grpc://host:port or grpc+tls://host:port, not {text!r}")
+    return Address(parts.hostname, port, _SCHEMES[parts.scheme])
+
+
+_SCHEMES = {"grpc": False, "grpc+tcp": False, "grpc+tls": True}
+
+
+def explain(error: BaseException, address: Address, tls: ssl.SSLContext | None) -> PenstockError:
+    """The error of ours that a failure means; the message names the server.
+
+    Args:
+        error: what Flight raised.
+        address: of the server.
+        tls: how the client checks certificates, None without TLS.
+    """
+    sent = decode_error(getattr(error, "extra_info", None) or b"")
+    if sent is not None:
+        return type(sent)(f"{address}: {sent}")
+    text = str(error).partition(". gRPC client debug context")[0].partition(". Detail: ")[0]
+    text = text.removeprefix("Flight returned unavailable error, with message: ")
+    if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
+        return ServerAuthError(f"{address} does not let this client in: {text}")
+    if isinstance(error, flight.FlightTimedOutError):
+        return ServerUnavailableError(f"{address} did not answer in time")
+    if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | pa.ArrowCancelled | OSError):
+        return _look(address, tls) or ServerUnavailableError(f"{address} is not available: {text}")
+    return ServerError(f"{address} failed: {text}")
+
+
+def _look(address: Address, tls: ssl.SSLContext | None) -> ServerTLSError | None:
+    """Why TLS fails, if it is TLS."""
+    try:
+        with socket.create_connection((address.host, address.port), _LOOK) as plain:
+            if tls is not None:
+                return _handshake(plain, address, tls)
+            anyone = ssl.create_default_context()
+            anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+            anyone.set_alpn_protocols(["h2"])
+            if _handshake(plain, address, anyone) is None:
+                return ServerTLSError(
+                    f"{address} speaks TLS: use grpc+tls://, with tls_roots= for a certificate of your own"
+                )
+    except OSError:
+        pass  # nobody there: no matter of TLS
+    return None
+
+
+def _handshake(plain: socket.socket, address: Address, context: ssl.SSLContext) -> ServerTLSError | None:
+    try:
+        with context.wrap_socket(plain, server_hostname=address.host) as secure:
+            # A server that is content with the client speaks first. Others hang up, some of them with a reason.
+            if secure.recv(1) or context.verify_mode == ssl.CERT_NONE:
+                return None
+            return _not_this_client(address)
+    except ssl.SSLCertVerificationError as error:
+        return ServerTLSError(f"the certificate of {address} is not accepted: {error.verify_message}")
+    except ssl.SSLError as error:
+        reason = str(error.reason)
+        if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING"):
+            return ServerTLSError(f"{address} does not speak TLS: use grpc:// there, or start it with a certificate")
+        if "ALERT" in reason and ("CERT" in reason or "UNKNOWN_CA" in reason):
+            return _not_this_client(address)
+        return ServerTLSError(f"TLS with {address} fails: {error.reason or error}")
+
+
+def _not_this_client(address: Address) -> ServerTLSError:
+    return ServerTLSError(
+        f"{address} hangs up on this client: it wants a certificate (tls_cert=, tls_key=) of an authority that it knows"
+    )
+
+
+def client_context(roots: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
+    """How a client with these files checks certificates, and shows its own.
+
+    Raises:
+        ConfigError: the files do not belong together, or are damaged.
+    """
+    try:
+        context = ssl.create_default_context(cafile=roots)
+        context.set_alpn_protocols(["h2"])
+        if cert is not None:
+            context.load_cert_chain(cert, key, password=no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"the certificates cannot be used ({roots}, {cert}, {key}): {error}") from None
+    return context
+
+
+Path = str | PathLike[str]

@@ -1,0 +1,108 @@
+"""`Log`: what a server has to tell, one JSON object a line, for machines that collect logs.
+
+    {"time": "2026-03-01T12:00:00.123Z", "level": "info", "event": "listening", "address": "grpc://127.0.0.1:8815"}
+
+Invariant: a line is whole, whatever clients sent: JSON in ASCII, with an upper limit on its texts. What clients can
+cause at any rate goes through `Log.often`, which writes so many lines a second and counts the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from penstock.errors import ConfigError
+
+__all__ = ["LEVELS", "Log", "LogHandler"]
+
+LEVELS = ("debug", "info", "warning", "error")
+
+_TEXT = 4000  # characters of one value
+_OFTEN = 100  # lines each second from `often`
+
+
+class Log:
+    """Writes lines to a text file. Safe in threads.
+
+    Args:
+        file: open for writing text. One that cannot be written to any more stops no server: lines are `lost`.
+        level: the least that is written: "debug", "info", "warning" or "error".
+        clock: seconds, monotonic.
+
+    Raises:
+        ConfigError: no such level.
+    """
+
+    def __init__(self, file: TextIO, level: str = "info", *, clock: Callable[[], float] = time.monotonic) -> None:
+        if level not in LEVELS:
+            raise ConfigError(f"unknown log level {level!r}: use one of {', '.join(LEVELS)}")
+        self.lost = 0
+        """Lines that could not be written."""
+        self._file, self._least, self._clock = file, LEVELS.index(level), clock
+        self._lock = threading.Lock()
+        self._second = self._written = self._left_out = 0
+
+    def write(self, level: str, event: str, **values: Any) -> None:
+        """Write one line: time, level, event, and these values, None left out."""
+        if LEVELS.index(level) < self._least:
+            return
+        with self._lock:
+            self._line(level, event, values)
+
+    def often(self, level: str, event: str, **values: Any) -> None:
+        """The same for what may happen at any rate: beyond a hundred lines a second they are counted only."""
+        if LEVELS.index(level) < self._least:
+            return
+        second = int(self._clock())
+        with self._lock:
+            if second != self._second:
+                self._tell_left_out()
+                self._second, self._written = second, 0
+            if self._written < _OFTEN:
+                self._written += 1
+                self._line(level, event, values)
+            else:
+                self._left_out += 1
+
+    def close(self) -> None:
+        """Tell what was left out last. The file stays open."""
+        with self._lock:
+            self._tell_left_out()
+
+    def _tell_left_out(self) -> None:
+        if self._left_out:
+            self._line("warning", "lines left out", {"lines": self._left_out})
+            self._left_out = 0
+
+    def _line(self, level: str, event: str, values: dict[str, Any]) -> None:
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+        record = {"time": stamp, "level": level, "event": event}
+        record |= {name: _short(value) for name, value in values.items() if value is not None}
+        try:
+            self._file.write(json.dumps(record, default=str) + "\n")
+            self._file.flush()
+        except (OSError, ValueError):  # the reader of a pipe is gone, the disk is full, the file is closed
+            self.lost += 1
+
+
+class LogHandler(logging.Handler):
+    """Writes what Python's `logging` gets, tracebacks included, as lines of a `Log`."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.INFO)
+        self._log = log
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line; called by `logging`."""
+        level = "error" if record.levelno >= logging.ERROR else record.levelname.lower()
+        self._log.often(level, "log", logger=record.name, text=self.format(record))
+
+
+def _short(value: Any) -> Any:
+    return value[: _TEXT - 1] + "…" if isinstance(value, str) and len(value) > _TEXT else value

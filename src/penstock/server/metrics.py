@@ -1,0 +1,90 @@
+"""`registry`: a server's traffic for Prometheus, read when it is scraped. Needs the extra: ``penstock[metrics]``.
+
+    penstock_server_rows_total{dataset="train"} 1.2e+08        rate() of it is rows/s
+    penstock_server_bytes_total{dataset="train"} 5.4e+09
+    penstock_server_streams_total{dataset="train"} 96
+    penstock_server_active_streams{dataset="train"} 8
+    penstock_server_errors_total{dataset="train",kind="TicketError"} 1
+    penstock_server_dataset_rows{dataset="train",fingerprint="75d6..."} 1e+07
+    penstock_server_clients 8
+
+and the process: memory, processor time, open files. Requests that name no data set count under ``dataset=""``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.errors import ConfigError
+from penstock.server.traffic import Traffic
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+__all__ = ["Served", "registry"]
+
+_PREFIX = "penstock_server"
+
+
+class Served(Protocol):
+    """What has to be known of a data set that is served."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def registry(traffic: Traffic, served: Callable[[], Sequence[Served]]) -> CollectorRegistry:
+    """A registry of its own, with the metrics of one server and of this process.
+
+    Args:
+        traffic: the server's observer.
+        served: the data sets at this moment.
+
+    Raises:
+        ConfigError: prometheus-client is missing.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, ProcessCollector
+    except ImportError as error:
+        raise ConfigError("metrics need prometheus-client: pip install 'penstock[metrics]'") from error
+    result = CollectorRegistry()
+    result.register(_Collector(traffic, served))
+    ProcessCollector(registry=result)
+    return result
+
+
+class _Collector:
+    def __init__(self, traffic: Traffic, served: Callable[[], Sequence[Served]]) -> None:
+        self._traffic, self._served = traffic, served
+
+    def collect(self) -> Iterator[Metric]:
+        """The values, for a scrape."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        now = self._traffic.snapshot()
+        of = ["dataset"]
+        rows = CounterMetricFamily(f"{_PREFIX}_rows", "Rows delivered.", labels=of)
+        size = CounterMetricFamily(f"{_PREFIX}_bytes", "Bytes delivered.", labels=of)
+        streams = CounterMetricFamily(f"{_PREFIX}_streams", "Streams begun.", labels=of)
+        active = GaugeMetricFamily(f"{_PREFIX}_active_streams", "Streams open.", labels=of)
+        errors = CounterMetricFamily(f"{_PREFIX}_errors", "Requests failed or refused.", labels=["dataset", "kind"])
+        held = GaugeMetricFamily(f"{_PREFIX}_dataset_rows", "Rows of a data set.", labels=["dataset", "fingerprint"])
+        for name, counts in now.datasets.items():
+            rows.add_metric([name], counts.rows)
+            size.add_metric([name], counts.bytes)
+            streams.add_metric([name], counts.streams)
+            active.add_metric([name], counts.active)
+            for kind, count in counts.errors.items():
+                errors.add_metric([name, kind], count)
+        for kind, count in now.errors.items():
+            errors.add_metric(["", kind], count)
+        for one in self._served():
+            held.add_metric([one.name, one.fingerprint], one.rows)
+        yield from (rows, size, streams, active, errors, held)
+        yield GaugeMetricFamily(f"{_PREFIX}_clients", "Machines with a stream in the last minute.", len(now.clients))

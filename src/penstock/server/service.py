@@ -1,0 +1,365 @@
+"""`Server`: manifests over Arrow Flight, without state.
+
+    with Server({"train": "train.txt"}) as server:
+        print(server.address)           # grpc://127.0.0.1:43121
+        server.wait()
+
+What it answers, to any Flight client:
+
+==================  ==================================================================================================
+``do_get``          a `Slice` as ticket: its rows in order, a record batch at a time, as fast as they are taken
+``do_exchange``     a data set's name and version as command, then row numbers as metadata: for each message the rows
+``list_flights``    the data sets; ``get_flight_info``, ``get_schema``: one of them, by name (path) or by command
+``do_action``       ``health``, and ``prefix``: what the data set was called before rows were appended to it
+==================  ==================================================================================================
+
+Promises: an answer depends on the request and the file, and on nothing that came before, so that any number of jobs
+share a server and any number of servers are interchangeable; memory is bounded by pages, whatever is asked for; a
+request that cannot be answered is refused with a reason, and harms nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import ConfigError, PenstockError, ServerLimitError, ServerUnavailableError, TicketError
+from penstock.manifest import Manifest
+from penstock.order.permutation import Indices
+from penstock.server.auth import TLS, BearerToken, check_exposure, check_token
+from penstock.server.catalog import Catalog, Served, Version
+from penstock.server.connections import process
+from penstock.server.pages import pages
+from penstock.server.protocol import Slice, decode, decode_key, decode_prefix, decode_rows, encode, encode_error
+from penstock.server.streams import Streams, cut_connections
+
+__all__ = ["Limits", "Observer", "Server"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server allows.
+
+    ``streams``: calls at once, each of which has a thread and a page; ``slice_rows``: rows of one slice; ``page_rows``:
+    rows of one record batch, and of one request for rows by number; ``message_bytes``: of one record batch, unless it
+    is a single row.
+    """
+
+    streams: int = 1024
+    slice_rows: int = 1 << 40
+    page_rows: int = 1 << 18
+    message_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if min(self.streams, self.slice_rows, self.page_rows, self.message_bytes) < 1:
+            raise ConfigError(f"limits must be positive: {self}")
+
+
+class Observer(Protocol):
+    """Told of what happens; called from the server's threads, so it must be quick. ``peer`` is gRPC's text, such as
+    ``ipv4:127.0.0.1:5000``; ``kind`` the name of a class in `penstock.errors`, or ``InternalError``."""
+
+    def stream_started(self, name: str, peer: str) -> None: ...
+    def rows(self, name: str, count: int, nbytes: int) -> None: ...
+    def stream_ended(self, name: str, peer: str, error: str | None) -> None: ...
+    def error(self, name: str | None, kind: str) -> None: ...
+
+
+class _Silent:
+    def stream_started(self, name: str, peer: str) -> None: ...
+    def rows(self, name: str, count: int, nbytes: int) -> None: ...
+    def stream_ended(self, name: str, peer: str, error: str | None) -> None: ...
+    def error(self, name: str | None, kind: str) -> None: ...
+
+
+class Server:
+    """A metadata server, in threads of its own from the beginning until `close`. A context manager.
+
+    Args:
+        manifests: what to serve, by name: files, or manifests opened with the options that they need.
+        host, port: where to listen; port 0 takes a free one, see `address`.
+        token: clients must send it. Without one only loopback addresses are allowed, unless ``insecure``.
+        tls: certificate and key, and for mutual TLS whose certificates clients must have.
+        insecure: listen on any address, without a token.
+        limits: see `Limits`.
+        observer: told of streams, rows and errors.
+
+    Raises:
+        ConfigError: arguments that make no sense, an address that is taken or not this machine's.
+        ManifestError: a file that cannot be opened.
+
+    Memory: files are mapped and shared with all processes of the machine; a page or two for each stream beside that.
+    """
+
+    def __init__(
+        self,
+        manifests: Mapping[str, str | Path | Manifest],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        tls: TLS | None = None,
+        insecure: bool = False,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        check_exposure(host, token, tls, insecure)
+        self._observer: Observer = _Silent() if observer is None else observer
+        self._catalog = Catalog(manifests)
+        self._streams = Streams(limits.streams if limits else Limits().streams)
+        options: dict[str, Any] = {} if tls is None else tls.options()
+        if token is not None:
+            refused = lambda: self._observer.error(None, "ServerAuthError")  # noqa: E731
+            options["middleware"] = {"token": BearerToken(check_token(token), refused)}
+        scheme = "grpc" if tls is None else "grpc+tls"
+        shown = f"[{host}]" if ":" in host else host
+        try:
+            self._flight = _Flight(
+                self._catalog, limits or Limits(), self._observer, self._streams, f"{scheme}://{shown}:{port}", options
+            )
+        except (pa.ArrowException, flight.FlightError, OSError) as error:
+            raise ConfigError(f"cannot listen on {shown}:{port}: {str(error).partition('. Detail')[0]}") from error
+        self.address = f"{scheme}://{shown}:{self._flight.port}"
+        """Where it listens: ``grpc://host:port``, or ``grpc+tls://host:port``."""
+        process.servers += 1
+        self._closing = threading.Lock()
+        self._closed = threading.Event()
+
+    @property
+    def datasets(self) -> list[Served]:
+        """What is served now."""
+        return self._catalog.served()
+
+    def reload(self) -> list[str]:
+        """Open all files again; returns the names whose content changed. Jobs go on with the version they began with.
+
+        Raises:
+            ManifestError: a file that cannot be opened. The others are reloaded, and its old version stays.
+        """
+        return self._catalog.reload()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until `close` is through, in some other thread; False if it took longer."""
+        return self._closed.wait(timeout)
+
+    def close(self, *, grace: float = 10.0) -> None:
+        """Refuse new calls, let streams finish for ``grace`` seconds, then end those that are left. Idempotent.
+
+        Clients go on with another server, or with this one when it is back.
+        """
+        with self._closing:
+            if self._closed.is_set():
+                return
+            self._streams.drain(grace)
+            stopper = threading.Thread(target=self._flight.shutdown, name="penstock-server-stop", daemon=True)
+            stopper.start()
+            stopper.join(_STOP)
+            if stopper.is_alive():
+                cut_connections(self._flight.port)
+                stopper.join(_CUT)
+            process.servers -= 1
+            self._closed.set()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+_STOP = 0.2  # seconds for the last streams to notice
+_CUT = 5.0  # and for calls whose connection was cut
+
+
+class _Flight(flight.FlightServerBase):  # type: ignore[misc]
+    """The calls."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        limits: Limits,
+        observer: Observer,
+        streams: Streams,
+        location: str,
+        options: dict[str, Any],
+    ) -> None:
+        # Calls may come before the constructor of the base is through.
+        self._catalog, self._limits, self._observer, self._streams = catalog, limits, observer, streams
+        super().__init__(location, **options)
+
+    # ------------------------------------------------------------------ what there is
+
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        with self._refusing():
+            if criteria:
+                raise TicketError("list_flights takes no criteria here: it lists all data sets")
+            return iter([_info(version) for version in self._catalog.newest()])
+
+    def get_flight_info(self, context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        with self._refusing():
+            return _info(self._find(descriptor))
+
+    def get_schema(self, context: Any, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
+        with self._refusing():
+            return flight.SchemaResult(self._find(descriptor).schema)
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        return [
+            ("health", "whether the server takes calls, and how many data sets it has"),
+            ("prefix", "the fingerprints that a data set may have had with its first rows alone"),
+        ]
+
+    def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
+        with self._refusing():
+            if action.type not in _ACTIONS:
+                raise TicketError(f"there is no action {action.type!r:.80}, only {', '.join(_ACTIONS)}")
+            return iter([json.dumps(_ACTIONS[action.type](self, action.body.to_pybytes())).encode()])
+
+    def _health(self, body: bytes) -> dict[str, Any]:
+        status = "stopping" if self._streams.draining else "ok"
+        return {"status": status, "datasets": len(self._catalog.newest())}
+
+    def _prefix(self, body: bytes) -> list[str]:
+        name, fingerprint, rows = decode_prefix(body)
+        with self._streams.one(), self._streams.busy:
+            return self._catalog.find(name, fingerprint).manifest.prefix_fingerprints(rows)
+
+    def _find(self, descriptor: flight.FlightDescriptor) -> Version:
+        if descriptor.descriptor_type == flight.DescriptorType.CMD:
+            return self._catalog.find(*decode_key(descriptor.command))
+        path = [part.decode("utf-8", "replace") for part in descriptor.path or []]
+        if len(path) != 1:
+            raise TicketError(f"a data set is asked for by its name alone, got the path {'/'.join(path)!r:.80}")
+        return self._catalog.find(path[0], None)
+
+    # ------------------------------------------------------------------ rows
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with self._refusing() as about:
+            slice_ = decode(ticket.ticket)
+            version = self._catalog.find(slice_.name, slice_.fingerprint)
+            about.name = version.name
+            self._check(slice_, version)
+            order, partition = slice_.order, slice_.partition
+
+            def rows(begin: int, end: int) -> Indices:
+                return order[partition[np.arange(begin, end)] % max(slice_.samples, 1)]
+
+            stream = self._stream(version, context.peer(), rows, slice_)
+            next(stream)  # runs to its first yield: from there on it is sure to be told of its end
+            return flight.GeneratorStream(version.stored, stream)
+
+    def _check(self, slice_: Slice, version: Version) -> None:
+        if slice_.samples > version.rows:
+            raise TicketError(
+                f"an epoch of {slice_.samples} rows is asked for, and {version.name!r} has {version.rows}"
+            )
+        if (count := slice_.stop - slice_.begin) > self._limits.slice_rows:
+            raise ServerLimitError(
+                f"{count} rows are asked for at once, and this server allows {self._limits.slice_rows}: ask for parts"
+            )
+
+    def _stream(
+        self, version: Version, peer: str, rows: Callable[[int, int], Indices], slice_: Slice
+    ) -> Iterator[pa.RecordBatch | None]:
+        with self._refusing(version.name), self._counted(version.name, peer), self._streams.busy:
+            yield None
+            page_rows = min(slice_.page_rows, self._limits.page_rows)
+            for batch in pages(version, rows, slice_.begin, slice_.stop, page_rows, self._limits.message_bytes):
+                self._streams.check()
+                self._observer.rows(version.name, batch.num_rows, batch.nbytes)
+                yield batch
+
+    def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:
+        with self._refusing() as about:
+            version = self._find(descriptor)
+            about.name = version.name
+            with self._counted(version.name, context.peer()):
+                writer.begin(version.stored)
+                while not self._streams.draining:
+                    try:
+                        request = reader.read_chunk().app_metadata
+                    except (StopIteration, flight.FlightCancelledError, flight.FlightTimedOutError):
+                        return
+                    with self._streams.busy:
+                        self._answer(version, decode_rows(request, version.rows), writer)
+
+    def _answer(self, version: Version, numbers: Indices, writer: Any) -> None:
+        count = len(numbers)
+        if count > self._limits.page_rows:
+            raise ServerLimitError(
+                f"{count} rows are asked for at once, and this server allows {self._limits.page_rows}"
+            )
+        batches = pages(version, lambda a, b: numbers[a:b], 0, count, count, self._limits.message_bytes)
+        for batch in batches:
+            self._observer.rows(version.name, batch.num_rows, batch.nbytes)
+            writer.write_batch(batch)
+
+    # ------------------------------------------------------------------ refusing and counting
+
+    @contextmanager
+    def _counted(self, name: str, peer: str) -> Iterator[None]:
+        with self._streams.one():
+            error: str | None = None
+            self._observer.stream_started(name, peer)
+            try:
+                yield
+            except GeneratorExit:
+                raise  # the client has what it wanted, or is gone
+            except BaseException as problem:
+                error = f"{type(problem).__name__}: {problem}"
+                raise
+            finally:
+                self._observer.stream_ended(name, peer, error)
+
+    @contextmanager
+    def _refusing(self, name: str | None = None) -> Iterator[_About]:
+        """Sends an error to the client as its kind and message; ours as they are, others without their text."""
+        about = _About(name)
+        try:
+            yield about
+        except PenstockError as error:
+            self._observer.error(about.name, type(error).__name__)
+            raise _as_flight_error(error) from None
+        except (GeneratorExit, flight.FlightError, flight.FlightCancelledError, flight.FlightTimedOutError):
+            raise
+        except Exception as error:
+            self._observer.error(about.name, "InternalError")
+            _log.exception("a call failed")
+            raise flight.FlightInternalError(f"the server failed ({type(error).__name__}); its log has more") from None
+
+
+_ACTIONS = {"health": _Flight._health, "prefix": _Flight._prefix}
+
+
+@dataclass
+class _About:
+    name: str | None
+
+
+def _as_flight_error(error: PenstockError) -> flight.FlightError:
+    kind = flight.FlightUnavailableError if isinstance(error, ServerUnavailableError) else flight.FlightServerError
+    return kind(str(error), encode_error(error))
+
+
+def _info(version: Version) -> flight.FlightInfo:
+    whole = Slice(name=version.name, fingerprint=version.fingerprint, samples=version.rows, shuffle="none")
+    return flight.FlightInfo(
+        version.schema,
+        flight.FlightDescriptor.for_path(version.name),
+        [flight.FlightEndpoint(encode(whole), [])],
+        version.rows,
+        version.manifest.nbytes,
+    )

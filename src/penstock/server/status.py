@@ -1,0 +1,174 @@
+"""`Status`: a small HTTP server beside the metadata server, for people, Prometheus and health checks.
+
+    /           the status page, which renews itself
+    /metrics    for Prometheus
+    /health     200 "ok" while it serves, 503 "stopping" while it finishes its streams
+
+It only tells, by GET and HEAD: counts, names and sizes of data sets, addresses of clients; no rows and no paths. It has
+no password, and so it listens on loopback unless asked otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.errors import ConfigError
+from penstock.server.logs import Log
+from penstock.server.metrics import Served, registry
+from penstock.server.page import body, page
+from penstock.server.traffic import Traffic
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+__all__ = ["Status"]
+
+_CONNECTIONS = 32  # at once; more are turned away
+_PATIENCE = 10.0  # seconds for a request to come
+
+
+class Status:
+    """The HTTP server, in threads of its own from the beginning until `close`. A context manager.
+
+    Args:
+        traffic: of the server.
+        served: the data sets at this moment.
+        address: the server's, shown on the page.
+        host, port: where to listen; port 0 takes a free one, see `url`.
+        log: told about failures.
+
+    Raises:
+        ConfigError: the port is taken or not allowed, no such host, prometheus-client is missing.
+    """
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        served: Callable[[], Sequence[Served]],
+        *,
+        address: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        log: Log | None = None,
+    ) -> None:
+        self.traffic, self.served, self.address, self.log = traffic, served, address, log
+        self.registry: CollectorRegistry = registry(traffic, served)
+        self.stopping = False
+        try:
+            self._http = _Http((host, port), self)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(f"cannot serve metrics on {host} port {port}: {reason}; choose another one") from error
+        self._thread = threading.Thread(target=self._http.serve_forever, name="penstock-status", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        host, port = self._http.server_address[:2]
+        return f"http://[{host!s}]:{port}/" if ":" in str(host) else f"http://{host!s}:{port}/"
+
+    def stop(self) -> None:
+        """From now on `/health` says that the server is stopping."""
+        self.stopping = True
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        with contextlib.suppress(OSError):  # closed before, or a system where this wakes nobody and it takes a moment
+            self._http.socket.shutdown(socket.SHUT_RDWR)
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # requests that are being answered end with the process
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], status: Status) -> None:
+        self.status = status
+        self._free = threading.BoundedSemaphore(_CONNECTIONS)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()  # and no name is looked up, as the base class would
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if self.status.log is not None and not isinstance(error, ConnectionError | TimeoutError):
+            self.status.log.often("error", "status page failed", error=f"{type(error).__name__}: {error}")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Http
+    server_version, sys_version = "penstock", ""
+    timeout = _PATIENCE
+
+    def do_GET(self) -> None:
+        status = self.server.status
+        path = self.path.partition("?")[0]
+        if path == "/":
+            nonce = secrets.token_urlsafe(12)
+            html = page(status.address, status.traffic.snapshot(), status.served(), nonce=nonce)
+            allowed = f"default-src 'none'; connect-src 'self'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'"
+            self._answer(200, "text/html; charset=utf-8", html, policy=allowed)
+        elif path == "/body":
+            self._answer(200, "text/html; charset=utf-8", body(status.traffic.snapshot(), status.served()))
+        elif path == "/metrics":
+            from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+            self._answer(200, CONTENT_TYPE_LATEST, generate_latest(status.registry).decode())
+        elif path == "/health":
+            code, text = (503, "stopping\n") if status.stopping else (200, "ok\n")
+            self._answer(code, "text/plain; charset=utf-8", text)
+        else:
+            self._answer(404, "text/plain; charset=utf-8", "there are /, /metrics and /health\n")
+
+    do_HEAD = do_GET
+
+    def _answer(self, code: int, kind: str, text: str, *, policy: str = "default-src 'none'") -> None:
+        data = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", policy)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *values: object) -> None:
+        pass  # requests for the page are not worth a line; failures go to handle_error

@@ -1,0 +1,97 @@
+"""`Streams`: how many calls a server answers at the moment, the limit to that, and how it comes to an end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.errors import ServerUnavailableError
+
+__all__ = ["Streams", "cut_connections"]
+
+
+class Streams:
+    """Counts streams. Safe in threads."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+        self._changed = threading.Condition()
+        self._end = float("inf")  # when streams must have ended
+        self._busy = 0
+        self.busy = _Busy(self)
+        """``with streams.busy``: be at work, and not waiting for the client's next request. The end waits for that."""
+        self.draining = False
+        """Whether new streams are refused."""
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Be one of the streams.
+
+        Raises:
+            ServerUnavailableError: the server is stopping, or there are too many.
+        """
+        with self._changed:
+            if self.draining:
+                raise ServerUnavailableError("the server is stopping")
+            if self._count >= self._limit:
+                raise ServerUnavailableError(f"the server is busy: it has {self._count} streams and allows no more")
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+
+    def check(self) -> None:
+        """Between two batches of a stream: ServerUnavailableError once the time for ending is over."""
+        if time.monotonic() > self._end:
+            raise ServerUnavailableError("the server is stopping")
+
+    def drain(self, grace: float) -> bool:
+        """Refuse new streams and wait for those at work; whether all ended within ``grace`` seconds."""
+        with self._changed:
+            self.draining = True
+            self._end = time.monotonic() + grace
+            return self._changed.wait_for(lambda: self._busy == 0, grace)
+
+    def add_busy(self, change: int) -> None:
+        """One more, or one less, is at work."""
+        with self._changed:
+            self._busy += change
+            if self.draining:
+                self._changed.notify_all()
+
+
+class _Busy:
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def __enter__(self) -> None:
+        self._streams.add_busy(1)
+
+    def __exit__(self, *error: object) -> None:
+        self._streams.add_busy(-1)
+
+
+def cut_connections(port: int) -> None:
+    """Close the connections that this process has accepted at a port.
+
+    A Flight server that stops waits for its calls, and a call that waits for its client's next message cannot be woken
+    in any other way. Nothing where the system does not list a process's files: there the client's deadline ends it.
+    """
+    folder = Path("/proc/self/fd")
+    for name in os.listdir(folder) if folder.is_dir() else []:
+        with contextlib.suppress(OSError):  # no socket, or closed meanwhile
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                tcp = found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6)
+                if tcp and found.getsockname()[1] == port:
+                    found.shutdown(socket.SHUT_RDWR)

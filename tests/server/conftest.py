@@ -1,0 +1,10 @@
+"""Puts this folder and that of the loader tests on the path: workers import what they need of them by name."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "loader")]
+multiprocessing.set_forkserver_preload(["torch.distributed.device_mesh", "penstock.loader", "pytest"])

@@ -1,0 +1,235 @@
+"""Servers in processes of their own, certificates, and manifests, for the tests of server and client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.manifest import Manifest
+from penstock.server import Client, Slice
+
+_PROGRAM = """
+import sys
+from penstock.server import Server
+file, port = sys.argv[1:]
+with Server({"train": file}, port=int(port)) as server:
+    print(server.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+class Process:
+    """A server of one file, as "train", in a process of its own that can be killed and started again."""
+
+    def __init__(self, file: Path, port: int = 0) -> None:
+        self.file = file
+        self._start(port)
+
+    def _start(self, port: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(self.file), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        assert self.address, "the server did not start"
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.kill()
+        self._process.communicate()
+
+    def restart(self) -> None:
+        """Again on the same port."""
+        self._start(self.port)
+
+    def freeze(self) -> None:
+        """The process keeps its sockets and does nothing, as a machine that has lost its network."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.thaw()
+            try:
+                self._process.communicate(timeout=15)  # closes its standard input
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+
+
+@contextmanager
+def served(*files: Path) -> Iterator[list[Process]]:
+    """One process for each file."""
+    processes: list[Process] = []
+    try:
+        processes += [Process(file) for file in files]
+        yield processes
+    finally:
+        for process in processes:
+            process.close()
+
+
+def lines(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> list[bytes]:
+    """The lines of batches, in order."""
+    return [line for batch in batches for line in batch.column("line").to_pylist()]
+
+
+def expected(manifest: Manifest, slice_: Slice) -> list[bytes]:
+    """The lines of a slice, from the file."""
+    rows = slice_.rows(slice_.begin, slice_.stop)
+    return manifest.raw(rows).to_pylist()
+
+
+def whole(client: Client, **options: object) -> Slice:
+    """A slice of the only data set."""
+    info = client.info()
+    return Slice(name=info.name, fingerprint=info.fingerprint, samples=info.rows, **options)  # type: ignore[arg-type]
+
+
+def write_lines(path: Path, rows: int, mark: str = "a") -> Path:
+    """Write ``rows`` lines ``a/0000000.jpg 0``."""
+    path.write_text("".join(f"{mark}/{k:07d}.jpg {k % 10}\n" for k in range(rows)))
+    return path
+
+
+def random_rows(rows: int, count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, rows, count)
+
+
+# ---------------------------------------------------------------------- certificates
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+class Authority:
+    """Makes certificates with the openssl command."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.roots = folder / "ca.pem"
+        self._run("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem",
+                  "-days", "2", "-subj", "/CN=Penstock test authority")  # fmt: skip
+
+    def certificate(self, name: str, *, expired: bool = False, host: str = "IP:127.0.0.1") -> tuple[Path, Path]:
+        """A certificate for loopback, and its key."""
+        cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        (self.folder / f"{name}.ext").write_text(f"subjectAltName={host}\n")
+        self._run(
+            "req", "-newkey", "rsa:2048", "-nodes", "-keyout", key.name, "-out", f"{name}.csr", "-subj", f"/CN={name}"
+        )
+        if expired:
+            self._ca_database()
+            self._run("ca", "-batch", "-config", "ca.cnf", "-in", f"{name}.csr", "-out", cert.name,
+                      "-startdate", "20200101000000Z", "-enddate", "20210101000000Z",
+                      "-extfile", f"{name}.ext", "-notext")  # fmt: skip
+        else:
+            self._run("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+                      "-out", cert.name, "-days", "2", "-extfile", f"{name}.ext")  # fmt: skip
+        return cert, key
+
+    def _ca_database(self) -> None:
+        (self.folder / "index.txt").touch()
+        (self.folder / "ca.cnf").write_text(
+            "[ca]\ndefault_ca=x\n[x]\ndatabase=index.txt\nnew_certs_dir=.\ncertificate=ca.pem\nprivate_key=ca.key\n"
+            "rand_serial=yes\ndefault_md=sha256\npolicy=p\nunique_subject=no\n[p]\ncommonName=supplied\n"
+        )
+
+    def _run(self, *arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True, timeout=60)
+
+
+# ---------------------------------------------------------------------- between client and server
+
+
+class Pipe:
+    """A TCP proxy that can stop to pass anything on, without closing a connection: a network that has gone."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._open = threading.Event()
+        self._open.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def address(self) -> str:
+        return f"grpc://127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        self._open.clear()
+
+    def mend(self) -> None:
+        self._open.set()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target))
+            self._sockets += [client, server]
+            for pair in ((client, server), (server, client)):
+                thread = threading.Thread(target=self._pump, args=pair, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                self._open.wait()
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._open.set()
+        self._listener.close()
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        for thread in self._threads:
+            thread.join(5)
+
+
+def timed(what: object) -> float:
+    """Seconds that a call takes."""
+    begin = time.monotonic()
+    what()  # type: ignore[operator]
+    return time.monotonic() - begin

@@ -1,0 +1,316 @@
+"""`Client` and `RemoteManifest`: the same rows as from the file, in every process and thread."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dataset_support import write_kinds
+from server_support import Process, expected, lines, random_rows, served, whole, write_lines
+
+from penstock.errors import (
+    ConfigError,
+    ManifestError,
+    ServerChangedError,
+    ServerForkError,
+    ServerUnavailableError,
+    TicketError,
+    UnknownDataSetError,
+)
+from penstock.manifest import Manifest
+from penstock.server import Client, Server, Slice
+from penstock.server.connections import process as this_process
+from penstock.server.remote import RemoteManifest
+
+KINDS = ["text", "odd", "unlabelled", "csv", "jsonl", "parquet", "several", "view"]
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return Manifest.open(write_lines(tmp_path_factory.mktemp("data") / "train.txt", 100_000))
+
+
+@pytest.fixture(scope="module")
+def elsewhere(manifest: Manifest) -> Iterator[Process]:
+    with served(manifest.sources[0]) as [process]:
+        yield process
+
+
+@pytest.fixture
+def client(elsewhere: Process) -> Iterator[Client]:
+    with Client(elsewhere.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, dict[str, Manifest]]]:
+    manifests = write_kinds(tmp_path_factory.mktemp("kinds"))
+    with Server(manifests) as server, Client(server.address) as client:
+        yield client, manifests
+
+
+class TestManifest:
+    @pytest.mark.parametrize("name", KINDS)
+    def test_is_the_same(self, kinds: tuple[Client, dict[str, Manifest]], name: str) -> None:
+        client, manifests = kinds
+        there, here = client.manifest(name), manifests[name]
+        assert (len(there), there.fingerprint, there.root) == (len(here), here.fingerprint, here.root)
+        assert there.schema == here.schema == client.info(name).schema
+        assert there.nbytes == here.nbytes
+        assert list(there) == list(here)
+        rows = [3, 0, -1, 3, len(here) - 2]
+        assert there.records(rows) == here.records(rows)
+        assert there.records([]) == []
+        assert [there[row] for row in rows] == [here[row] for row in rows]
+        assert there.gather(rows) == here.gather(rows)
+        assert there.gather([]).schema == here.gather([]).schema
+
+    @pytest.mark.parametrize("name", [name for name in KINDS if name not in ("odd", "several")])  # not UTF-8
+    def test_tables(self, kinds: tuple[Client, dict[str, Manifest]], name: str) -> None:
+        client, manifests = kinds
+        assert client.manifest(name).take([4, 1, 1]).equals(manifests[name].take([4, 1, 1]))
+        assert client.manifest(name).column("path").equals(manifests[name].column("path"))
+
+    @pytest.mark.parametrize("name", KINDS)
+    def test_views_and_pickles(self, kinds: tuple[Client, dict[str, Manifest]], name: str) -> None:
+        client, manifests = kinds
+        there, here = client.manifest(name)[10:2:-3], manifests[name][10:2:-3]
+        copy = pickle.loads(pickle.dumps(there))
+        for one in (there, copy):
+            assert isinstance(one, RemoteManifest)
+            assert one.fingerprint == here.fingerprint
+            assert list(one) == list(here)
+
+    def test_slices_are_parsed_by_the_manifest(self, kinds: tuple[Client, dict[str, Manifest]]) -> None:
+        client, manifests = kinds
+        for name, manifest in manifests.items():
+            part = Slice(name=name, fingerprint=manifest.fingerprint, samples=len(manifest), seed=3, page_rows=7)
+            rows, records = part.rows(0, part.length), []
+            for batch in client.slice(part):
+                at = len(records)
+                records += client.manifest(name).parse(batch, rows[at : at + batch.num_rows])
+            assert records == manifest.records(rows)
+
+    def test_a_row_that_does_not_parse(self, tmp_path: Path) -> None:
+        (tmp_path / "bad.txt").write_text("a.jpg 1\nb.jpg one\n")
+        with Server({"bad": tmp_path / "bad.txt"}) as server, Client(server.address) as client:
+            with pytest.raises(ManifestError, match=r"bad of <Client .*>, row 1: label 'one' is .*: 'b\.jpg one'"):
+                client.manifest().records([0, 1])
+            assert client.manifest()[0].path == "a.jpg"
+
+    def test_what_it_was_called_before_it_grew(self, tmp_path: Path) -> None:
+        path = write_lines(tmp_path / "train.txt", 100)
+        before = Manifest.open(path).fingerprint
+        with path.open("a") as file:
+            file.write("more.jpg 1\n")
+        with Server({"train": path}) as server, Client(server.address) as client:
+            there = client.manifest()
+            assert there.prefix_fingerprint(100) == before
+            assert there.is_prefix_of_current(before, 100)
+            assert not there.is_prefix_of_current(before, 99)
+            with pytest.raises(ManifestError, match="from 0 to 101"):
+                there.prefix_fingerprint(102)
+
+    def test_repr_and_sources(self, client: Client) -> None:
+        assert repr(client.manifest()) == f"<RemoteManifest of 100,000 rows: path, label; train of {client!r}>"
+        assert client.manifest().sources == ()
+
+    def test_reopened_is_the_newest(self, tmp_path: Path) -> None:
+        path = write_lines(tmp_path / "train.txt", 10)
+        with Server({"train": path}) as server, Client(server.address) as client:
+            there = client.manifest()
+            os.replace(write_lines(tmp_path / "new.txt", 20), path)
+            server.reload()
+            assert (len(there), len(there.reopened())) == (10, 20)
+
+
+class TestSlice:
+    def test_in_order(self, client: Client, manifest: Manifest) -> None:
+        part = whole(client, seed=1, world_size=3, rank=2, mini_epochs=2, mini_epoch=1)
+        assert lines(client.slice(part)) == expected(manifest, part)
+        part = replace(part, begin=7, end=9)
+        assert lines(client.slice(part)) == expected(manifest, part)
+        assert lines(client.slice(replace(part, end=7))) == []
+
+    def test_many_at_once_in_a_thread(self, client: Client, manifest: Manifest) -> None:
+        parts = [whole(client, seed=1, world_size=4, rank=rank, page_rows=1000) for rank in range(4)]
+        streams = [client.slice(part) for part in parts]
+        got: list[list[bytes]] = [[] for _ in parts]
+        for _ in range(3):
+            for stream, found in zip(streams, got, strict=True):
+                found += lines([next(stream)])
+        for part, stream, found in zip(parts, streams, got, strict=True):
+            assert found + lines(stream) == expected(manifest, part)
+
+    def test_jobs_do_not_know_of_each_other(self, client: Client, manifest: Manifest) -> None:
+        jobs = [(world, seed, rank) for world, seed in ((2, 0), (3, 9)) for rank in range(world)]
+
+        def read(job: tuple[int, int, int]) -> None:
+            part = whole(client, world_size=job[0], seed=job[1], rank=job[2])
+            assert lines(client.slice(part)) == expected(manifest, part)
+
+        with ThreadPoolExecutor(5) as pool:
+            list(pool.map(read, jobs))
+
+    def test_refusals(self, client: Client) -> None:
+        part = whole(client)
+        with pytest.raises(UnknownDataSetError, match=r"grpc://127.*: there is no data set 'x': this server has"):
+            next(client.slice(replace(part, name="x")))
+        with pytest.raises(ServerChangedError, match="f" * 32):
+            next(client.slice(replace(part, fingerprint="f" * 32)))
+        with pytest.raises(TicketError, match="100001 rows"):
+            next(client.slice(replace(part, samples=100_001)))
+
+
+class TestRows:
+    def test_any_order(self, client: Client, manifest: Manifest) -> None:
+        for rows in ([5], [3, 1, 3], random_rows(100_000, 256), range(10), np.array([7], np.uint16)):
+            batch = client.rows("train", manifest.fingerprint, rows)  # type: ignore[arg-type]
+            assert batch.column(0).to_pylist() == manifest.raw(rows).to_pylist()
+
+    def test_none(self, client: Client, manifest: Manifest) -> None:
+        assert client.rows("train", manifest.fingerprint, []).num_rows == 0
+
+    def test_more_than_one_request_takes(self, client: Client, manifest: Manifest) -> None:
+        rows = random_rows(100_000, 150_000)
+        assert client.rows("train", manifest.fingerprint, rows).column(0) == manifest.raw(rows)
+
+    def test_outside(self, client: Client, manifest: Manifest) -> None:
+        for row in (100_000, -1):
+            with pytest.raises(TicketError, match=f"row {row} is asked for, and there are 100000"):
+                client.rows("train", manifest.fingerprint, [0, row])
+        with pytest.raises(TypeError, match="integers"):
+            client.rows("train", manifest.fingerprint, [0.5])  # type: ignore[list-item]
+        assert client.rows("train", manifest.fingerprint, [0]).num_rows == 1
+
+    def test_threads(self, client: Client, manifest: Manifest) -> None:
+        def read(seed: int) -> bool:
+            rows = random_rows(100_000, 50, seed)
+            found = client.rows("train", manifest.fingerprint, rows)
+            return bool(found.column(0) == manifest.raw(rows))
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(read, range(400)))
+
+    def test_two_data_sets_in_a_thread(self, kinds: tuple[Client, dict[str, Manifest]]) -> None:
+        client, manifests = kinds
+        for _ in range(3):
+            for name in ("text", "csv"):
+                assert client.rows(name, manifests[name].fingerprint, [2]).num_rows == 1
+
+    def test_connections_of_threads_that_ended_are_closed(self, client: Client, manifest: Manifest) -> None:
+        def read() -> None:
+            client.rows("train", manifest.fingerprint, [1])
+
+        gc.collect()
+        before = len(this_process._calls)
+        for _ in range(5):
+            thread = threading.Thread(target=read)
+            thread.start()
+            thread.join()
+        gc.collect()
+        assert len(this_process._calls) <= before
+
+
+class TestProcesses:
+    def test_pickle(self, client: Client) -> None:
+        copy = pickle.loads(pickle.dumps(client))
+        assert copy.info() == client.info()
+        assert (copy.timeout, copy.patience, copy.addresses) == (client.timeout, client.patience, client.addresses)
+
+    @pytest.mark.parametrize("name", ["in_the_middle", "of_a_fork", "workers", "beside_a_server"])
+    def test_forks(self, elsewhere: Process, manifest: Manifest, name: str) -> None:
+        program = Path(__file__).with_name("fork_programs.py")
+        done = subprocess.run(
+            [sys.executable, str(program), name, elsewhere.address, str(manifest.sources[0])],
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_ends_without_a_word(self, elsewhere: Process, manifest: Manifest) -> None:
+        """A program that ends in the middle of everything ends cleanly."""
+        program = (
+            "import sys; from penstock.server import Client, Slice\n"
+            f"client = Client({elsewhere.address!r}); name = client.info()\n"
+            "client.rows('train', name.fingerprint, [1])\n"
+            "part = Slice(name='train', fingerprint=name.fingerprint, samples=name.rows)\n"
+            "stream = client.slice(part); next(stream)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    def test_import_is_light(self) -> None:
+        program = (
+            "import sys, penstock, penstock.server; print('pyarrow.flight' in sys.modules, 'torch' in sys.modules)"
+        )
+        assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60) == "False False\n"
+        program = (
+            "import sys; from penstock.server import Server, Client; Client; Server; print('torch' in sys.modules)"
+        )
+        assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60) == "False\n"
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        "address", ["", "a:1", "http://a:1", "grpc://a", "grpc://:1", "grpc://a:0", "grpc://a:1/x", "grpc://a:99999", 5]
+    )
+    def test_addresses(self, address: Any) -> None:
+        with pytest.raises(ConfigError, match="grpc://host:port"):
+            Client([address])
+
+    @pytest.mark.parametrize(
+        "options, message",
+        [
+            ({"timeout": 0}, "positive timeout"),
+            ({"timeout": float("nan")}, "positive timeout"),
+            ({"patience": -1}, "positive timeout"),
+            ({"token": ""}, "visible ASCII"),
+            ({"token": "a b"}, "visible ASCII"),
+            ({"token": "a", "token_file": "b"}, "do not"),
+            ({"token_file": "/none"}, "cannot read /none"),
+            ({"tls_roots": "/none"}, "grpc\\+tls"),
+            ({"tls_cert": "/none"}, "go together"),
+        ],
+    )
+    def test_options(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            Client("grpc://127.0.0.1:1", **options)
+
+    def test_no_address(self) -> None:
+        with pytest.raises(ConfigError, match="at least one"):
+            Client([])
+
+    def test_the_token_is_not_shown(self) -> None:
+        assert "secret" not in repr(Client("grpc://127.0.0.1:1", token="secret"))
+
+    def test_nobody_there(self) -> None:
+        with pytest.raises(ServerUnavailableError, match=r"grpc://127.0.0.1:9 is not available: .*refused"):
+            Client("grpc://127.0.0.1:9", timeout=0.2).info()
+
+    def test_a_name_that_is_needed(self, kinds: tuple[Client, dict[str, Manifest]]) -> None:
+        with pytest.raises(UnknownDataSetError, match="say which data set: this server has 'text', 'odd'"):
+            kinds[0].info()
+
+    def test_health_of_all(self, client: Client, elsewhere: Process) -> None:
+        both = Client([elsewhere.address, "grpc://127.0.0.1:9"], timeout=1)
+        health = both.health()
+        assert health[elsewhere.address] == "ok"
+        assert "refused" in health["grpc://127.0.0.1:9"]
+
+
+def test_fork_errors_are_ours() -> None:
+    assert issubclass(ServerForkError, RuntimeError)

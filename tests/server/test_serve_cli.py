@@ -1,0 +1,439 @@
+"""``penstock serve`` as people, systemd and Kubernetes use it: a real process, its signals, files and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.serve import named_files
+from penstock.errors import ConfigError, PenstockError, ServerAuthError, ServerError
+from penstock.server import Client, Slice
+
+DEADLINE = 30
+
+
+class Serve:
+    """One process, and what it wrote."""
+
+    def __init__(self, folder: Path, *arguments: object) -> None:
+        command = [sys.executable, "-m", "penstock", "serve", *map(str, arguments)]
+        environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
+        self.log = folder / f"serve-{time.monotonic_ns()}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+
+    def address(self) -> str:
+        """Where it listens, as it says on standard output."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("listening on "), (line, self.log.read_text())
+        return line.split()[-1]
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        """The first line of an event."""
+        deadline = time.monotonic() + DEADLINE
+        while time.monotonic() < deadline:
+            for line in self.log.read_text().splitlines():
+                if f'"event": "{event}"' in line:
+                    found: dict[str, Any] = json.loads(line)
+                    return found
+            time.sleep(0.02)
+        raise AssertionError(f"no {event!r} in {self.log.read_text()}")
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=DEADLINE)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
+    started: list[Serve] = []
+
+    def start(*arguments: object) -> Serve:
+        started.append(Serve(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+        assert one.process.stdout is not None
+        one.process.stdout.close()
+
+
+@pytest.fixture
+def meta(write_manifest: Callable[..., Path]) -> Path:
+    return write_manifest(200, "train.txt")
+
+
+def ask(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def request(client: Client, name: str = "train", **more: Any) -> Slice:
+    info = client.info(name)
+    return Slice(name=name, fingerprint=info.fingerprint, samples=info.rows, shuffle="none", **more)
+
+
+def rows_of(client: Client, name: str = "train") -> int:
+    return sum(batch.num_rows for batch in client.slice(request(client, name)))
+
+
+class TestServes:
+    def test_several_data_sets_by_name(self, serve: Callable[..., Serve], meta: Path, tmp_path: Path) -> None:
+        (tmp_path / "lists").mkdir()
+        for part in "ab":
+            (tmp_path / "lists" / f"{part}.txt").write_text("x.jpg 1\n" * 30)
+        server = serve(meta, "--name", "both=lists/*.txt")
+        with_client = Client(server.address())
+        assert {info.name: info.rows for info in with_client.list()} == {"train": 200, "both": 60}
+        assert rows_of(with_client, "both") == 60
+        with_client.close()
+        line = server.wait_for("listening")
+        assert [(one["name"], one["rows"]) for one in line["datasets"]] == [("train", 200), ("both", 60)]
+
+    def test_ready_file_has_the_address_while_it_listens(
+        self, serve: Callable[..., Serve], meta: Path, tmp_path: Path
+    ) -> None:
+        ready = tmp_path / "ready"
+        ready.write_text("grpc://127.0.0.1:1\n")  # of one that was killed
+        server = serve(meta, "--ready-file", ready)
+        address = server.address()
+        deadline = time.monotonic() + DEADLINE
+        while not ready.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert ready.read_text() == f"{address}\n"
+        assert re.fullmatch(r"grpc://127\.0\.0\.1:\d+", address)
+        client = Client(ready.read_text().strip())
+        assert rows_of(client) == 200
+        client.close()
+        assert server.stop() == 0
+        assert not ready.exists()
+        assert not list(tmp_path.glob(".ready*"))
+
+    def test_reading_options_reach_the_reader(self, serve: Callable[..., Serve], tmp_path: Path) -> None:
+        (tmp_path / "table.csv").write_text("# exported\nfile,class\na.jpg,cat\nb.jpg,dog\n")
+        options = ("--columns", "path=file, label=class", "--label", "str", "--comment", "#", "--header", "yes")
+        client = Client(serve("table.csv", *options).address())
+        (info,) = client.list()
+        assert (info.name, info.rows, str(info.schema.field("label").type)) == ("table", 2, "string")
+        client.close()
+
+    def test_token(self, serve: Callable[..., Serve], meta: Path, tmp_path: Path) -> None:
+        (tmp_path / "token").write_text("long-and-secret\n")
+        server = serve(meta, "--token-file", "token", "--metrics-port", 0)
+        address = server.address()
+        good, bad = Client(address, token="long-and-secret"), Client(address, token="wrong")
+        assert rows_of(good) == 200
+        with pytest.raises(ServerAuthError):
+            bad.list()
+        assert "long-and-secret" not in server.log.read_text()
+        status = server.wait_for("listening")["status"]
+        assert re.search(r'errors_total\{dataset="",kind="ServerAuthError"\} [1-9]', ask(status + "metrics")[1])
+        good.close()
+        bad.close()
+
+    @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+    def test_tls(self, serve: Callable[..., Serve], meta: Path, tmp_path: Path) -> None:
+        command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
+        name = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        subprocess.run([*command.split(), *name], cwd=tmp_path, check=True, capture_output=True)
+        server = serve(meta, "--tls-cert", "cert.pem", "--tls-key", "key.pem")
+        address = server.address()
+        assert address.startswith("grpc+tls://127.0.0.1:")
+        client = Client(address, tls_roots=tmp_path / "cert.pem")
+        assert rows_of(client) == 200
+        client.close()
+
+        # Mutual, and then no token is needed on other addresses. The one certificate does for all.
+        options = ("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--tls-client-ca", "cert.pem", "--host", "0.0.0.0")
+        port = serve(meta, *options).address().rpartition(":")[2]
+        address, own = (
+            f"grpc+tls://127.0.0.1:{port}",
+            {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"},
+        )
+        client = Client(address, tls_roots=tmp_path / "cert.pem", **own)
+        assert rows_of(client) == 200
+        client.close()
+        with pytest.raises(ServerError):
+            Client(address, tls_roots=tmp_path / "cert.pem", timeout=3, patience=1).list()
+
+    def test_status_page(self, serve: Callable[..., Serve], meta: Path) -> None:
+        server = serve(meta, "--metrics-port", 0)
+        client = Client(server.address())
+        assert rows_of(client) == 200
+        url = server.wait_for("listening")["status"]
+        assert url.startswith("http://127.0.0.1:")
+        code, page = ask(url)
+        assert code == 200
+        assert "train" in page
+        assert str(meta.parent) not in page  # names, no paths
+        assert 'penstock_server_rows_total{dataset="train"} 200.0' in ask(url + "metrics")[1]
+        assert ask(url + "health") == (200, "ok\n")
+        client.close()
+
+    def test_metrics_need_their_extra(self, meta: Path, tmp_path: Path) -> None:
+        (tmp_path / "prometheus_client.py").write_text("raise ImportError('not installed')\n")
+        program = (
+            "import sys; sys.path.insert(0, '.'); sys.argv[1:] = ['serve', 'train.txt', '--metrics-port', '0']\n"
+            "from penstock.cli import main; main()"
+        )
+        done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert "pip install 'penstock[metrics]'" in done.stderr
+
+
+class TestSignals:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+    def test_stops_at_once_when_nothing_is_sent(
+        self, serve: Callable[..., Serve], meta: Path, number: signal.Signals, code: int
+    ) -> None:
+        server = serve(meta)
+        server.address()
+        server.wait_for("listening")
+        started = time.monotonic()
+        assert server.stop(number) == code
+        assert time.monotonic() - started < 5
+        assert [line["event"] for line in server.lines()] == ["listening", "stopping", "stopped"]
+        assert server.lines()[1]["signal"] == number.name
+
+    def test_streams_finish(self, serve: Callable[..., Serve], write_manifest: Callable[..., Path]) -> None:
+        """SIGTERM in the middle of a stream: its client still gets all of it, the next call is refused."""
+        rows = 2_000_000
+        server = serve(write_manifest(rows, "train.txt"), "--metrics-port", 0)
+        address = server.address()
+        url = server.wait_for("listening")["status"]
+        client = Client(address, patience=2)
+        stream = client.slice(request(client))
+        got = next(stream).num_rows
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("stopping")
+        assert ask(url + "health")[0] == 503
+        got += sum(batch.num_rows for batch in stream)
+        assert got == rows
+        assert server.process.wait(timeout=DEADLINE) == 0
+        with pytest.raises(PenstockError):
+            client.list()
+        client.close()
+
+    def test_a_stream_that_nobody_reads_ends_with_the_grace(
+        self, serve: Callable[..., Serve], write_manifest: Callable[..., Path]
+    ) -> None:
+        server = serve(write_manifest(2_000_000, "train.txt"), "--grace", 1)
+        client = Client(server.address(), patience=1)
+        stream = client.slice(request(client))
+        next(stream)
+        server.wait_for("listening")
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert 0.9 < time.monotonic() - started < 8
+        stream.close()  # type: ignore[attr-defined]
+        client.close()
+
+    def test_connections_that_wait_for_a_request_are_not_waited_for(
+        self, serve: Callable[..., Serve], meta: Path
+    ) -> None:
+        server = serve(meta)
+        client = Client(server.address(), timeout=30)
+        info = client.info("train")
+        assert client.rows("train", info.fingerprint, [5, 3]).num_rows == 2
+        server.wait_for("listening")
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < 5
+        client.close()
+
+    def test_a_second_signal_does_not_wait(
+        self, serve: Callable[..., Serve], write_manifest: Callable[..., Path]
+    ) -> None:
+        server = serve(write_manifest(2_000_000, "train.txt"), "--grace", 60)
+        client = Client(server.address(), patience=1)
+        stream = client.slice(request(client))
+        next(stream)
+        server.wait_for("listening")
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("stopping")
+        time.sleep(0.1)
+        started = time.monotonic()
+        assert server.stop() == -signal.SIGTERM
+        assert time.monotonic() - started < 5
+        stream.close()  # type: ignore[attr-defined]
+        client.close()
+
+    def test_reload_keeps_the_old_version_for_those_who_use_it(
+        self, serve: Callable[..., Serve], meta: Path, tmp_path: Path
+    ) -> None:
+        server = serve(meta, "--metrics-port", 0)
+        client = Client(server.address())
+        old = request(client)
+        (tmp_path / "new.txt").write_text("new.jpg 7\n" * 300)
+        os.replace(tmp_path / "new.txt", meta)
+        server.wait_for("listening")
+        server.process.send_signal(signal.SIGHUP)
+        line = server.wait_for("reloaded")
+        assert set(line["changed"]) == {"train"}
+        fresh = Client(server.lines()[0]["address"])
+        assert fresh.info("train").rows == 300
+        assert fresh.info("train").fingerprint == line["changed"]["train"] != old.fingerprint
+        assert rows_of(fresh) == 300
+        assert sum(batch.num_rows for batch in client.slice(old)) == 200
+        assert "300" in ask(server.lines()[0]["status"])[1]
+        client.close()
+        fresh.close()
+
+    def test_a_reload_that_fails_is_told_and_keeps_the_version(
+        self, serve: Callable[..., Serve], meta: Path, tmp_path: Path
+    ) -> None:
+        other = tmp_path / "other.txt"
+        other.write_text("x.jpg 1\n" * 5)
+        server = serve(meta, other)
+        client = Client(server.address())
+        server.wait_for("listening")
+        meta.rename(tmp_path / "elsewhere.txt")
+        other.unlink()
+        other.write_text("x.jpg 1\n" * 9)
+        server.process.send_signal(signal.SIGHUP)
+        line = server.wait_for("reload failed")
+        assert "train.txt" in line["error"]
+        assert set(server.wait_for("reloaded")["changed"]) == {"other"}
+        assert rows_of(client) == 200
+        assert rows_of(client, "other") == 9
+        client.close()
+        assert server.stop() == 0
+
+    def test_reload_while_streaming(self, serve: Callable[..., Serve], write_manifest: Callable[..., Path]) -> None:
+        server = serve(write_manifest(1_000_000, "train.txt"))
+        client = Client(server.address())
+        server.wait_for("listening")
+        wanted = request(client)
+        got: list[int] = []
+        thread = threading.Thread(target=lambda: got.append(sum(b.num_rows for b in client.slice(wanted))))
+        thread.start()
+        for _ in range(5):
+            server.process.send_signal(signal.SIGHUP)
+            time.sleep(0.05)
+        thread.join(timeout=DEADLINE)
+        assert got == [1_000_000]
+        client.close()
+
+
+class TestRefuses:
+    def run(self, folder: Path, *arguments: object, code: int = 1) -> str:
+        command = [sys.executable, "-m", "penstock", "serve", *map(str, arguments)]
+        environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert done.stdout == ""
+        if code == 1:
+            assert done.stderr.startswith("error: ")
+            assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+    def test_other_addresses_without_a_token(self, meta: Path, tmp_path: Path, host: str) -> None:
+        ready = tmp_path / "ready"
+        error = self.run(tmp_path, meta, "--host", host, "--ready-file", ready)
+        assert host in error
+        assert "--insecure" in error
+        assert not ready.exists()
+
+    def test_but_not_with_insecure(self, serve: Callable[..., Serve], meta: Path) -> None:
+        server = serve(meta, "--host", "0.0.0.0", "--insecure")
+        port = server.address().rpartition(":")[2]
+        assert server.wait_for("insecure")["level"] == "warning"
+        client = Client(f"grpc://127.0.0.1:{port}")
+        assert rows_of(client) == 200
+        client.close()
+
+    def test_nor_with_a_token_which_is_a_warning_without_tls(
+        self, serve: Callable[..., Serve], meta: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "token").write_text("secret")
+        server = serve(meta, "--host", "0.0.0.0", "--token-file", "token")
+        server.address()
+        assert "token" in server.wait_for("insecure")["what"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ((), ["nothing to serve"]),
+            (("missing.txt",), ["missing.txt"]),
+            (("train.txt", "sub/train.txt"), ["'train'", "--name"]),
+            (("train.txt", "--name", "train=other.txt"), ["'train'", "other.txt"]),
+            (("*.txt",), ["pattern", "--name"]),
+            (("--name", "train.txt"), ["NAME=FILE"]),
+            (("train.txt", "--tls-cert", "cert.pem"), ["--tls-key"]),
+            (("train.txt", "--tls-client-ca", "ca.pem"), ["--tls-cert"]),
+            (("train.txt", "--tls-cert", "no.pem", "--tls-key", "no.pem"), ["no.pem"]),
+            (("train.txt", "--token-file", "no-token"), ["no-token"]),
+            (("train.txt", "--token-file", "empty"), ["empty"]),
+            (("train.txt", "--metrics-host", "127.0.0.1"), ["--metrics-port"]),
+            (("train.txt", "--host", "no.such.host.invalid"), ["no.such.host.invalid"]),
+            (("train.txt", "--ready-file", "nowhere/ready"), ["nowhere/ready"]),
+        ],
+    )
+    def test_senseless(self, meta: Path, tmp_path: Path, arguments: tuple[str, ...], words: list[str]) -> None:
+        (tmp_path / "empty").write_text("\n")
+        error = self.run(tmp_path, *arguments)
+        assert all(word in error for word in words), error
+
+    @pytest.mark.parametrize("option", ["--port", "--metrics-port"])
+    def test_a_port_that_is_taken(self, serve: Callable[..., Serve], meta: Path, tmp_path: Path, option: str) -> None:
+        port = serve(meta).address().rpartition(":")[2]
+        assert port in self.run(tmp_path, meta, option, port)
+
+    @pytest.mark.parametrize(
+        "arguments", [("--port", "70000"), ("--grace", "-1"), ("--log-level", "loud"), ("--nope",)]
+    )
+    def test_senseless_options(self, meta: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+        self.run(tmp_path, meta, *arguments, code=2)
+
+
+class TestNames:
+    def test_stems_and_given_names(self) -> None:
+        found = named_files(["lists/train.txt", "val.jsonl"], ["test = a=b.txt", "all=lists/*.txt"])
+        assert found == {"train": "lists/train.txt", "val": "val.jsonl", "test": "a=b.txt", "all": "lists/*.txt"}
+
+    @pytest.mark.parametrize("name", ["=x.txt", "x=", " = ", "x"])
+    def test_half_a_pair(self, name: str) -> None:
+        with pytest.raises(ConfigError, match="NAME=FILE"):
+            named_files([], [name])
+
+
+def test_help_answers_at_once() -> None:
+    """No torch, NumPy or Arrow before the command runs."""
+    program = (
+        "import sys\n"
+        "from penstock.cli.app import app\n"
+        "try: app(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pyarrow', 'prometheus_client'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for option in ("--name", "--host", "--port", "--tls-cert", "--tls-key", "--token-file", "--metrics-port"):
+        assert option in done.stdout

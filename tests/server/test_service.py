@@ -1,0 +1,377 @@
+"""The server, as any Flight client sees it: what it serves, what it refuses, its limits, versions and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from dataset_support import Counting, eventually
+from server_support import expected, lines, random_rows, write_lines
+
+from penstock.errors import (
+    ConfigError,
+    ManifestError,
+    ServerChangedError,
+    ServerError,
+    ServerLimitError,
+    ServerUnavailableError,
+    TicketError,
+    UnknownDataSetError,
+)
+from penstock.manifest import Manifest
+from penstock.server import Client, Limits, Server, Slice
+from penstock.server.protocol import decode, decode_error, encode
+
+ROWS = 5000
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return Manifest.open(write_lines(tmp_path_factory.mktemp("data") / "train.txt", ROWS))
+
+
+@pytest.fixture(scope="module")
+def server(manifest: Manifest) -> Iterator[Server]:
+    with Server({"train": manifest, "tail": manifest[-7:]}) as server:
+        yield server
+
+
+@pytest.fixture
+def plain(server: Server) -> Iterator[flight.FlightClient]:
+    with flight.connect(server.address) as client:
+        yield client
+
+
+def part_of(manifest: Manifest, **options: Any) -> Slice:
+    return Slice(name="train", fingerprint=manifest.fingerprint, samples=len(manifest), **options)
+
+
+def kind_of(what: Any) -> type | None:
+    """The kind of error that a raw Flight call is refused with."""
+    with pytest.raises(flight.FlightError) as caught:
+        what()
+    return type(decode_error(caught.value.extra_info))
+
+
+class TestAnyFlightClient:
+    def test_list_and_info(self, plain: flight.FlightClient, manifest: Manifest) -> None:
+        train, tail = list(plain.list_flights())
+        assert [info.total_records for info in (train, tail)] == [ROWS, 7]
+        found = plain.get_flight_info(flight.FlightDescriptor.for_path("train"))
+        assert found.schema == train.schema == plain.get_schema(flight.FlightDescriptor.for_path("train")).schema
+        assert found.total_bytes == manifest.nbytes
+
+    def test_the_ticket_of_an_info_gives_everything(self, plain: flight.FlightClient, manifest: Manifest) -> None:
+        [endpoint] = plain.get_flight_info(flight.FlightDescriptor.for_path("tail")).endpoints
+        table = plain.do_get(endpoint.ticket).read_all()
+        assert table["line"].to_pylist() == manifest.raw(range(ROWS - 7, ROWS)).to_pylist()
+
+    def test_actions(self, plain: flight.FlightClient, manifest: Manifest) -> None:
+        assert {action.type for action in plain.list_actions()} == {"health", "prefix"}
+        [result] = plain.do_action(flight.Action("health", b""))
+        assert json.loads(result.body.to_pybytes()) == {"status": "ok", "datasets": 2}
+
+    def test_pages(self, plain: flight.FlightClient, manifest: Manifest) -> None:
+        reader = plain.do_get(flight.Ticket(encode(part_of(manifest, page_rows=999, begin=1, end=2000))))
+        assert [chunk.data.num_rows for chunk in reader] == [999, 999, 1]
+
+    @pytest.mark.parametrize(
+        "ticket, message",
+        [
+            (b"", "not JSON"),
+            (os.urandom(100), "not JSON"),
+            (b"{}", "version"),
+            (b"x" * 100_000, "100000 bytes"),
+            (b"/etc/passwd", "not JSON"),
+        ],
+    )
+    def test_malformed_tickets(self, plain: flight.FlightClient, ticket: bytes, message: str) -> None:
+        with pytest.raises(flight.FlightServerError, match=message) as caught:
+            plain.do_get(flight.Ticket(ticket)).read_all()
+        assert isinstance(decode_error(caught.value.extra_info), TicketError)
+
+    def test_absurd_requests(self, plain: flight.FlightClient, manifest: Manifest) -> None:
+        fields = {"version": 1, **asdict(part_of(manifest))}
+        wrong = {
+            "end": ROWS + 1,
+            "begin": 1 << 62,
+            "samples": ROWS + 1,
+            "world_size": 1 << 40,
+            "rank": -1,
+            "name": "../../etc/passwd",
+            "fingerprint": "f" * 32,
+        }
+        kinds = {
+            name: kind_of(
+                lambda n=name, v=value: plain.do_get(flight.Ticket(json.dumps(fields | {n: v}).encode())).read_all()
+            )
+            for name, value in wrong.items()
+        }
+        assert kinds.pop("name") is UnknownDataSetError
+        assert kinds.pop("fingerprint") is ServerChangedError
+        assert set(kinds.values()) == {TicketError}
+
+    def test_other_nonsense(self, plain: flight.FlightClient) -> None:
+        path, command = flight.FlightDescriptor.for_path, flight.FlightDescriptor.for_command
+        assert kind_of(lambda: list(plain.list_flights(b"all"))) is TicketError
+        assert kind_of(lambda: plain.get_flight_info(path("nothing"))) is UnknownDataSetError
+        assert kind_of(lambda: plain.get_flight_info(path("..", "train"))) is TicketError
+        assert kind_of(lambda: plain.get_flight_info(path())) is TicketError
+        assert kind_of(lambda: plain.get_flight_info(command(b"[1]"))) is TicketError
+        assert kind_of(lambda: list(plain.do_action(flight.Action("delete", b"")))) is TicketError
+        assert kind_of(lambda: list(plain.do_action(flight.Action("prefix", b"{}")))) is TicketError
+
+    @pytest.mark.parametrize("numbers", [[-1], [ROWS], [0, 1 << 62], [-(1 << 63)]])
+    def test_rows_outside(self, plain: flight.FlightClient, numbers: list[int]) -> None:
+        writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path("train"))
+        writer.write_metadata(pa.py_buffer(np.array(numbers, "<i8")))
+        with pytest.raises(flight.FlightServerError, match=f"row {max(numbers, key=abs)} is asked for"):
+            reader.read_chunk()
+
+    def test_exchange_of_something_else(self, plain: flight.FlightClient) -> None:
+        writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path("train"))
+        writer.write_metadata(b"12345")
+        assert kind_of(reader.read_chunk) is TicketError
+        writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path("train"))
+        writer.begin(pa.schema([("x", pa.int32())]))
+        writer.write_batch(pa.record_batch([pa.array([1], pa.int32())], names=["x"]))
+        assert kind_of(reader.read_chunk) is TicketError
+
+    def test_put_is_not_there(self, plain: flight.FlightClient) -> None:
+        with pytest.raises((NotImplementedError, pa.ArrowNotImplementedError)):
+            writer, _ = plain.do_put(flight.FlightDescriptor.for_path("train"), pa.schema([]))
+            writer.close()
+
+    def test_the_server_is_unharmed(self, plain: flight.FlightClient) -> None:
+        assert len(list(plain.list_flights())) == 2
+
+
+class TestRows:
+    @pytest.mark.parametrize("shuffle", [{}, {"shuffle": "none"}, {"shuffle": "block", "block_size": 16, "window": 3}])
+    @pytest.mark.parametrize("remainder", ["pad", "drop", "uneven"])
+    def test_all_shares_together_are_the_epoch(
+        self, server: Server, manifest: Manifest, shuffle: dict[str, Any], remainder: str
+    ) -> None:
+        got: list[bytes] = []
+        with Client(server.address) as client:
+            for rank in range(3):
+                for mini_epoch in range(2):
+                    part = part_of(
+                        manifest, world_size=3, rank=rank, mini_epochs=2, mini_epoch=mini_epoch, seed=5, **shuffle
+                    )
+                    part = replace(part, remainder=remainder)
+                    found = lines(client.slice(part))
+                    assert found == expected(manifest, part)
+                    got += found
+        extra = {"pad": 4, "drop": -2, "uneven": 0}[remainder]
+        assert len(got) == ROWS + extra
+        assert len(set(got)) == min(ROWS, ROWS + extra)
+
+    def test_message_bytes(self, tmp_path: Path) -> None:
+        path = tmp_path / "long.txt"
+        path.write_text("".join(f"{'x' * (50_000 if k % 100 == 7 else 5)}{k}.jpg {k}\n" for k in range(1000)))
+        manifest, seen = Manifest.open(path), Counting()
+        limits = Limits(message_bytes=20_000, page_rows=100_000)
+        with Server({"train": path}, limits=limits, observer=seen) as server, Client(server.address) as client:
+            batches = list(client.slice(part_of(manifest, shuffle="none")))
+            assert all(batch.nbytes <= 20_000 or batch.num_rows == 1 for batch in batches)
+            assert lines(batches) == expected(manifest, part_of(manifest, shuffle="none"))
+            batch = client.rows("train", manifest.fingerprint, range(1000))
+            assert batch.column(0).to_pylist() == manifest.raw(range(1000)).to_pylist()
+        assert seen.sent == 2000
+
+    def test_memory_is_bounded_by_pages(self, tmp_path: Path) -> None:
+        manifest = Manifest.open(write_lines(tmp_path / "train.txt", 300_000))
+        before = pa.total_allocated_bytes()
+        with Server({"train": manifest}) as server, Client(server.address) as client:
+            most = max(pa.total_allocated_bytes() for _ in client.slice(part_of(manifest, page_rows=4096)))
+        assert most - before < 32 * 4096 * 30
+
+
+class TestLimits:
+    def test_slice_rows(self, manifest: Manifest) -> None:
+        with Server({"train": manifest}, limits=Limits(slice_rows=100)) as server, Client(server.address) as client:
+            assert len(lines(client.slice(part_of(manifest, end=100)))) == 100
+            with pytest.raises(ServerLimitError, match="101 rows are asked for at once, and this server allows 100"):
+                list(client.slice(part_of(manifest, end=101)))
+
+    def test_page_rows(self, manifest: Manifest) -> None:
+        with Server({"train": manifest}, limits=Limits(page_rows=64)) as server, Client(server.address) as client:
+            assert {batch.num_rows for batch in client.slice(part_of(manifest, end=640))} == {64}
+            with pytest.raises(ServerLimitError, match="65 rows"):
+                client.rows("train", manifest.fingerprint, range(65))
+
+    def test_streams(self, tmp_path: Path) -> None:
+        manifest = Manifest.open(write_lines(tmp_path / "train.txt", 300_000))
+        with Server({"train": manifest}, limits=Limits(streams=2)) as server:
+            client = Client(server.address, patience=0.3, timeout=5)
+            first, second = (client.slice(part_of(manifest)) for _ in range(2))
+            next(first), next(second)
+            with pytest.raises(ServerUnavailableError, match="has 2 streams and allows no more"):
+                next(client.slice(part_of(manifest)))
+            first.close()
+            third = Client(server.address).slice(part_of(manifest))  # is patient
+            assert next(third).num_rows
+            second.close(), third.close()
+
+    def test_limits_are_positive(self) -> None:
+        with pytest.raises(ConfigError, match="positive"):
+            Limits(streams=0)
+
+    def test_a_slow_client_does_not_slow_others(self, tmp_path: Path) -> None:
+        manifest = Manifest.open(write_lines(tmp_path / "train.txt", 300_000))
+        part = part_of(manifest)
+        with Server({"train": manifest}) as server, Client(server.address) as client:
+            slow = [Client(server.address).slice(part) for _ in range(20)]
+            for one in slow:
+                next(one)  # and no more
+            begin = time.monotonic()
+            assert len(lines(client.slice(part))) == len(manifest)
+            assert time.monotonic() - begin < 10
+            for one in slow:
+                one.close()
+
+
+class TestObserver:
+    def test_is_told(self, manifest: Manifest) -> None:
+        seen = Counting()
+        with Server({"train": manifest}, observer=seen) as server, Client(server.address) as client:
+            list(client.slice(part_of(manifest)))
+            eventually(lambda: (seen.streams, seen.open, seen.sent) == (1, 0, ROWS))
+            client.rows("train", manifest.fingerprint, [1, 2])
+            assert (seen.streams, seen.open, seen.sent) == (2, 1, ROWS + 2)
+            client.close()
+            eventually(lambda: seen.open == 0)
+            with pytest.raises(UnknownDataSetError):
+                client.info("nothing")
+            assert seen.errors == ["UnknownDataSetError"]
+
+    def test_streams_that_are_left_end(self, tmp_path: Path) -> None:
+        manifest, seen = Manifest.open(write_lines(tmp_path / "train.txt", 300_000)), Counting()
+        with Server({"train": manifest}, observer=seen) as server, Client(server.address) as client:
+            for count in (0, 1, 3):
+                stream = client.slice(part_of(manifest))
+                for _ in range(count):
+                    next(stream)
+                stream.close()
+            with flight.connect(server.address) as plain:
+                plain.do_get(flight.Ticket(encode(part_of(manifest))))  # and away
+            eventually(lambda: (seen.streams, seen.open) == (3, 0), 15)
+            assert seen.errors == []
+
+    def test_errors_inside_are_no_secret_to_the_operator(
+        self, manifest: Manifest, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Broken(Counting):
+            def rows(self, name: str, count: int, nbytes: int) -> None:
+                raise ZeroDivisionError("in the observer")
+
+        seen = Broken()
+        message = r"failed \(ZeroDivisionError\); its log has more"
+        with Server({"train": manifest}, observer=seen) as server, pytest.raises(ServerError, match=message):
+            list(Client(server.address).slice(part_of(manifest)))
+        assert seen.errors == ["InternalError"]
+        assert "in the observer" in caplog.text
+
+
+class TestEnd:
+    def test_streams_finish(self, tmp_path: Path) -> None:
+        manifest = Manifest.open(write_lines(tmp_path / "train.txt", 300_000))
+        server = Server({"train": manifest})
+        stream = Client(server.address, patience=0).slice(part_of(manifest))
+        got = [next(stream)]
+        closer = threading.Thread(target=server.close)
+        closer.start()
+        eventually(lambda: Client(server.address, timeout=1).health()[server.address] != "ok")
+        for batch in stream:
+            got.append(batch)
+            time.sleep(0.01)
+        closer.join(15)
+        assert lines(got) == expected(manifest, part_of(manifest))
+
+    def test_grace_is_bounded(self, tmp_path: Path) -> None:
+        manifest = Manifest.open(write_lines(tmp_path / "train.txt", 300_000))
+        server = Server({"train": manifest})
+        client = Client(server.address)
+        client.rows("train", manifest.fingerprint, [1])  # leaves a stream open
+        stalled = client.slice(part_of(manifest))
+        next(stalled)
+        begin = time.monotonic()
+        server.close(grace=0.5)
+        assert time.monotonic() - begin < 3
+        server.close()
+        assert server.wait(0)
+        stalled.close()
+        client.close()
+
+    def test_idle_streams_are_not_waited_for(self, manifest: Manifest) -> None:
+        server = Server({"train": manifest})
+        clients = [Client(server.address) for _ in range(5)]
+        for client in clients:
+            client.rows("train", manifest.fingerprint, random_rows(ROWS, 9))
+        begin = time.monotonic()
+        server.close(grace=30)
+        assert time.monotonic() - begin < 3
+        with pytest.raises(ServerUnavailableError):
+            Client(server.address, timeout=0.5).info()
+
+    def test_wait(self, manifest: Manifest) -> None:
+        with Server({"train": manifest}) as server:
+            assert not server.wait(0.01)
+            threading.Timer(0.1, server.close).start()
+            assert server.wait(10)
+
+
+class TestArguments:
+    def test_nothing_to_serve(self) -> None:
+        with pytest.raises(ConfigError, match="nothing to serve"):
+            Server({})
+
+    @pytest.mark.parametrize("name", ["", "a\nb", "x" * 300])
+    def test_names(self, manifest: Manifest, name: str) -> None:
+        with pytest.raises(ConfigError, match="name of a data set"):
+            Server({name: manifest})
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ManifestError, match=r"none\.txt"):
+            Server({"x": tmp_path / "none.txt"})
+
+    def test_lines_and_columns_together(self, tmp_path: Path) -> None:
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"path": ["a"], "label": [1]}), tmp_path / "a.parquet")
+        mixed = Manifest.open([tmp_path / "a.parquet", write_lines(tmp_path / "b.txt", 3)])
+        with pytest.raises(ManifestError, match="partly lines"):
+            Server({"x": mixed})
+
+    def test_a_port_that_is_taken(self, server: Server, manifest: Manifest) -> None:
+        port = int(server.address.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            Server({"x": manifest}, port=port)
+
+    def test_an_address_of_some_other_machine(self, manifest: Manifest) -> None:
+        with pytest.raises(ConfigError, match=r"cannot listen on 192.0.2.1:0"):
+            Server({"x": manifest}, host="192.0.2.1", insecure=True)
+
+    def test_ipv6(self, manifest: Manifest) -> None:
+        try:
+            server = Server({"train": manifest}, host="::1")
+        except ConfigError:
+            pytest.skip("no IPv6 here")
+        with server:
+            assert server.address.startswith("grpc://[::1]:")
+            assert Client(server.address).info().rows == ROWS
+
+
+def test_tickets_say_everything(manifest: Manifest) -> None:
+    assert decode(encode(part_of(manifest, seed=3))) == part_of(manifest, seed=3)
