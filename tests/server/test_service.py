@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ class TestAnyFlightClient:
         "ticket, message",
         [
             (b"", "not JSON"),
-            (os.urandom(100), "not JSON"),
+            (random.Random(7).randbytes(100), "not JSON"),
             (b"{}", "version"),
             (b"x" * 100_000, "100000 bytes"),
             (b"/etc/passwd", "not JSON"),

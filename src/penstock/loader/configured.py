@@ -22,6 +22,7 @@ from penstock.loader.engine import Engine, How
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetch, Maker
+from penstock.loader.foreign import draws_late
 from penstock.loader.options import Options, check_options, check_stream, default_sampler, how_of, warn_threads
 from penstock.loader.position import Position
 from penstock.loader.source import batch_source, refuse_double_split, stream_source
@@ -133,7 +134,7 @@ class Configured(TorchDataLoader[T_co]):
         source = self._make_source()
         samples = self.dataset.samples if isinstance(self.dataset, StreamDataset) else self.dataset
         self._pure = bool(getattr(samples, "pure", False))
-        self._how = self._choose(source is not None)
+        self._how = self._choose(source)
         states = self._worker_states(samples, stream=source is None)
         layout = {"batch_size": self.batch_size, "drop_last": self.drop_last}
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
@@ -151,10 +152,11 @@ class Configured(TorchDataLoader[T_co]):
             *(None, self.seed, None, self.on_worker_death, self.max_bytes_in_flight),
         )
 
-    def _choose(self, planned: bool) -> How:
+    def _choose(self, source: EpochBatchSampler | None) -> How:
         """The executor that they mean."""
-        releases_gil = planned and _releases_gil(self.dataset)
-        return how_of(self._options(), self.prefetch_factor, chosen=self._chosen, releases_gil=releases_gil)
+        releases_gil = source is not None and _releases_gil(self.dataset)
+        chosen = self._chosen or draws_late(source)
+        return how_of(self._options(), self.prefetch_factor, chosen=chosen, releases_gil=releases_gil)
 
     def _worker_states(self, samples: Any, *, stream: bool) -> WorkerStates:
         how = self._how
@@ -170,7 +172,7 @@ class Configured(TorchDataLoader[T_co]):
             return
         check_options(self._options())
         self._engine.close()
-        before, self._how = self._how, self._choose(self._position.source is not None)
+        before, self._how = self._how, self._choose(self._position.source)
         if (self._how.name, self._how.workers) != (before.name, before.workers):
             position = self._position
             position.states = self._worker_states(position.samples, stream=position.source is None)

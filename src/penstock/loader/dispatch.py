@@ -68,7 +68,7 @@ class ProcessBatches:
         release: Callable[[], None],
     ) -> None:
         self._tasks: Iterator[Task] | None = tasks
-        self._sampler_error: BaseException | None = None
+        self._sampler_error: Exception | None = None
         self.pool = pool
         self._plan = plan
         self._timeout = timeout
@@ -247,7 +247,7 @@ class ProcessBatches:
             return None
         try:
             task = next(self._tasks, None)
-        except BaseException as error:  # raised in its place, behind the batches that were planned before
+        except Exception as error:  # raised in its place, behind the batches that were planned before
             self._sampler_error = error
             task = None
         if task is None:

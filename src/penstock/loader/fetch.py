@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -148,7 +148,7 @@ class Fetch:
                         board[0] = key
                     add(dataset[index])
             except Exception as error:
-                error.add_note(f"while loading sample {index!r} of {type(dataset).__name__}")
+                _name_sample(error, index, dataset)
                 raise
         return samples
 
@@ -217,7 +217,7 @@ class Fetch:
                     return dataset.load_samples([index], [key], **at)[0]
                 return dataset[index] if getitem is None else getitem([index])[0]
             except Exception as error:
-                error.add_note(f"while loading sample {index!r} of {type(dataset).__name__}")
+                _name_sample(error, index, dataset)
                 raise
 
         return load
@@ -229,6 +229,14 @@ class Fetch:
         with sample_scope(0) as scope:
             load = self._load_one(task, scope.move)
             return self.on_error.fill(load, first, task.keys[0], _length(self.dataset), work, others)
+
+
+def _name_sample(error: Exception, index: Any, dataset: Any) -> None:
+    """Note with an error where it happened, once; an error that takes no notes is the user's all the same."""
+    with suppress(Exception):
+        note = f"while loading sample {index!r} of {type(dataset).__name__}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 def _length(dataset: Any) -> int | None:

@@ -32,11 +32,12 @@ from penstock.samplers.base import Batch, BatchPass, EpochBatchSampler, EpochSam
 from penstock.samplers.batch import BatchSampler
 from penstock.state import STATE_VERSION, State, check_state, read_int
 
-__all__ = ["Foreign", "source_of"]
+__all__ = ["Foreign", "draws_late", "source_of"]
 
 _OF = "batch sampler"
 _KEPT = 128  # snapshots of what was drawn ahead; behind the oldest one batches are drawn again from the beginning
 _FIXED = (SequentialSampler, TorchDistributedSampler)  # draw from no generator that others share
+_AT_ONCE = (SubsetRandomSampler, WeightedRandomSampler)  # draw everything at the beginning
 _REPEAT = (*_FIXED, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -49,6 +50,16 @@ def source_of(batches: Iterable[Any]) -> EpochBatchSampler:
     ):
         return batches
     return Foreign(batches)
+
+
+def draws_late(source: EpochBatchSampler | None) -> bool:
+    """Whether planning batches moves a generator that others may draw from, so that how many are planned ahead shows:
+    it has to be as many as torch plans then.
+    """
+    items = source.items if isinstance(source, Foreign) else getattr(source, "sampler", None)
+    if getattr(items, "generator", None) is not None and type(items) not in _AT_ONCE:
+        return True
+    return isinstance(source, Foreign) and source.draws and type(items) not in (RandomSampler, *_AT_ONCE)
 
 
 class Foreign(EpochBatchSampler):

@@ -74,8 +74,9 @@ def plan(run: BatchPass, seed: int, *, rank: int, place: Any, elastic: bool) -> 
     local = mix(seed, rank)
     batches = iter(run)
     number = getattr(run, "first_batch", 0)
-    group = 1
-    while taken := list(itertools.islice(batches, group)):
+    group, left = 1, _length(run)
+    while taken := list(itertools.islice(batches, max(1, min(group, left - 1)))):
+        left -= len(taken)  # what draws from a generator does so at its end: not to be reached before it is asked for
         if taken[0][1] is None:
             indices = taken[0][0]
             places = (np.int64(number) << 24) + np.arange(len(indices), dtype=np.int64)
@@ -91,3 +92,11 @@ def plan(run: BatchPass, seed: int, *, rank: int, place: Any, elastic: bool) -> 
             begin += len(indices)
         number += len(taken)
         group = min(_LARGEST_GROUP, group * 2, max(1, _KEYS // max(1, len(taken[0][0]))))
+
+
+def _length(run: BatchPass) -> int:
+    """Batches of a pass; many if it is endless."""
+    try:
+        return len(run)
+    except TypeError:
+        return 1 << 62

@@ -120,6 +120,8 @@ class _Batches:
             indices: list[Any] = self.run.indices(begin, stop).tolist()
             positions = self.run.positions(begin, stop)
             for a in range(0, len(indices), self._batch_size):
+                if len(indices) - a < self._batch_size:
+                    self.exhaust()  # torch sees the end while it draws a short batch
                 yield indices[a : a + self._batch_size], positions[a : a + self._batch_size]
             begin, stop = stop, min(stop + step, end)
         self.exhaust()  # a tail that is dropped is drawn all the same, as by torch

@@ -1,0 +1,137 @@
+"""Generators that the sampler shares with others: they stand where torch's would at every batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, Sampler
+
+from penstock import DataLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Shares(Dataset[Any]):
+    """Draws from the generator that orders it."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return 302
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand((), generator=self.generator)
+
+
+class Pure(Dataset[Any]):
+    pure = True
+
+    def __len__(self) -> int:
+        return 1200
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((50,), index)
+
+
+class Lazy(Sampler[int]):
+    """Draws when it is asked."""
+
+    def __init__(self, slow: bool = False) -> None:
+        self.slow = slow
+
+    def __len__(self) -> int:
+        return 1200
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(1200):
+            if self.slow and number > 200:
+                time.sleep(0.02)
+            yield int(torch.randint(1200, ()))
+
+
+def trace(kind: Any, make: Any, stop: int, **options: Any) -> list[Any]:
+    """Batches, and the generator's next number at each, over two passes that are left at some batch."""
+    generator = torch.Generator().manual_seed(5)
+    loader = kind(make(generator), 4, generator=generator, **options)
+    found: list[Any] = []
+    for _ in range(2):
+        for number, batch in enumerate(loader):
+            found.append([part.tolist() for part in batch])
+            if number == stop:
+                break
+        found.append(torch.rand((), generator=generator.clone_state()).item())
+    return found
+
+
+@pytest.mark.parametrize("stop", [0, 30, 69, 74, 75, 200])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_data_set_that_shares_the_generator(stop: int, drop_last: bool) -> None:
+    ours = trace(DataLoader, Shares, stop, shuffle=True, drop_last=drop_last)
+    assert ours == trace(TorchDataLoader, Shares, stop, shuffle=True, drop_last=drop_last)
+
+
+@pytest.mark.parametrize("stop", [30, 270, 295, 1000])
+def test_a_pass_that_is_left(stop: int) -> None:
+    ours = trace(DataLoader, lambda _: Pure(), stop, shuffle=True, num_workers=2)
+    assert ours == trace(TorchDataLoader, lambda _: Pure(), stop, shuffle=True, num_workers=2)
+
+
+def test_a_sampler_that_draws_beside_the_loop() -> None:
+    """How far it is read ahead shows, so it is as far as torch reads."""
+
+    def run(kind: Any) -> list[Any]:
+        torch.manual_seed(3)
+        return [
+            (batch[:, 0].tolist(), torch.rand(()).item()) for batch in kind(Pure(), 4, sampler=Lazy(), num_workers=2)
+        ]
+
+    assert run(DataLoader) == run(TorchDataLoader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupt_while_the_sampler_is_at_work_comes_at_once(workers: int) -> None:
+    had = 0
+    with pytest.raises(KeyboardInterrupt):
+        for _ in DataLoader(Pure(), 4, sampler=Lazy(slow=True), num_workers=workers):
+            had += 1
+            if had == 60:
+                threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert had <= 62
+
+
+class Stubborn(Exception):
+    def add_note(self, note: str) -> None:
+        raise TypeError("no notes")
+
+
+SAME = LookupError("always this one")
+
+
+class Raises(Pure):
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __getitem__(self, index: int) -> Any:
+        raise self.error
+
+
+def test_an_error_without_notes_is_the_users() -> None:
+    with pytest.raises(Stubborn):
+        next(iter(DataLoader(Raises(Stubborn()))))
+
+
+def test_one_error_raised_again_collects_no_notes() -> None:
+    iterator = iter(DataLoader(Raises(SAME), sampler=[7] * 5))
+    for _ in range(5):
+        with pytest.raises(LookupError):
+            next(iterator)
+    assert SAME.__notes__ == ["while loading sample 7 of Raises"]
