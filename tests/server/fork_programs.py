@@ -115,13 +115,14 @@ def beside_a_server(client: Client, manifest: Manifest) -> None:
             return type(error).__name__ == "ServerForkError" and "forkserver" in str(error)
         return False
 
-    with Server({"other": manifest}):
+    with Server({"other": manifest}) as server:
         stream = client.slice(whole(client))
         head = next(stream)
         in_child(child)
         assert len(lines([head, *stream])) == len(manifest)
     assert right(client, manifest, 1)
-    in_child(lambda: right(client, manifest, 2))
+    in_child(lambda: right(client, manifest, 2))  # a server that is closed does not matter
+    assert server.wait(0)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from penstock.server import Client, Slice
 
 __all__ = ["authority"]  # a fixture
 
-SECONDS = float(os.environ.get("PENSTOCK_TEST_SECONDS", "3"))
+SECONDS = float(os.environ.get("PENSTOCK_TEST_SECONDS", "2"))
 
 
 @pytest.fixture(scope="module")

@@ -137,15 +137,19 @@ class TestAnyFlightClient:
         writer.write_metadata(pa.py_buffer(np.array(numbers, "<i8")))
         with pytest.raises(flight.FlightServerError, match=f"row {max(numbers, key=abs)} is asked for"):
             reader.read_chunk()
+        with pytest.raises(flight.FlightServerError):
+            writer.close()
 
     def test_exchange_of_something_else(self, plain: flight.FlightClient) -> None:
         writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path("train"))
         writer.write_metadata(b"12345")
         assert kind_of(reader.read_chunk) is TicketError
+        assert kind_of(writer.close) is TicketError
         writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path("train"))
         writer.begin(pa.schema([("x", pa.int32())]))
         writer.write_batch(pa.record_batch([pa.array([1], pa.int32())], names=["x"]))
         assert kind_of(reader.read_chunk) is TicketError
+        assert kind_of(writer.close) is TicketError
 
     def test_put_is_not_there(self, plain: flight.FlightClient) -> None:
         with pytest.raises((NotImplementedError, pa.ArrowNotImplementedError)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
@@ -10,6 +11,8 @@ from penstock.order.permutation import Indices
 from penstock.server.catalog import Version
 
 __all__ = ["pages"]
+
+_FEW = 1024  # rows for which it would take longer to wake a thread
 
 
 def pages(
@@ -19,6 +22,7 @@ def pages(
     end: int,
     page_rows: int,
     message_bytes: int,
+    threads: ThreadPoolExecutor,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of the rows at ``begin`` to ``end``, in order.
 
@@ -29,12 +33,18 @@ def pages(
         message_bytes: of a batch. Fewer rows are taken where rows have been long so far, and a batch that turns out to
             be larger is cut; only a single row may be larger.
 
+        threads: where larger batches are gathered. A thread for each stream would keep the memory of what passes
+            through it on the way, several times the batch; these few are shared.
+
     Memory: the batch.
     """
     row_bytes = version.row_bytes
     while begin < end:
         stop = min(begin + page_rows, begin + max(1, int(message_bytes / row_bytes)), end)
-        batch = version.manifest.gather(rows(begin, stop))
+        if stop - begin <= _FEW:
+            batch = _gather(version, rows, begin, stop)
+        else:
+            batch = threads.submit(_gather, version, rows, begin, stop).result()
         size = batch.nbytes
         row_bytes = max(version.row_bytes, size / (stop - begin))
         begin = stop
@@ -42,6 +52,10 @@ def pages(
             yield batch
         else:
             yield from _cut(batch, message_bytes)
+
+
+def _gather(version: Version, rows: Callable[[int, int], Indices], begin: int, end: int) -> pa.RecordBatch:
+    return version.manifest.gather(rows(begin, end))
 
 
 def _cut(batch: pa.RecordBatch, message_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -24,6 +24,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,13 +127,14 @@ class Server:
         scheme = "grpc" if tls is None else "grpc+tls"
         shown = f"[{host}]" if ":" in host else host
         try:
-            self._flight = _Flight(
+            flight_server = _Flight(
                 self._catalog, limits or Limits(), self._observer, self._streams, f"{scheme}://{shown}:{port}", options
             )
         except (pa.ArrowException, flight.FlightError, OSError) as error:
             raise ConfigError(f"cannot listen on {shown}:{port}: {str(error).partition('. Detail')[0]}") from error
-        self.address = f"{scheme}://{shown}:{self._flight.port}"
+        self.address = f"{scheme}://{shown}:{flight_server.port}"
         """Where it listens: ``grpc://host:port``, or ``grpc+tls://host:port``."""
+        self._flight: _Flight | None = flight_server
         process.servers += 1
         self._closing = threading.Lock()
         self._closed = threading.Event()
@@ -160,14 +162,15 @@ class Server:
         Clients go on with another server, or with this one when it is back.
         """
         with self._closing:
-            if self._closed.is_set():
+            server, self._flight = self._flight, None  # gRPC runs as long as there is one
+            if server is None:
                 return
             self._streams.drain(grace)
-            stopper = threading.Thread(target=self._flight.shutdown, name="penstock-server-stop", daemon=True)
+            stopper = threading.Thread(target=server.stop, name="penstock-server-stop", daemon=True)
             stopper.start()
             stopper.join(_STOP)
             if stopper.is_alive():
-                cut_connections(self._flight.port)
+                cut_connections(server.port)
                 stopper.join(_CUT)
             process.servers -= 1
             self._closed.set()
@@ -179,6 +182,7 @@ class Server:
         self.close()
 
 
+_GATHERERS = 8  # more than processors, since some wait for the disk
 _STOP = 0.2  # seconds for the last streams to notice
 _CUT = 5.0  # and for calls whose connection was cut
 
@@ -197,7 +201,13 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         # Calls may come before the constructor of the base is through.
         self._catalog, self._limits, self._observer, self._streams = catalog, limits, observer, streams
+        self._threads = ThreadPoolExecutor(_GATHERERS, "penstock-gather")
         super().__init__(location, **options)
+
+    def stop(self) -> None:
+        """Wait for the calls, and end."""
+        self.shutdown()
+        self._threads.shutdown()
 
     # ------------------------------------------------------------------ what there is
 
@@ -277,7 +287,9 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         with self._refusing(version.name), self._counted(version.name, peer), self._streams.busy:
             yield None
             page_rows = min(slice_.page_rows, self._limits.page_rows)
-            for batch in pages(version, rows, slice_.begin, slice_.stop, page_rows, self._limits.message_bytes):
+            for batch in pages(
+                version, rows, slice_.begin, slice_.stop, page_rows, self._limits.message_bytes, self._threads
+            ):
                 self._streams.check()
                 self._observer.rows(version.name, batch.num_rows, batch.nbytes)
                 yield batch
@@ -302,7 +314,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             raise ServerLimitError(
                 f"{count} rows are asked for at once, and this server allows {self._limits.page_rows}"
             )
-        batches = pages(version, lambda a, b: numbers[a:b], 0, count, count, self._limits.message_bytes)
+        batches = pages(version, lambda a, b: numbers[a:b], 0, count, count, self._limits.message_bytes, self._threads)
         for batch in batches:
             self._observer.rows(version.name, batch.num_rows, batch.nbytes)
             writer.write_batch(batch)
