@@ -231,29 +231,37 @@ def test_who_waits_is_let_go_when_it_stops(ahead: Callable[..., ReadAhead]) -> N
 
 
 def test_several_threads_of_a_consumer(ahead: Callable[..., ReadAhead]) -> None:
+    """As long as none of them is more than a page ahead of another, nothing is let go before it is asked for."""
     slices = Numbers(4000, 1)
     one = ahead(slices, pages=3)
-    numbers, lock = iter(range(0, 4000, 4)), threading.Lock()
+    starts, under_way, turn = iter(range(0, 4000, 4)), set[int](), threading.Condition()
     wrong: list[object] = []
-    missed: list[int] = []
+    most: list[int] = []
+
+    def begin() -> int | None:
+        with turn:
+            start = next(starts, None)
+            if start is not None:
+                under_way.add(start)
+                turn.wait_for(lambda: start - min(under_way) <= ROWS, 30)
+                most.append(len(under_way))
+            return start
 
     def consume() -> None:
-        while True:
-            with lock:
-                start = next(numbers, None)
-            if start is None:
-                return
+        while (start := begin()) is not None:
             rows = list(range(start, start + 4))
             got = had(one, slices.place(0), rows)
-            if got is None:
-                missed.append(start)
-            elif got != rows:
+            if got != rows:
                 wrong.append((rows, got))
+            with turn:
+                under_way.remove(start)
+                turn.notify_all()
 
     threads = [threading.Thread(target=consume) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not wrong
-    assert len(missed) < 100, "hardly anything is asked for after it was let go"
+    assert len(most) == 1000
+    assert max(most) > 1

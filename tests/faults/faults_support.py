@@ -18,24 +18,12 @@ from typing import Any
 
 import pytest
 import torch
+from loader_support import Range
 from torch.utils.data import Dataset
 
 import penstock as ps
 
 HERE = Path(__file__).parent
-
-
-class Range(Dataset[Any]):
-    """0, 1, 2, ..."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> Any:
-        return index
 
 
 class Slow(Range):
@@ -284,25 +272,6 @@ def init_exits(worker: int) -> None:
 
 def init_raises(worker: int) -> None:
     raise BrokenPipeError(f"worker {worker} finds no server")
-
-
-# What is left.
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def wait_gone(pids: list[int], seconds: float) -> list[int]:
-    """Those that still run after so many seconds at most."""
-    deadline = time.monotonic() + seconds
-    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
 
 
 @contextmanager

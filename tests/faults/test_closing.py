@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults_support import Big, Range, Slow, wait_gone, within
+from faults_support import Big, Range, Slow, within
+from leak_support import wait_gone
 from program_support import Program
 
 from penstock import DataLoader
@@ -163,7 +164,7 @@ def test_loaders_are_closed_while_others_start_workers(tmp_path: Path) -> None:
     body = """
     import random
     from collections import Counter
-    ends, until = Counter(), time.monotonic() + 5
+    ends, workers, until = Counter(), [], time.monotonic() + 5
     def run(seed):
         rng = random.Random(seed)
         while time.monotonic() < until:
@@ -172,9 +173,8 @@ def test_loaders_are_closed_while_others_start_workers(tmp_path: Path) -> None:
                 iterator = iter(loader)
                 had = [next(iterator).tolist() for _ in range(rng.randrange(2))]
                 assert had == [[0, 1]][: len(had)]
-                workers = iterator._workers
+                workers.extend(iterator._workers)
                 loader.close()
-                ends.update(worker.exitcode for worker in workers)
             except Exception as error:
                 ends[f"{type(error).__name__}: {error}"] += 1
     threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
@@ -182,6 +182,7 @@ def test_loaders_are_closed_while_others_start_workers(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    ends.update(worker.exitcode for worker in workers)  # now: each thread waits for children of all of them
     assert set(ends) == {0} and ends[0] > 8, ends  # none had to be killed
     assert not children()
     """

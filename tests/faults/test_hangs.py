@@ -6,40 +6,51 @@ import gc
 import os
 import signal
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
-from faults_support import Range, Slow, over, wait_gone, within
-from leak_support import children
+from faults_support import Range, Slow, over, within
+from leak_support import children, wait_gone
 
 from penstock import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-class Once(Slow):
-    """Sample 5 takes a second."""
+class Waits(Range):
+    """Sample 5 takes until a file is there."""
+
+    def __init__(self, n: int, file: Path) -> None:
+        super().__init__(n)
+        self.file = file
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(1 if index == 5 else 0)
+        while index == 5 and not self.file.exists():
+            time.sleep(0.01)
         return index
 
 
 @pytest.mark.parametrize("how", [{}, {"threads_per_worker": 2}, {"dispatch": "chunk"}], ids=str)
-def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, Any]) -> None:
-    loader = DataLoader(Once(12), 2, num_workers=2, timeout=0.4, **how)
+def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, Any], tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    loader = DataLoader(Waits(12, go), 2, num_workers=2, timeout=0.4, **how)
     got: list[list[int]] = []
     told: list[str] = []
-    with within(15), over(loader) as iterator:
+    with within(30), over(loader) as iterator:
         while len(got) < 6:
             try:
                 got.append(next(iterator).tolist())
             except RuntimeError as error:
-                told.append(str(error))
                 assert loader.state_dict()["sampler"]["consumed"] == 2 * len(got), "it is not counted as had"
+                if len(got) == 2 and not go.exists():  # on a busy machine the others may be late, too
+                    told.append(str(error))
+                if len(told) == 2:
+                    go.touch()
         pids = [worker.pid for worker in iterator._workers]
     assert got == [[2 * k, 2 * k + 1] for k in range(6)]
-    assert 1 <= len(told) <= 3
+    assert len(told) == 2
     for text in told:
         assert "DataLoader timed out after 0.4 seconds" in text
         assert "sample 5" in text
@@ -50,7 +61,9 @@ def test_a_stopped_worker_times_out_and_goes_on() -> None:
     loader = DataLoader(Slow(40, 0.01), num_workers=2, timeout=0.5, prefetch_factor=2)
     got = []
     with within(15), over(loader) as iterator:
-        got.append(int(next(iterator)))
+        while not got:
+            with suppress(RuntimeError):  # on a busy machine the workers may start late
+                got.append(int(next(iterator)))
         stopped = iterator._workers[1].pid
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(RuntimeError, match=rf"timed out after 0\.5 seconds.*pid {stopped}"):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from faults_support import Big, Range, Slow, over, wait_gone, within
+from faults_support import Big, Range, Slow, over, within
+from leak_support import wait_gone
 from program_support import Program
 
 from penstock import DataLoader

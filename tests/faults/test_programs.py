@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults_support import alive, wait_gone
+from leak_support import alive, wait_gone
 from program_support import Program
 
 HOW: dict[str, dict[str, Any]] = {

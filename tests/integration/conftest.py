@@ -1,8 +1,9 @@
-"""Puts this folder and that of the distributed tests on the path: rank and worker processes import helpers by name."""
+"""Puts this folder and those of other tests on the path: rank and worker processes import helpers by name."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "distributed")]
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / name) for name in ("integration", "distributed", "loader")]

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from loader_support import Range, Stream
 
 import penstock as ps
 
 
-class Numbers(Dataset[int]):
-    """0, 1, 2, ..."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> Any:
-        return index
-
-
-class Noisy(Numbers):
+class Noisy(Range):
     """Each item is its index and what `penstock.generator` draws for it."""
 
     pure = True
@@ -34,19 +20,7 @@ class Noisy(Numbers):
         return torch.tensor([index, ps.generator().random()], dtype=torch.float64)
 
 
-class Part(IterableDataset[int]):
-    """A stream that shards itself by worker."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return iter(range(first, self.n, step))
-
-
-class Sized(Part):
+class Sized(Stream):
     def __len__(self) -> int:
         return self.n
 
@@ -73,7 +47,7 @@ def deal(rank: int, world: int, shuffle: str | None, options: dict[str, Any]) ->
     for n in SIZES:
         make = lambda n=n: ps.DataLoader(Noisy(n), batch_size=4, shuffle=shuffle, seed=5)  # noqa: E731
         alone = {int(sample[0]): sample for batch in make() for sample in batch.tolist()}
-        torchs: Any = torch.utils.data.DataLoader(Numbers(n), batch_size=4, sampler=list(alone))
+        torchs: Any = torch.utils.data.DataLoader(Range(n), batch_size=4, sampler=list(alone))
         theirs = [batch.tolist() for batch in prepare(torchs)]
         prepared = prepare(make())
         batches = [batch.tolist() for batch in prepared]
@@ -104,7 +78,7 @@ def deal_again(rank: int, world: int, path: str, kind: str) -> list[int]:
         loader: Any = ps.DataLoader(ps.RankDataset(path, seed=1), batch_size=5)
         return [int(row) for _, _, rows in accelerate.prepare(loader) for row in rows]
     own: Any = ps.DistributedSampler if kind == "DistributedSampler" else torch.utils.data.DistributedSampler
-    loader = ps.DataLoader(Numbers(20), batch_size=5, sampler=own(Numbers(20), seed=1))
+    loader = ps.DataLoader(Range(20), batch_size=5, sampler=own(Range(20), seed=1))
     seen = []
     for batch in accelerate.prepare(loader):
         seen += batch.tolist()
@@ -117,10 +91,10 @@ def leave_to_accelerate(rank: int, world: int, kind: str) -> Any:
     torch.manual_seed(100 + rank)
     options = {"dispatch_batches": False} if kind == "stream of every rank" else {}
     if kind.startswith("stream"):
-        loader: Any = ps.DataLoader(Part(24), batch_size=4)
+        loader: Any = ps.DataLoader(Stream(24), batch_size=4)
     else:
         generator = torch.Generator().manual_seed(7) if kind == "generator" else None
-        loader = ps.DataLoader(Numbers(24), batch_size=4, shuffle=True, generator=generator)
+        loader = ps.DataLoader(Range(24), batch_size=4, shuffle=True, generator=generator)
     prepared = accelerator(rank, world, **options).prepare(loader)
     epochs = [[batch.tolist() for batch in prepared] for _ in range(2)]
     return epochs, isinstance(prepared.base_dataloader, ps.DataLoader)

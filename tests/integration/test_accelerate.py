@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from gloo_support import start_ranks, write_rows
-from integration_support import SIZES, Noisy, Numbers, Part, begin, deal, deal_again, go_on, leave_to_accelerate
+from integration_support import SIZES, Noisy, begin, deal, deal_again, go_on, leave_to_accelerate
+from loader_support import Range, Stream
 
 import penstock as ps
 
@@ -62,7 +63,7 @@ def test_prepared_loaders_are_ours(how: dict[str, Any]) -> None:
 def test_loaders_of_torch_are_left_alone() -> None:
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(make())
-    torchs = torch.utils.data.DataLoader(Numbers(9), batch_size=2)
+    torchs = torch.utils.data.DataLoader(Range(9), batch_size=2)
     assert type(accelerator.prepare(torchs).base_dataloader) is torch.utils.data.DataLoader
     assert rows(accelerator.prepare(torchs)) == rows(torchs)
 
@@ -153,12 +154,12 @@ def test_epoch_can_be_set() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: ps.DataLoader(Numbers(7), batch_size=2),
-        lambda: ps.DataLoader(Numbers(7), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3)),
-        lambda: ps.DataLoader(Numbers(7), batch_sampler=[[1], [2, 3]]),
-        lambda: ps.DataLoader(Part(7), batch_size=2),
-        lambda: ps.DataLoader(Part(7), batch_size=2, num_workers=2),
-        lambda: ps.DataLoader(Numbers(7), batch_size=2, sampler=[5, 4, 1]),
+        lambda: ps.DataLoader(Range(7), batch_size=2),
+        lambda: ps.DataLoader(Range(7), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3)),
+        lambda: ps.DataLoader(Range(7), batch_sampler=[[1], [2, 3]]),
+        lambda: ps.DataLoader(Stream(7), batch_size=2),
+        lambda: ps.DataLoader(Stream(7), batch_size=2, num_workers=2),
+        lambda: ps.DataLoader(Range(7), batch_size=2, sampler=[5, 4, 1]),
     ],
     ids=["plain", "generator", "batch sampler", "stream", "stream with workers", "sampler"],
 )
@@ -184,7 +185,7 @@ def test_seedable_sampler_of_accelerate(seed: int | None) -> None:
     assert isinstance(prepared.base_dataloader, ps.DataLoader)
     found = [[[int(sample[0]) for sample in batch] for batch in rows(prepared)] for _ in range(2)]
     _reset()
-    torchs = torch.utils.data.DataLoader(Numbers(22), 4, shuffle=True)
+    torchs = torch.utils.data.DataLoader(Range(22), 4, shuffle=True)
     theirs = Accelerator(cpu=True, dataloader_config=config).prepare(torchs)
     assert (found == [rows(theirs) for _ in range(2)]) == (seed is None)
     assert found[0] != found[1]

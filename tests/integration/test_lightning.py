@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from gloo_support import start_ranks, write_rows
-from integration_support import Noisy, Numbers, Sized
+from integration_support import Noisy, Sized
+from loader_support import Range
 
 import penstock as ps
 from penstock.errors import PartitionError
@@ -80,7 +81,7 @@ def test_resume_from_the_checkpoint_of_every_step(tmp_path: Path, shuffle: str) 
             return make()
         torch.manual_seed(8)
         generator = torch.Generator().manual_seed(8) if shuffle == "generator" else None
-        return ps.DataLoader(Numbers(20), 4, shuffle=True, generator=generator)
+        return ps.DataLoader(Range(20), 4, shuffle=True, generator=generator)
 
     every = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     whole = fit(loader(), callbacks=[every], enable_checkpointing=True).seen

@@ -57,3 +57,19 @@ def wait_until_as(before: Left, seconds: float = 5) -> None:
             return
         assert time.monotonic() < end, f"left behind: {more}"
         time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_gone(pids: list[int], seconds: float) -> list[int]:
+    """Those that still run after so many seconds at most."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left

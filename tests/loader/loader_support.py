@@ -14,9 +14,23 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import penstock as ps
+from penstock.loader.work import Made
 
 EXECUTORS = {"inline": 0, "thread": 2, "process": 2}
 """Executors by name, with the number of workers that the tests give them."""
+
+
+class Range(Dataset[Any]):
+    """0, 1, 2, ..."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
 
 
 class Draws(Dataset[dict[str, Any]]):
@@ -191,12 +205,13 @@ def batches(loader: Any) -> list[Any]:
 
 
 def outcomes(loader: Any, limit: int = 1000) -> list[Any]:
-    """One pass that goes on after errors: batches, and of errors their types' names."""
+    """One pass, of a loader or an executor, that goes on after errors: batches, and of errors their types' names."""
     result: list[Any] = []
     with ended(iter(loader)) as iterator:
         for _ in range(limit):
             try:
-                result.append(plain(next(iterator)))
+                made = next(iterator)
+                result.append(plain(made.batch if isinstance(made, Made) else made))
             except StopIteration:
                 return result
             except Exception as error:

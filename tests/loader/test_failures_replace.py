@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from failures_support import KEY, Load, all_but, loads, notes, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,41 +28,6 @@ from penstock.errors import (
 )
 from penstock.loader.failures import SKIP, Failure, OnError, is_tolerable
 from penstock.loader.work import Work
-
-KEY = 0x0123456789ABCDEF
-Load = Callable[[Any, int], Any]
-
-
-def loads(*bad: Any, error: type[Exception] = KeyError) -> Load:
-    """Loads index times ten, but not these."""
-
-    def load_one(index: Any, key: int) -> Any:
-        if index in bad:
-            raise error(f"sample {index} is bad")
-        return index * 10
-
-    return load_one
-
-
-def all_but(*good: int) -> Load:
-    def load_one(index: int, key: int) -> int:
-        if index not in good:
-            raise ValueError(index)
-        return index * 10
-
-    return load_one
-
-
-def notes(error: BaseException) -> str:
-    return "\n".join(getattr(error, "__notes__", []))
-
-
-def run(
-    action: Any, load_one: Load, index: Any = 5, key: int = KEY, length: int | None = 100, **options: Any
-) -> tuple[Any, list[Failure]]:
-    """A sample and what was noted."""
-    work = Work()
-    return OnError(action, **options).load(load_one, index, key, length, work), work.failures
 
 
 class TestDraws:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,12 @@ def test_errors_of_a_stream_end_it(how: dict[str, Any]) -> None:
 @pytest.mark.parametrize("how", HOW[1:], ids=list(EXECUTORS)[1:])
 def test_timeout(how: dict[str, Any]) -> None:
     """In torch's words; the next call waits for the same batch, which is not counted as had."""
-    loader = DataLoader(Slow(5, {1: 0.5}), timeout=0.2, **{**how, "num_workers": 1})
-    begin = time.perf_counter()
+    loader = DataLoader(Slow(5, {1: 1.0}), timeout=0.2, **{**how, "num_workers": 1})
     with ended(iter(loader)) as iterator:
-        next(iterator)
+        while not loader.state_dict()["sampler"]["consumed"]:
+            with suppress(RuntimeError):  # on a busy machine the worker may start late
+                next(iterator)
+        begin = time.perf_counter()
         with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.2 seconds"):
             next(iterator)
         assert time.perf_counter() - begin < 2

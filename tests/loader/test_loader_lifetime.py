@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
-import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from leak_support import anonymous, left, wait_until_as
 from loader_support import EXECUTORS, Draws, Slow, Squares, Stream, batches
 
 from penstock import DataLoader, Manifest, MPDataset, RankDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:this data set has no order")
-
-
-def left() -> tuple[set[str], set[str], int]:
-    """Threads, open descriptors (by what they refer to) and child processes."""
-    folder = "/proc/self/fd"
-    descriptors = set()
-    for number in os.listdir(folder):
-        try:
-            descriptors.add(f"{number} {os.readlink(f'{folder}/{number}')}")
-        except OSError:
-            continue  # the listing's own
-    return {thread.name for thread in threading.enumerate()}, descriptors, len(multiprocessing.active_children())
-
-
-def wait_until_as(before: tuple[set[str], set[str], int], seconds: float = 5) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        gc.collect()
-        threads, descriptors, children = left()
-        more = (threads - before[0], descriptors - before[1], children - before[2])
-        if not more[0] and not more[1] and more[2] <= 0:
-            return
-        assert time.monotonic() < end, f"left behind: {more}"
-        time.sleep(0.02)
-
-
-def anonymous() -> int:
-    """Anonymous memory of this process in bytes."""
-    text = Path("/proc/self/smaps_rollup").read_text()
-    found = re.search(r"^Anonymous:\s+(\d+) kB", text, re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 def whole(loader: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from loader_support import ended, plain
+from loader_support import ended, outcomes
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.loader.inline import InlineBatches
@@ -119,19 +119,6 @@ def threads(
     options = {"depth": 2 * count, "timeout": 20, "in_order": True, **options}
     made = [fetch(data) for _ in range(count)] if makers is None else makers
     return ThreadBatches(endless(), made, pool, **options)
-
-
-def outcomes(batches: Any, limit: int = 100) -> list[Any]:
-    """Batches, and of errors their types' names."""
-    seen: list[Any] = []
-    for _ in range(limit):
-        try:
-            seen.append(plain(next(batches).batch))
-        except StopIteration:
-            return seen
-        except Exception as error:
-            seen.append(type(error).__name__)
-    raise AssertionError(f"no end: {seen[:5]}")
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from loader_support import Draws, Faulty, GlobalDraws, Slow, Squares, bad_collate, plain
+from loader_support import Draws, Faulty, GlobalDraws, Slow, Squares, bad_collate, outcomes, plain
 from torch.utils.data import get_worker_info
 
 from penstock.loader.fetch import Fetch
@@ -41,19 +41,6 @@ def threads(data: Any, n: int = 12, size: int = 4, *, count: int = 2, **options:
     maker = options.pop("maker", None) or fetch(data)
     options = {"depth": 2 * count, "timeout": 20, "in_order": True, **options}
     return ThreadBatches(planned, maker, pool, **options)
-
-
-def outcomes(batches: Any, limit: int = 100) -> list[Any]:
-    """Batches, and of errors their types' names."""
-    seen: list[Any] = []
-    for _ in range(limit):
-        try:
-            seen.append(plain(next(batches).batch))
-        except StopIteration:
-            return seen
-        except Exception as error:
-            seen.append(type(error).__name__)
-    raise AssertionError(f"no end: {seen[:5]}")
 
 
 def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leak_support import wait_gone
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch_suite_support import (
     FAST,
@@ -258,23 +259,6 @@ def run_program(body: str, how: dict[str, Any]) -> tuple[subprocess.CompletedPro
     return done, [int(pid) for line in lines for pid in line.split()[1:]]
 
 
-def gone(pids: list[int]) -> bool:
-    """Whether no worker is left, after five seconds at most."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        if not any(running(pid) for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("how", LEAVE)
 @pytest.mark.parametrize("name", BODIES)
@@ -285,7 +269,7 @@ def test_programs_end_and_leave_nothing(name: str, how: str) -> None:
     done, pids = run_program(body, LEAVE[how])
     assert done.returncode == code, done.stderr
     assert len(pids) in (0, 2, 6) if how in ("process", "persistent") else not pids
-    assert gone(pids)
+    assert not wait_gone(pids, 5)
     assert time.monotonic() - begin < 45
     if code == 1:
         assert done.stderr.count("Traceback") <= 2
@@ -308,7 +292,7 @@ def test_programs_end_under_other_start_methods(name: str, method: str, tmp_path
     )
     pids = [int(pid) for line in done.stdout.splitlines() if line.startswith("pids") for pid in line.split()[1:]]
     assert done.returncode == code, done.stderr
-    assert gone(pids)
+    assert not wait_gone(pids, 5)
     assert code != 0 or done.stderr == ""
 
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from loader_support import Range
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 import penstock as ps
 
@@ -46,19 +47,6 @@ def number() -> int:
     """Of the worker that runs this; -1 in none."""
     info = get_worker_info()
     return -1 if info is None else info.id
-
-
-class Range(Dataset[Any]):
-    """0, 1, 2, ..."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: Any) -> Any:
-        return index
 
 
 class Maker(Range):
