@@ -84,9 +84,9 @@ class ProcessBatches:
         self._assembly = Assembly(pool, plan)
         self._assigner = Assigner(pool, plan, self._assembly, first)
         self._ready = 0
+        self.number, self.worker = -1, 0
         self.depth = self._room()
         """Batches that may be in flight."""
-        self.number, self.worker = -1, 0
         with pool.turn():
             self._fill()
 
@@ -111,7 +111,8 @@ class ProcessBatches:
         options = self.pool.options
         if options.max_bytes is not None and not self._plan.sized:
             return 1  # until it is known how large they are
-        return min(options.light if self._plan.light else options.depth, self.pool.ring.in_flight)
+        light = self._plan.light and self.number >= 0  # the first batch is waited for
+        return min(options.light if light else options.depth, self.pool.ring.in_flight)
 
     def __next__(self) -> Made:
         self._check()
