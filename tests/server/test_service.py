@@ -360,11 +360,11 @@ class TestArguments:
 
     def test_a_port_that_is_taken(self, server: Server, manifest: Manifest) -> None:
         port = int(server.address.rpartition(":")[2])
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: another program listens"):
             Server({"x": manifest}, port=port)
 
     def test_an_address_of_some_other_machine(self, manifest: Manifest) -> None:
-        with pytest.raises(ConfigError, match=r"cannot listen on 192.0.2.1:0"):
+        with pytest.raises(ConfigError, match=r"cannot listen on 192.0.2.1:0: Cannot assign"):
             Server({"x": manifest}, host="192.0.2.1", insecure=True)
 
     def test_ipv6(self, manifest: Manifest) -> None:

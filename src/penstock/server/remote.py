@@ -23,7 +23,7 @@ from penstock.errors import ManifestError
 from penstock.manifest import Manifest, Record
 from penstock.manifest.fields import BadRow
 from penstock.manifest.formats.base import ParsedPart, Parser, Part
-from penstock.manifest.formats.mapped import join_paths, python_values
+from penstock.manifest.formats.mapped import ColumnPart
 from penstock.manifest.indices import Indices, Rows
 from penstock.manifest.scan import shorten
 from penstock.server.layout import Layout
@@ -156,27 +156,12 @@ class _Lines(_Remote, ParsedPart):
         raise ManifestError(f"{self.path}, row {row + self._start}: {bad.reason}: {content}") from None
 
 
-class _Columns(_Remote):
+class _Columns(_Remote, ColumnPart):
     """Rows in columns."""
 
     def __init__(self, fetch: _Fetch) -> None:
-        super().__init__(fetch)
+        _Remote.__init__(self, fetch)
         self.rows, self.schema = fetch.layout.rows, fetch.stored
-
-    def one(self, row: int) -> list[Any]:
-        return [values[0] for values in self.values(np.array([row]))]
-
-    def values(self, rows: Rows) -> list[list[Any]]:
-        return self.values_of(self.gather(rows), rows)
-
-    def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
-        return python_values(batch)
-
-    def table(self, rows: Rows, prefix: str) -> pa.Table:
-        return join_paths(pa.Table.from_batches([self.gather(rows)]), prefix)
 
     def gather(self, rows: Rows) -> pa.RecordBatch:
         return self.fetch(rows)
-
-    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        raise ManifestError(f"{self.path} has columns and no lines, so there is no raw text; use take")

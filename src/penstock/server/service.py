@@ -20,8 +20,10 @@ request that cannot be answered is refused with a reason, and harms nobody else.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -131,7 +133,8 @@ class Server:
                 self._catalog, limits or Limits(), self._observer, self._streams, f"{scheme}://{shown}:{port}", options
             )
         except (pa.ArrowException, flight.FlightError, OSError) as error:
-            raise ConfigError(f"cannot listen on {shown}:{port}: {str(error).partition('. Detail')[0]}") from error
+            reason = _refusal(host, port) or str(error).partition(". Detail")[0]
+            raise ConfigError(f"cannot listen on {shown}:{port}: {reason}") from error
         self.address = f"{scheme}://{shown}:{flight_server.port}"
         """Where it listens: ``grpc://host:port``, or ``grpc+tls://host:port``."""
         self._flight: _Flight | None = flight_server
@@ -180,6 +183,19 @@ class Server:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _refusal(host: str, port: int) -> str | None:
+    """Why the system lets nobody listen there, which gRPC keeps to itself; None if it does."""
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as trial:
+            trial.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return "another program listens there already: choose another port, or 0 for any that is free"
+        return error.strerror or str(error)
+    return None
 
 
 _GATHERERS = 8  # more than processors, since some wait for the disk

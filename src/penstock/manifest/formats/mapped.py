@@ -16,7 +16,7 @@ from penstock.manifest.lines import texts
 from penstock.manifest.options import Column
 from penstock.storage import SourceFile
 
-__all__ = ["ArrowPart", "join_paths", "open_mapped", "python_values"]
+__all__ = ["ArrowPart", "ColumnPart", "join_paths", "open_mapped", "python_values"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -26,7 +26,32 @@ def open_mapped(source: SourceFile) -> pa.RecordBatchFileReader:
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(source.map if source.map is not None else b"")))
 
 
-class ArrowPart:
+class ColumnPart:
+    """What follows for a part that has columns and no lines: all it needs to know is how to `gather` rows."""
+
+    path: str
+
+    def gather(self, rows: Rows) -> pa.RecordBatch:
+        """See `Part`."""
+        raise NotImplementedError
+
+    def one(self, row: int) -> list[Any]:
+        return [values[0] for values in self.values(np.array([row]))]
+
+    def values(self, rows: Rows) -> list[list[Any]]:
+        return self.values_of(self.gather(rows), rows)
+
+    def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
+        return python_values(batch)
+
+    def table(self, rows: Rows, prefix: str) -> pa.Table:
+        return join_paths(pa.Table.from_batches([self.gather(rows)]), prefix)
+
+    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
+        raise ManifestError(f"{self.path} has columns and no lines, so there is no raw text; use take")
+
+
+class ArrowPart(ColumnPart):
     """Columns of a memory-mapped Arrow file.
 
     Args:
@@ -76,21 +101,6 @@ class ArrowPart:
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return as_batch(pa.Table.from_batches(pieces)).take(pa.array(back))
-
-    def one(self, row: int) -> list[Any]:
-        return [values[0] for values in self.values(np.array([row]))]
-
-    def values(self, rows: Rows) -> list[list[Any]]:
-        return self.values_of(self.gather(rows), rows)
-
-    def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
-        return python_values(batch)
-
-    def table(self, rows: Rows, prefix: str) -> pa.Table:
-        return join_paths(pa.Table.from_batches([self.gather(rows)]), prefix)
-
-    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        raise ManifestError(f"{self.path} has columns and no lines, so there is no raw text; use take")
 
     def fingerprints_at(self, rows: int) -> list[str]:
         if rows == self.rows:
