@@ -1,7 +1,8 @@
 """The metadata server beside Flask and JSON: rows a second, CPU time of a row, latency, memory and start.
 
 Both serve one file to clients on the same machine, and both are asked in turn for the same rows: pages of a shuffled
-epoch, batches of 256 random rows, and single ones. Ours is ``penstock serve`` with its status page. The peer keeps the
+epoch, batches of 256 random rows, and single ones; of these the next request is sent when the answer is there, or, with
+"4 under way" (`Client.batches`), before that. Ours is ``penstock serve`` with its status page. The peer keeps the
 list of lines and the order of the epoch in memory, and answers with lists of lines; connections are kept alive, in both
 directions without Nagle's delay. What comes is checked against the file before anything is measured. The client's side
 of JSON is a list of str; ours is a record batch, and with "as str" that list as well.
@@ -47,6 +48,7 @@ from penstock.server import Client, Slice
 
 PAGE = 1 << 14  # rows of a page, for both
 BATCH = 256
+AHEAD = 4  # requests under way
 CLIENTS = 8
 CHECKED = 3 * PAGE
 SEED = 1
@@ -134,10 +136,10 @@ def serve_flask(path: str) -> None:
 class Ours:
     """A client of the metadata server; with ``strings`` it makes a list of what comes."""
 
-    def __init__(self, address: str, strings: bool = False) -> None:
+    def __init__(self, address: str, strings: bool = False, ahead: int = 1) -> None:
         self.client = Client(address)
         self.info = self.client.info()
-        self.strings = strings
+        self.strings, self.ahead = strings, ahead
 
     def pages(self) -> Answers:
         """An epoch of one rank, in order."""
@@ -149,8 +151,11 @@ class Ours:
 
     def batches(self, numbers: Iterator[Any]) -> Answers:
         """One answer for each array of row numbers."""
+        name, fingerprint = self.info.name, self.info.fingerprint
+        if self.ahead > 1:
+            yield from map(self._made, self.client.batches(name, fingerprint, numbers, ahead=self.ahead))
         for some in numbers:
-            yield self._made(self.client.rows(self.info.name, self.info.fingerprint, some))
+            yield self._made(self.client.rows(name, fingerprint, some))
 
     def _made(self, batch: pa.RecordBatch) -> tuple[Any, int]:
         return strings(batch) if self.strings else batch, batch.nbytes
@@ -287,10 +292,11 @@ def join(one: Any) -> None:
 KINDS: dict[str, Callable[[str], Any]] = {
     "penstock": Ours,
     "penstock, as str": lambda address: Ours(address, strings=True),
+    f"penstock, {AHEAD} under way": lambda address: Ours(address, ahead=AHEAD),
     "Flask": Json,
     "Flask, one by one": lambda address: Json(address, single=True),
 }
-PENSTOCK, STRINGS, FLASK, FLASK_SINGLE = KINDS
+PENSTOCK, STRINGS, AT_ONCE, FLASK, FLASK_SINGLE = KINDS
 PAGES, BATCHES, ROWS, ROWS_TOGETHER = (
     "pages, shuffled",
     f"batches of {BATCH}",
@@ -311,7 +317,7 @@ def rounds(servers: dict[str, Running], pool: Any, options: argparse.Namespace) 
     plan: dict[str, tuple[list[str], Callable[[Any, int], Answers]]] = {
         PAGES: ([PENSTOCK, STRINGS, FLASK], lambda client, k: client.pages()),
         BATCHES: (list(KINDS), lambda client, k: client.batches(random_rows(n, BATCH, k))),
-        ROWS: ([PENSTOCK, FLASK_SINGLE], lambda client, k: client.batches(random_rows(n, 1, k))),
+        ROWS: ([PENSTOCK, AT_ONCE, FLASK_SINGLE], lambda client, k: client.batches(random_rows(n, 1, k))),
     }
     found: dict[str, dict[str, list[Round]]] = {what: {kind: [] for kind in kinds} for what, (kinds, _) in plan.items()}
     found[ROWS_TOGETHER] = {PENSTOCK: [], FLASK_SINGLE: []}
@@ -385,13 +391,14 @@ def middle(results: Sequence[Round], name: str) -> float:
 
 def bars(found: dict[str, dict[str, list[Round]]], start: Sequence[float], memory: float) -> None:
     """Print the medians beside what was to be reached."""
-    pages, batches, single, together = (kinds[PENSTOCK] for kinds in found.values())
+    pages, _, _, together = (kinds[PENSTOCK] for kinds in found.values())
+    at_once, single = found[BATCHES][AT_ONCE], found[ROWS][AT_ONCE]
     tails = [r.percentile(99) for r in together]
     rows = [
         row("pages, shuffled", "M rows/s", middle(pages, "rate") / 1e6, 6),
         row("pages, shuffled", "MB/s", middle(pages, "megabytes"), 300),
-        row(f"batches of {BATCH}", "k rows/s", middle(batches, "rate") / 1e3, 800),
-        row("single rows, one client", "k rows/s", middle(single, "rate") / 1e3, 4),
+        row(f"batches of {BATCH}, {AHEAD} under way", "k rows/s", middle(at_once, "rate") / 1e3, 800),
+        row(f"single rows, one client, {AHEAD} under way", "k rows/s", middle(single, "rate") / 1e3, 4),
         row(f"single rows, {CLIENTS} clients", "k rows/s", middle(together, "rate") / 1e3, 4),
         row(f"single rows, {CLIENTS} clients, p99", "ms", statistics.median(tails), 5, most=True),
         row("start to first answer", "s", statistics.median(start), 0.5, most=True),

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,7 +30,7 @@ from penstock.errors import (
     UnknownDataSetError,
 )
 from penstock.manifest import Manifest
-from penstock.server import Client, Server, Slice
+from penstock.server import Client, Limits, Server, Slice
 from penstock.server.connections import process as this_process
 from penstock.server.remote import RemoteManifest
 
@@ -219,6 +220,86 @@ class TestRows:
             thread = threading.Thread(target=read)
             thread.start()
             thread.join()
+        gc.collect()
+        assert len(this_process._calls) <= before
+
+
+class TestBatches:
+    """Several requests for rows under way at a time."""
+
+    SIZES = (5, 1, 256, 0, 4096, 3, 70_000, 2000, 2500, 8, 65_536)
+
+    @pytest.mark.parametrize("ahead", [1, 2, 4, 100])
+    def test_in_the_order_of_the_requests(self, client: Client, manifest: Manifest, ahead: int) -> None:
+        requests = [random_rows(100_000, size, seed) for seed, size in enumerate(self.SIZES)]
+        found = list(client.batches("train", manifest.fingerprint, iter(requests), ahead=ahead))
+        assert [batch.column(0) for batch in found] == [manifest.raw(rows) for rows in requests]
+
+    def test_requests_are_taken_no_earlier_than_said(self, client: Client, manifest: Manifest) -> None:
+        taken = []
+
+        def requests() -> Iterator[list[int]]:
+            for row in range(20):
+                taken.append(row)
+                yield [row]
+
+        stream = client.batches("train", manifest.fingerprint, requests(), ahead=3)
+        assert not taken
+        for number, _ in enumerate(stream):
+            assert len(taken) <= number + 4
+        assert len(taken) == 20
+
+    @pytest.mark.timeout(60)
+    def test_long_answers_and_nobody_who_reads(self, tmp_path: Path) -> None:
+        """A server that waits for its answers to be read must not wait for a client that waits for it."""
+        path = tmp_path / "long.txt"
+        path.write_text("".join(f"{k:08d}/{'x' * 200} {k}\n" for k in range(1000)))
+        requests = [random_rows(1000, 4000, seed) for seed in range(400)]
+        manifest = Manifest.open(path)
+        with served(path) as [process], Client(process.address, timeout=300) as client:
+            for rows, batch in zip(
+                requests, client.batches("train", manifest.fingerprint, requests, ahead=400), strict=True
+            ):
+                assert batch.column(0) == manifest.raw(rows)
+
+    def test_answers_in_pieces(self, manifest: Manifest) -> None:
+        requests = [random_rows(100_000, 300, seed) for seed in range(10)]
+        with Server({"train": manifest}, limits=Limits(message_bytes=1000)) as server, Client(server.address) as client:
+            found = client.batches("train", manifest.fingerprint, requests)
+            assert [batch.column(0) for batch in found] == [manifest.raw(rows) for rows in requests]
+
+    def test_a_row_outside_comes_after_the_answers_before_it(self, client: Client, manifest: Manifest) -> None:
+        stream = client.batches("train", manifest.fingerprint, [[1], [2], [100_000], [3]])
+        assert [next(stream).num_rows, next(stream).num_rows] == [1, 1]
+        with pytest.raises(TicketError, match="row 100000 is asked for"):
+            next(stream)
+
+    def test_what_the_requests_raise(self, client: Client, manifest: Manifest) -> None:
+        def requests() -> Iterator[list[int]]:
+            yield [1]
+            raise OSError("of the user")
+
+        with pytest.raises(OSError, match="of the user"):
+            list(client.batches("train", manifest.fingerprint, requests()))
+        with pytest.raises(TypeError, match="integers"):
+            list(client.batches("train", manifest.fingerprint, [[0.5]]))  # type: ignore[list-item]
+        with pytest.raises(ConfigError, match="ahead must be at least 1"):
+            client.batches("train", manifest.fingerprint, [[1]], ahead=0)
+
+    def test_a_consumer_that_is_slower_than_a_call_may_last(self, elsewhere: Process, manifest: Manifest) -> None:
+        requests = [random_rows(100_000, 10, seed) for seed in range(12)]
+        with Client(elsewhere.address, timeout=0.4) as client:
+            stream = client.batches("train", manifest.fingerprint, requests)
+            for number, (rows, batch) in enumerate(zip(requests, stream, strict=True)):
+                assert batch.column(0) == manifest.raw(rows)
+                time.sleep(0.7 if number in (1, 6) else 0.1)
+
+    def test_left_early(self, client: Client, manifest: Manifest) -> None:
+        gc.collect()
+        before = len(this_process._calls)
+        stream = client.batches("train", manifest.fingerprint, ([k] for k in range(1000)))
+        next(stream)
+        del stream
         gc.collect()
         assert len(this_process._calls) <= before
 

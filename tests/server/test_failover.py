@@ -112,6 +112,18 @@ class TestKilled:
                 assert client.rows("train", fingerprint, rows).column(0) == manifest.raw(rows)
                 assert time.monotonic() - begin < 3
 
+    def test_several_requests_under_way(self, file: Path, manifest: Manifest) -> None:
+        requests = [random_rows(ROWS, 64, number) for number in range(60)]
+        with served(file, file) as servers, Client([one.address for one in servers]) as client:
+            events = {}
+            for number in range(3):
+                events[20 * number + 5] = servers[number % 2].kill
+                events[20 * number + 10] = servers[number % 2].restart
+            stream = client.batches("train", manifest.fingerprint, requests, ahead=4)
+            got, longest = paced(stream, events)
+            assert [batch.column(0) for batch in got] == [manifest.raw(rows) for rows in requests]
+            assert longest < 3
+
     def test_for_good(self, file: Path) -> None:
         with served(file) as [server]:
             client = Client(server.address, patience=1, timeout=2)

@@ -25,6 +25,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import ManifestError
 from penstock.manifest.ends import ExactRecords, StrayQuote
@@ -88,7 +89,8 @@ class LineIndex:
         flags = sidecar.header.flags
         self.multiline, self._skipped, self._cr = bool(flags & MULTILINE), bool(flags & SKIPPED), bool(flags & CR)
         self._offsets = sidecar.offsets  # a memoryview: single elements are faster than NumPy's
-        self._offset_array = np.frombuffer(self._offsets, dtype=np.int64)
+        # Where each row begins and ends, side by side, so that both are had with one look at memory.
+        self._bounds = np.ndarray((self.rows,), "V16", self._offsets, strides=(8,))
         self._data = self.source.map if self.source.map is not None else b""
         self._head = len(BOM) if self._data[: len(BOM)] == BOM else 0  # no line feed is before the first line
         self._data_array = np.frombuffer(self._data, dtype=np.uint8)
@@ -104,20 +106,17 @@ class LineIndex:
             self.source.check()
             few = [self.one(row).encode("utf-8", "surrogateescape") for row in rows.tolist()]
             return pa.array(few, pa.large_binary())
-        data, offsets, plain = self._take(rows)
+        slices, plain = self._take(rows)
         if not plain or self._cr:
-            return self._values(data, offsets)
-        ends = offsets - np.arange(len(offsets))
-        values = data.replace(b"\n", b"")
-        return pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(rows), [None, pa.py_buffer(ends), pa.py_buffer(values)]
-        )
+            return self._values(slices)
+        return pc.binary_slice(slices, 0, -1)  # without the line feeds
 
     def text(self, rows: Rows) -> list[str]:
         """The values of rows as str; bytes that are not UTF-8 become surrogates, as in file names (`os.fsdecode`)."""
-        data, offsets, plain = self._take(rows)
+        slices, plain = self._take(rows)
         if not plain:
-            return texts(self._values(data, offsets))
+            return texts(self._values(slices))
+        data, _ = _contents(slices)
         if self._cr:
             data = data.replace(b"\r\n", b"\n")
         lines = data.decode("utf-8", "surrogateescape").split("\n")
@@ -142,8 +141,9 @@ class LineIndex:
                     return value.removesuffix("\r") if self._cr else value
         return self.text(np.array([row]))[0]  # an unusual row, or damage to repair
 
-    def _values(self, data: bytes, offsets: Rows) -> pa.LargeBinaryArray:
-        """The values of slices that lie one after the other."""
+    def _values(self, slices: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+        """The values of slices."""
+        data, offsets = _contents(slices)
         return pa.array([self.value(data[a:b]) for a, b in pairwise(offsets.tolist())], pa.large_binary())
 
     def value(self, piece: bytes) -> bytes:
@@ -194,11 +194,11 @@ class LineIndex:
         if self._index_size_now() != self._index_size:
             self._heal(remove=False)  # nobody takes it for a sound one
 
-    def _take(self, rows: Rows) -> tuple[bytes, Rows, bool]:
-        """The slices of rows one after the other, their offsets there, and whether all are a value and a line feed."""
+    def _take(self, rows: Rows) -> tuple[pa.LargeBinaryArray, bool]:
+        """The slices of rows, and whether all are a value and a line feed."""
         self._check_files()
         if not rows.size:
-            return b"", np.zeros(1, dtype=np.int64), True
+            return pa.array([], pa.large_binary()), True
         try:
             return self._checked(rows)
         except _Damaged:
@@ -208,23 +208,27 @@ class LineIndex:
         except _Damaged:  # a sound index cannot be wrong, so the file was changed behind its times
             raise self.source.changed(self.source.size) from None
 
-    def _checked(self, rows: Rows) -> tuple[bytes, Rows, bool]:
+    def _checked(self, rows: Rows) -> tuple[pa.LargeBinaryArray, bool]:
         end = self._check_offsets(rows)
-        data, offsets = _contents(self._slices.take(pa.array(rows)))
-        array = np.frombuffer(data, dtype=np.uint8)
-        last = array.take(offsets[1:] - 1) == _LF
-        if not last.all() and (end[~last] != self.source.size).any():
-            raise _Damaged  # only a file's last line may lack its line feed
+        slices = self._slices.take(pa.array(rows))
+        data, offsets = _views(slices)
+        last = data.take(offsets[1:] - 1) == _LF
         ended = int(np.count_nonzero(last))
-        feeds = int(np.count_nonzero(array == _LF))
-        if feeds != ended and not self.multiline and not self._are_single(data, offsets):
+        if ended < len(rows) and (end[~last] != self.source.size).any():
+            raise _Damaged  # only a file's last line may lack its line feed
+        feeds = int(np.count_nonzero(data == _LF))
+        if feeds != ended and not self.multiline and not self._are_single(*_contents(slices)):
             raise _Damaged
-        return data, offsets, feeds == ended == len(rows)
+        return slices, feeds == ended == len(rows)
 
     def _check_offsets(self, rows: Rows) -> Rows:
         """Where slices end. _Damaged if they lie outside of the file or do not begin where a line does."""
-        start, end = self._offset_array.take(rows), self._offset_array.take(rows + 1)
-        if int(start.min()) < 0 or int(end.max()) > self.source.size or not (start < end).all():
+        start, end = self._bounds[rows].view(np.int64).reshape(-1, 2).T
+        if (
+            int(np.minimum.reduce(start)) < 0
+            or int(np.maximum.reduce(end)) > self.source.size
+            or not (start < end).all()
+        ):
             raise _Damaged
         aligned = self._data_array.take(start - 1) == _LF  # for 0 that is the last byte, whatever it is
         if not aligned.all() and not (start[~aligned] == self._head).all():
@@ -302,14 +306,20 @@ class LineIndex:
         return scanner
 
 
-def _contents(array: pa.LargeBinaryArray) -> tuple[bytes, Rows]:
-    """The bytes of all values of an array, one after the other, and their offsets in them."""
+def _views(array: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.uint8], Rows]:
+    """The bytes of all values of an array, one after the other, and their offsets in them. Nothing is copied."""
     _, offset_buffer, data = array.buffers()
     if not len(array) or offset_buffer is None or data is None:
-        return b"", np.zeros(len(array) + 1, dtype=np.int64)
+        return np.empty(0, dtype=np.uint8), np.zeros(len(array) + 1, dtype=np.int64)
     offsets = np.frombuffer(offset_buffer, dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
     first, last = int(offsets[0]), int(offsets[-1])
-    return data.slice(first, last - first).to_pybytes(), offsets - first
+    return np.frombuffer(data, dtype=np.uint8, count=last - first, offset=first), offsets - first if first else offsets
+
+
+def _contents(array: pa.LargeBinaryArray) -> tuple[bytes, Rows]:
+    """The same as bytes."""
+    data, offsets = _views(array)
+    return data.tobytes(), offsets
 
 
 def texts(values: pa.LargeBinaryArray) -> list[str]:

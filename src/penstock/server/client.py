@@ -5,6 +5,7 @@
     part = Slice(name="train", fingerprint=info.fingerprint, samples=info.rows, seed=0, world_size=8, rank=3)
     for batch in client.slice(part): ...                     record batches of rows as they are stored
     client.rows("train", info.fingerprint, [5, 3, 5])        one batch of three
+    for batch in client.batches("train", info.fingerprint, [[5, 3, 5], [8, 2]]): ...
     client.manifest("train")[5]                              Record(path='a/5.jpg', label=7, row=5, extra={})
 
 Promises: a slice comes whole and in order, each row once, whichever servers die, hang or come back meanwhile, for every
@@ -15,7 +16,8 @@ job began with are not used. Where no server answers for ``patience`` seconds th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -35,7 +37,7 @@ from penstock.server.failover import Servers
 from penstock.server.failures import Address, client_context, parse_address
 from penstock.server.layout import Layout, restore
 from penstock.server.protocol import MAX_ROWS, Slice, as_numbers, encode_key, encode_prefix
-from penstock.server.reading import RowReader, SliceReader
+from penstock.server.reading import BatchReader, RowReader, SliceReader
 
 if TYPE_CHECKING:
     from penstock.server.remote import RemoteManifest
@@ -211,7 +213,48 @@ class Client:
         batches = [
             batch for piece in pieces for batch in self._servers.insist(partial(read, command, piece), self.patience)
         ]
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return _joined(batches)
+
+    def batches(
+        self,
+        name: str,
+        fingerprint: str,
+        requests: Iterable[Sequence[int] | npt.NDArray[np.integer[Any]]],
+        *,
+        ahead: int = 4,
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows by number as `rows` gives them, one batch for each of ``requests``, in this order.
+
+        Up to ``ahead`` requests are under way at a time, so that the server is at work while the consumer is: they are
+        taken from the iterable so much earlier. Requests of 4,096 rows and more go one by one.
+
+        Raises:
+            ConfigError: ``ahead`` is less than 1.
+            TicketError: a row outside ``[0, rows)``, after the answers to the requests before it.
+
+        Memory: ``ahead`` batches. Close the iterator, or let go of it, to end before the end.
+        """
+        if ahead < 1:
+            raise ConfigError(f"ahead must be at least 1, not {ahead}")
+        return self._batches(name, fingerprint, requests, ahead)
+
+    def _batches(self, name: str, fingerprint: str, requests: Iterable[Any], ahead: int) -> Iterator[pa.RecordBatch]:
+        reader = BatchReader(encode_key(name, fingerprint), self._open, self.timeout)
+
+        def read() -> pa.RecordBatch:
+            return _joined(self._servers.insist(reader.read, self.patience, lambda: reader.address))
+
+        with closing(reader):
+            for numbers in map(as_numbers, requests):
+                alone = not 0 < len(numbers) <= MAX_ROWS
+                while len(reader) and (alone or not reader.has_room(len(numbers), ahead)):
+                    yield read()
+                if alone:
+                    yield self.rows(name, fingerprint, numbers)
+                else:
+                    reader.add(numbers)
+            while len(reader):
+                yield read()
 
     # ------------------------------------------------------------------ connections
 
@@ -245,6 +288,10 @@ def _info(found: flight.FlightInfo) -> tuple[DataSetInfo, Layout]:
     name = found.descriptor.path[0].decode()
     schema = layout.schema(found.schema.remove_metadata())
     return DataSetInfo(name, found.total_records, layout.fingerprint, schema, layout.nbytes), layout
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -83,25 +83,21 @@ class Call:
             descriptor = flight.FlightDescriptor.for_command(command)
             self._writer, self._reader = self._client.do_exchange(descriptor, self.options)
 
-    def ask(self, request: pa.Buffer) -> pa.RecordBatch | None:
-        """Send a request, and read the next batch."""
+    def send(self, request: pa.Buffer) -> None:
+        """Send a request over an exchange."""
         with self._lock:
             self._check()
             self._writer.write_metadata(request)
-            return self._read()
 
     def read(self) -> pa.RecordBatch | None:
         """The next batch, or None after the last."""
         with self._lock:
             self._check()
-            return self._read()
-
-    def _read(self) -> pa.RecordBatch | None:
-        try:
-            batch: pa.RecordBatch = self._reader.read_chunk().data
-        except StopIteration:
-            return None
-        return batch
+            try:
+                batch: pa.RecordBatch = self._reader.read_chunk().data
+            except StopIteration:
+                return None
+            return batch
 
     def _check(self) -> None:
         if self._client is None:

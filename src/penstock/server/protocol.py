@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import operator
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ _MAX_COUNT = 1 << 30  # ranks, mini-epochs, block sizes: products of two still f
 _MAX_TEXT = 1000  # characters of an error message: it travels in a header
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Slice:
     """Rows ``begin`` to ``end`` of one rank's share of one mini-epoch: everything that they depend on.
 
@@ -117,7 +117,7 @@ class Slice:
         if not self.begin <= self.stop <= length:
             raise TicketError(f"rows {self.begin} to {self.stop} are asked for of a share of {length}")
 
-    @property
+    @cached_property
     def partition(self) -> Partition:
         """Which positions the rank's share has."""
         return Partition(
@@ -130,7 +130,7 @@ class Slice:
             consumed=self.consumed,
         )
 
-    @property
+    @cached_property
     def order(self) -> Order:
         """Which row stands at a position."""
         block_size = DEFAULT_BLOCK_SIZE if self.block_size is None else self.block_size
@@ -151,7 +151,10 @@ class Slice:
 
     def rows(self, begin: int, end: int) -> Indices:
         """Rows of the data set that stand at ``begin`` to ``end`` of the share: int64 of shape (end - begin,)."""
-        return self.order[self.partition[np.arange(begin, end)] % max(self.samples, 1)]
+        positions = self.partition.positions(begin, end)
+        if len(positions) and positions[-1] >= self.samples:  # padding
+            positions %= self.samples
+        return self.order[positions]
 
 
 Key = tuple[str | None, str | None]

@@ -1,14 +1,17 @@
-"""How rows are read from one server: those of a slice as they come, or by their numbers.
+"""How rows are read from one server: those of a slice as they come, or by their numbers, one request after the other
+or several under way at a time.
 
-Both are cut short by any failure, and say exactly how far they came, so that whoever calls them can go on elsewhere.
+All are cut short by any failure, and say exactly how far they came, so that whoever calls them can go on elsewhere.
 The time of a call is limited: a call for a slice is renewed at the exact row when its time is over, one for rows by
 number when half of it is. So neither side ever waits for a peer that is gone for longer than ``timeout``.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
@@ -19,13 +22,18 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import ServerError, ServerUnavailableError
+from penstock.order.permutation import Indices
 from penstock.server.connections import Call, Released
 from penstock.server.failures import Address
 from penstock.server.protocol import Slice, encode, encode_rows
 
-__all__ = ["RowReader", "SliceReader"]
+__all__ = ["BatchReader", "RowReader", "SliceReader"]
 
 Open = Callable[[Address], Call]
+
+_UNDER_WAY = 4096
+"""Rows that several requests under way ask for in all: 32 KiB. They must fit into what gRPC takes from a sender before
+the other side reads, for while the server writes an answer that nobody reads yet it reads no request."""
 
 
 class SliceReader:
@@ -105,21 +113,11 @@ class RowReader:
         """The rows, in batches, from this server; ``command`` names the data set."""
         call = self._call(address, command)
         try:
-            batch = call.ask(encode_rows(numbers))
-            batches: list[pa.RecordBatch] = []
-            missing = len(numbers)
-            while missing > 0:
-                if batch is None:
-                    raise ServerUnavailableError(f"{address} ended the stream")
-                batches.append(batch)
-                missing -= batch.num_rows
-                batch = call.read() if missing > 0 else None
+            call.send(encode_rows(numbers))
+            return _answer(call, len(numbers))
         except BaseException:
             self._local.calls.pop(command).close()
             raise
-        if missing:
-            raise ServerError(f"{address} sent {-missing} rows more than the {len(numbers)} asked for")
-        return batches
 
     def _call(self, address: Address, command: bytes) -> Call:
         calls = self._local.calls
@@ -143,3 +141,82 @@ class RowReader:
         """Close the calls of all threads."""
         for call in list(self._calls):
             call.close()
+
+
+class BatchReader:
+    """Requests for rows by number that are under way at the same time. The answers come in order.
+
+    Args:
+        command: names the data set.
+        open: opens a call.
+        timeout: of calls.
+    """
+
+    def __init__(self, command: bytes, open: Open, timeout: float) -> None:
+        self._command, self._open, self._timeout = command, open, timeout
+        self._requests: deque[Indices] = deque()
+        self._sent = 0  # requests that the call has
+        self._call: Call | None = None
+
+    @property
+    def address(self) -> Address | None:
+        """The server that is being read from."""
+        return None if self._call is None else self._call.address
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def has_room(self, count: int, ahead: int) -> bool:
+        """Whether a request for so many rows may join the others, of which there are to be no more than ``ahead``."""
+        rows = sum(map(len, self._requests)) + count
+        return not self._requests or (len(self._requests) < ahead and rows <= _UNDER_WAY)
+
+    def add(self, numbers: Indices) -> None:
+        """One more request. It is sent by the next `read`."""
+        self._requests.append(numbers)
+
+    def read(self, address: Address) -> list[pa.RecordBatch]:
+        """The answer to the first request; from this server, if no call is open."""
+        try:
+            call = self._call_for(address)
+            if not self._sent or monotonic() < call.deadline - self._timeout / 2:
+                for numbers in itertools.islice(self._requests, self._sent, None):
+                    call.send(encode_rows(numbers))
+                    self._sent += 1
+            batches = _answer(call, len(self._requests[0]))
+        except BaseException:
+            self.close()
+            raise
+        self._sent -= 1
+        self._requests.popleft()
+        return batches
+
+    def _call_for(self, address: Address) -> Call:
+        call = self._call
+        if call is not None and not self._sent and monotonic() >= call.deadline - self._timeout / 2:
+            self.close()
+        if self._call is None:
+            self._call = self._open(address)
+            self._call.exchange(self._command)
+        return self._call
+
+    def close(self) -> None:
+        """Close the call. Requests without an answer are sent again by the next `read`."""
+        call, self._call, self._sent = self._call, None, 0
+        if call is not None:
+            call.close()
+
+
+def _answer(call: Call, count: int) -> list[pa.RecordBatch]:
+    """The batches that answer a request for so many rows."""
+    batches: list[pa.RecordBatch] = []
+    missing = count
+    while missing > 0:
+        batch = call.read()
+        if batch is None:
+            raise ServerUnavailableError(f"{call.address} ended the stream")
+        batches.append(batch)
+        missing -= batch.num_rows
+    if missing:
+        raise ServerError(f"{call.address} sent {-missing} rows more than the {count} asked for")
+    return batches

@@ -25,14 +25,13 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
@@ -42,7 +41,7 @@ from penstock.order.permutation import Indices
 from penstock.server.auth import TLS, BearerToken, check_exposure, check_token
 from penstock.server.catalog import Catalog, Served, Version
 from penstock.server.connections import process
-from penstock.server.pages import pages
+from penstock.server.pages import cut, pages
 from penstock.server.protocol import Slice, decode, decode_key, decode_prefix, decode_rows, encode, encode_error
 from penstock.server.streams import Streams, cut_connections
 
@@ -198,6 +197,7 @@ def _refusal(host: str, port: int) -> str | None:
     return None
 
 
+_FEW = 1024  # rows for which it would take longer to wake a thread
 _GATHERERS = 8  # more than processors, since some wait for the disk
 _STOP = 0.2  # seconds for the last streams to notice
 _CUT = 5.0  # and for calls whose connection was cut
@@ -278,12 +278,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             version = self._catalog.find(slice_.name, slice_.fingerprint)
             about.name = version.name
             self._check(slice_, version)
-            order, partition = slice_.order, slice_.partition
-
-            def rows(begin: int, end: int) -> Indices:
-                return order[partition[np.arange(begin, end)] % max(slice_.samples, 1)]
-
-            stream = self._stream(version, context.peer(), rows, slice_)
+            stream = self._stream(version, context.peer(), slice_)
             next(stream)  # runs to its first yield: from there on it is sure to be told of its end
             return flight.GeneratorStream(version.stored, stream)
 
@@ -297,17 +292,15 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                 f"{count} rows are asked for at once, and this server allows {self._limits.slice_rows}: ask for parts"
             )
 
-    def _stream(
-        self, version: Version, peer: str, rows: Callable[[int, int], Indices], slice_: Slice
-    ) -> Iterator[pa.RecordBatch | None]:
+    def _stream(self, version: Version, peer: str, slice_: Slice) -> Iterator[pa.RecordBatch | None]:
         with self._refusing(version.name), self._counted(version.name, peer), self._streams.busy:
             yield None
             page_rows = min(slice_.page_rows, self._limits.page_rows)
-            for batch in pages(
-                version, rows, slice_.begin, slice_.stop, page_rows, self._limits.message_bytes, self._threads
+            for batch, nbytes in pages(
+                version, slice_.rows, slice_.begin, slice_.stop, page_rows, self._limits.message_bytes, self._threads
             ):
                 self._streams.check()
-                self._observer.rows(version.name, batch.num_rows, batch.nbytes)
+                self._observer.rows(version.name, batch.num_rows, nbytes)
                 yield batch
 
     def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:
@@ -330,9 +323,13 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             raise ServerLimitError(
                 f"{count} rows are asked for at once, and this server allows {self._limits.page_rows}"
             )
-        batches = pages(version, lambda a, b: numbers[a:b], 0, count, count, self._limits.message_bytes, self._threads)
-        for batch in batches:
-            self._observer.rows(version.name, batch.num_rows, batch.nbytes)
+        limit = self._limits.message_bytes
+        if count <= _FEW and count * version.row_bytes <= limit:
+            batches = cut(version.manifest.gather(numbers), limit)
+        else:
+            batches = pages(version, lambda a, b: numbers[a:b], 0, count, count, limit, self._threads)
+        for batch, nbytes in batches:
+            self._observer.rows(version.name, batch.num_rows, nbytes)
             writer.write_batch(batch)
 
     # ------------------------------------------------------------------ refusing and counting
