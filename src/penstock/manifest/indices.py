@@ -27,12 +27,12 @@ def to_rows(indices: Indices, view: range) -> Rows:
         raise TypeError(f"indices must be a sequence of integers, not {array.dtype} of shape {array.shape}")
     array = array.astype(np.int64, copy=False)
     count = len(view)
-    if array.size:
+    # Without a sign negative numbers are huge: one look tells that nothing is to be done.
+    if array.size and int(np.maximum.reduce(array.view(np.uint64))) >= count:
         low, high = int(array.min()), int(array.max())
         if low < -count or high >= count:
             raise IndexError(f"row {low if low < -count else high} is out of range for a manifest of {count} rows")
-        if low < 0:
-            array = np.where(array < 0, array + count, array)
+        array = np.where(array < 0, array + count, array)
     return array if view.start == 0 and view.step == 1 else array * view.step + view.start
 
 

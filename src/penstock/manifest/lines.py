@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from io import BytesIO
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from time import monotonic
 from typing import BinaryIO
@@ -103,9 +103,11 @@ class LineIndex:
     def raw(self, rows: Rows) -> pa.LargeBinaryArray:
         """The values of rows (each within ``[0, rows)``)."""
         if 0 < len(rows) <= _FEW:
-            self.source.check()
-            few = [self.one(row).encode("utf-8", "surrogateescape") for row in rows.tolist()]
-            return pa.array(few, pa.large_binary())
+            few = list(map(self._one, rows.tolist()))
+            ends = np.array([0, *accumulate(map(len, few))])
+            return pa.LargeBinaryArray.from_buffers(
+                pa.large_binary(), len(few), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(few))]
+            )
         slices, plain = self._take(rows)
         if not plain or self._cr:
             return self._values(slices)
@@ -128,6 +130,9 @@ class LineIndex:
 
         The source's modification time, which costs as much as half of the rest, is looked at once a millisecond.
         """
+        return self._one(row).decode("utf-8", "surrogateescape")
+
+    def _one(self, row: int) -> bytes:
         now = monotonic()
         if now - self._looked > _LOOK_EVERY or self._source_size_now() != self._size:
             self.source.check()
@@ -137,9 +142,9 @@ class LineIndex:
             if 0 <= start < end <= self._size and (start == self._head or data[start - 1] == _LF):
                 line, feed, rest = data[start:end].partition(b"\n")
                 if feed and not rest:
-                    value = line.decode("utf-8", "surrogateescape")
-                    return value.removesuffix("\r") if self._cr else value
-        return self.text(np.array([row]))[0]  # an unusual row, or damage to repair
+                    return line.removesuffix(b"\r") if self._cr else line
+        slices, _ = self._take(np.array([row]))  # an unusual row, or damage to repair
+        return self.value(_contents(slices)[0])
 
     def _values(self, slices: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
         """The values of slices."""

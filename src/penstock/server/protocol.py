@@ -227,7 +227,7 @@ def decode_rows(request: pa.Buffer | None, rows: int) -> Indices:
         size = "none" if request is None else f"{request.size} bytes"
         raise TicketError(f"a request for rows has metadata of 8 bytes for each of them, and this has {size}")
     numbers = np.frombuffer(request, "<i8")
-    if len(numbers) and int(numbers.view("<u8").max()) >= rows:  # without a sign negative ones are huge
+    if len(numbers) and int(np.maximum.reduce(numbers.view("<u8"))) >= rows:  # without a sign negative ones are huge
         low, high = int(numbers.min()), int(numbers.max())
         raise TicketError(f"row {low if low < 0 else high} is asked for, and there are {rows}")
     return numbers

@@ -27,7 +27,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -197,6 +197,7 @@ def _refusal(host: str, port: int) -> str | None:
     return None
 
 
+_SINGLES = 8  # rows that are read with the GIL held
 _FEW = 1024  # rows for which it would take longer to wake a thread
 _GATHERERS = 8  # more than processors, since some wait for the disk
 _STOP = 0.2  # seconds for the last streams to notice
@@ -217,6 +218,8 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         # Calls may come before the constructor of the base is through.
         self._catalog, self._limits, self._observer, self._streams = catalog, limits, observer, streams
+        # Threads that ask for the GIL again and again within a few rows' work wait longer than those that take turns.
+        self._turn = threading.Lock()
         self._threads = ThreadPoolExecutor(_GATHERERS, "penstock-gather")
         super().__init__(location, **options)
 
@@ -325,7 +328,10 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             )
         limit = self._limits.message_bytes
         if count <= _FEW and count * version.row_bytes <= limit:
-            batches = cut(version.manifest.gather(numbers), limit)
+            with self._turn if count <= _SINGLES else nullcontext():
+                batch = version.manifest.gather(numbers)
+            nbytes = batch.get_total_buffer_size()  # of a batch on its own the same as nbytes, and quicker
+            batches = iter([(batch, nbytes)]) if nbytes <= limit else cut(batch, limit)
         else:
             batches = pages(version, lambda a, b: numbers[a:b], 0, count, count, limit, self._threads)
         for batch, nbytes in batches:
