@@ -23,6 +23,7 @@ from server_support import Process, expected, lines, random_rows, served, whole,
 from penstock.errors import (
     ConfigError,
     ManifestError,
+    ServerAuthError,
     ServerChangedError,
     ServerForkError,
     ServerUnavailableError,
@@ -195,6 +196,16 @@ class TestRows:
             client.rows("train", manifest.fingerprint, [0.5])  # type: ignore[list-item]
         assert client.rows("train", manifest.fingerprint, [0]).num_rows == 1
 
+    def test_numbers_that_are_no_int64(self, client: Client, manifest: Manifest) -> None:
+        """They are not taken for negative ones, which a manifest would count from its end."""
+        for number in (2**63, 2**64 - 1):
+            with pytest.raises(TicketError, match=f"row {2**63 - 1} is asked for"):
+                client.rows("train", manifest.fingerprint, [number])
+            with pytest.raises(IndexError, match=f"row {number} is out of range"):
+                client.manifest("train").records([number])
+        rows = np.array([5, 3], np.uint64)
+        assert client.rows("train", manifest.fingerprint, rows).column(0) == manifest.raw(rows)
+
     def test_threads(self, client: Client, manifest: Manifest) -> None:
         def read(seed: int) -> bool:
             rows = random_rows(100_000, 50, seed)
@@ -261,6 +272,17 @@ class TestBatches:
                 requests, client.batches("train", manifest.fingerprint, requests, ahead=400), strict=True
             ):
                 assert batch.column(0) == manifest.raw(rows)
+
+    def test_an_array_that_is_used_again_for_each_request(self, client: Client, manifest: Manifest) -> None:
+        rows = np.empty(3, np.int64)
+
+        def requests() -> Iterator[np.ndarray]:
+            for row in range(0, 60, 3):
+                rows[:] = range(row, row + 3)
+                yield rows
+
+        found = client.batches("train", manifest.fingerprint, requests())
+        assert [batch.column(0) for batch in found] == [manifest.raw(range(k, k + 3)) for k in range(0, 60, 3)]
 
     def test_answers_in_pieces(self, manifest: Manifest) -> None:
         requests = [random_rows(100_000, 300, seed) for seed in range(10)]
@@ -370,6 +392,16 @@ class TestArguments:
     def test_options(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             Client("grpc://127.0.0.1:1", **options)
+
+    def test_an_address_that_is_given_twice(self, manifest: Manifest) -> None:
+        """It is one server: what it refuses, nobody else will answer."""
+        with Server({"train": manifest}, token="right") as server:
+            client = Client([server.address] * 2, token="wrong", timeout=60)
+            assert len(client.addresses) == 1
+            begin = time.monotonic()
+            with pytest.raises(ServerAuthError):
+                client.info()
+            assert time.monotonic() - begin < 20
 
     def test_no_address(self) -> None:
         with pytest.raises(ConfigError, match="at least one"):

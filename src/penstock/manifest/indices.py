@@ -25,8 +25,10 @@ def to_rows(indices: Indices, view: range) -> Rows:
     array = np.asarray(indices)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise TypeError(f"indices must be a sequence of integers, not {array.dtype} of shape {array.shape}")
-    array = array.astype(np.int64, copy=False)
     count = len(view)
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= count:  # some would be negative as int64
+        raise IndexError(f"row {int(array.max())} is out of range for a manifest of {count} rows")
+    array = array.astype(np.int64, copy=False)
     # Without a sign negative numbers are huge: one look tells that nothing is to be done.
     if array.size and int(np.maximum.reduce(array.view(np.uint64))) >= count:
         low, high = int(array.min()), int(array.max())

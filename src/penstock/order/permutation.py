@@ -48,8 +48,8 @@ def normalise(indices: Any, n: int) -> Indices:
         return np.empty(given.shape, dtype=np.int64)
     if given.dtype.kind not in "iu":
         raise TypeError(f"indices must be integers, got an array of {given.dtype}")
+    low, high = int(given.min()), int(given.max())  # before some of uint64 are negative
     array = given.astype(np.int64)
-    low, high = int(array.min()), int(array.max())
     if low < -n or high >= n:
         raise IndexError(f"index {low if low < -n else high} is out of range for {n} elements")
     if low < 0:

@@ -96,7 +96,7 @@ class Client:
         tls_key: _Path | None = None,
     ) -> None:
         given = [addresses] if isinstance(addresses, str) else list(addresses)
-        self.addresses = tuple(parse_address(text) for text in given)
+        self.addresses = tuple(dict.fromkeys(parse_address(text) for text in given))  # each is asked once
         if not self.addresses or not (timeout > 0 and patience >= 0):
             raise ConfigError(f"give at least one address, and a positive timeout: {given}, {timeout=}, {patience=}")
         if (tls_cert is None) != (tls_key is None) or (token is not None and token_file is not None):

@@ -199,6 +199,8 @@ def as_numbers(indices: Any) -> Indices:
     array = np.asarray(indices)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise TypeError(f"rows are asked for by a sequence of integers, not {array.dtype} of shape {array.shape}")
+    if array.dtype == np.uint64:
+        array = np.minimum(array, np.iinfo(np.int64).max)  # outside of every data set, and not negative
     return array.astype(np.int64, copy=False)
 
 

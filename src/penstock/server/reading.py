@@ -172,8 +172,9 @@ class BatchReader:
         return not self._requests or (len(self._requests) < ahead and rows <= _UNDER_WAY)
 
     def add(self, numbers: Indices) -> None:
-        """One more request. It is sent by the next `read`."""
-        self._requests.append(numbers)
+        """One more request. It is sent by the next `read`, and again after a failure: until then the array may have
+        become the caller's next request, so it is copied."""
+        self._requests.append(numbers.copy())
 
     def read(self, address: Address) -> list[pa.RecordBatch]:
         """The answer to the first request; from this server, if no call is open."""
