@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
+import pyarrow.parquet as parquet
 import pytest
 from dataset_support import Counting, eventually
 from server_support import expected, lines, random_rows, write_lines
@@ -193,6 +194,40 @@ class TestRows:
             batch = client.rows("train", manifest.fingerprint, range(1000))
             assert batch.column(0).to_pylist() == manifest.raw(range(1000)).to_pylist()
         assert seen.sent == 2000
+
+    @pytest.mark.parametrize("kind", ["text", "parquet", "several"])
+    def test_long_rows_are_not_gathered_together(
+        self, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However often one is named: a request has 8 bytes for each."""
+        paths = [f"{'x' * (100_000 if k == 7 or 5000 < k < 5300 else 5)}{k}.jpg" for k in range(10_000)]
+        names = []
+        for number, some in enumerate([paths[:4000], paths[4000:]] if kind == "several" else [paths]):
+            names.append(tmp_path / f"{number}.{'parquet' if kind == 'parquet' else 'txt'}")
+            if kind == "parquet":
+                parquet.write_table(pa.table({"path": some, "label": [0] * len(some)}), names[-1], row_group_size=3000)
+            else:
+                names[-1].write_text("".join(f"{path} 0\n" for path in some))
+        manifest, most = Manifest.open(names), 0
+        gather = Manifest.gather
+
+        def watched(self: Manifest, *arguments: Any) -> pa.RecordBatch:
+            nonlocal most
+            batch = gather(self, *arguments)
+            most = max(most, batch.nbytes)
+            return batch
+
+        wanted = [0, *[7] * 1000, *range(5200, 5300), *[7] * 50, 9]
+        limits = Limits(message_bytes=500_000)
+        with Server({"train": manifest}, limits=limits) as server, Client(server.address) as client:
+            monkeypatch.setattr(Manifest, "gather", watched)
+            for rows in (wanted, [7] * 1000, [7] * 9, [7], range(4990, 5310)):
+                found = client.rows("train", manifest.fingerprint, rows)
+                assert found.equals(gather(manifest, rows))
+            batches = list(client.slice(part_of(manifest, shuffle="none")))
+            assert pa.Table.from_batches(batches).equals(pa.Table.from_batches([gather(manifest, range(10_000))]))
+        assert all(batch.nbytes <= 500_000 for batch in batches)
+        assert most < 1_000_000  # of a few rows the size is not looked at
 
     def test_memory_is_bounded_by_pages(self, tmp_path: Path) -> None:
         manifest = Manifest.open(write_lines(tmp_path / "train.txt", 300_000))

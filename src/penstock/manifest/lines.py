@@ -34,7 +34,7 @@ from penstock.manifest.sidecar import DATA, Header, Sidecar, load_or_build
 from penstock.progress import progress_bar
 from penstock.storage import SourceFile, io_error
 
-__all__ = ["LineIndex", "texts"]
+__all__ = ["LineIndex", "TooMuch", "texts"]
 
 Rows = npt.NDArray[np.int64]
 _LF = 10
@@ -44,6 +44,10 @@ _LOOK_EVERY = 1e-3  # seconds; the modification times themselves move in steps o
 
 class _Damaged(Exception):
     """An offset that cannot be right."""
+
+
+class TooMuch(Exception):
+    """Rows have more bytes than the caller wants at once."""
 
 
 class LineIndex:
@@ -100,15 +104,16 @@ class LineIndex:
 
     # ------------------------------------------------------------------ reading
 
-    def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        """The values of rows (each within ``[0, rows)``)."""
+    def raw(self, rows: Rows, most: int | None = None) -> pa.LargeBinaryArray:
+        """The values of rows (each within ``[0, rows)``). TooMuch, before anything is copied, if they have more than
+        ``most`` bytes; a few may have."""
         if 0 < len(rows) <= _FEW:
             few = list(map(self._one, rows.tolist()))
             ends = np.array([0, *accumulate(map(len, few))])
             return pa.LargeBinaryArray.from_buffers(
                 pa.large_binary(), len(few), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(few))]
             )
-        slices, plain = self._take(rows)
+        slices, plain = self._take(rows, most)
         if not plain or self._cr:
             return self._values(slices)
         return pc.binary_slice(slices, 0, -1)  # without the line feeds
@@ -199,22 +204,24 @@ class LineIndex:
         if self._index_size_now() != self._index_size:
             self._heal(remove=False)  # nobody takes it for a sound one
 
-    def _take(self, rows: Rows) -> tuple[pa.LargeBinaryArray, bool]:
-        """The slices of rows, and whether all are a value and a line feed."""
+    def _take(self, rows: Rows, most: int | None = None) -> tuple[pa.LargeBinaryArray, bool]:
+        """The slices of rows, and whether all are a value and a line feed. TooMuch: see `raw`."""
         self._check_files()
         if not rows.size:
             return pa.array([], pa.large_binary()), True
         try:
-            return self._checked(rows)
+            return self._checked(rows, most)
         except _Damaged:
             self._heal(remove=True)
         try:
-            return self._checked(rows)
+            return self._checked(rows, most)
         except _Damaged:  # a sound index cannot be wrong, so the file was changed behind its times
             raise self.source.changed(self.source.size) from None
 
-    def _checked(self, rows: Rows) -> tuple[pa.LargeBinaryArray, bool]:
-        end = self._check_offsets(rows)
+    def _checked(self, rows: Rows, most: int | None) -> tuple[pa.LargeBinaryArray, bool]:
+        start, end = self._check_offsets(rows)
+        if most is not None and int((end - start).sum()) > most:
+            raise TooMuch
         slices = self._slices.take(pa.array(rows))
         data, offsets = _views(slices)
         last = data.take(offsets[1:] - 1) == _LF
@@ -226,8 +233,8 @@ class LineIndex:
             raise _Damaged
         return slices, feeds == ended == len(rows)
 
-    def _check_offsets(self, rows: Rows) -> Rows:
-        """Where slices end. _Damaged if they lie outside of the file or do not begin where a line does."""
+    def _check_offsets(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Where slices begin and end. _Damaged if they lie outside of the file or do not begin where a line does."""
         start, end = self._bounds[rows].view(np.int64).reshape(-1, 2).T
         if (
             int(np.minimum.reduce(start)) < 0
@@ -238,7 +245,7 @@ class LineIndex:
         aligned = self._data_array.take(start - 1) == _LF  # for 0 that is the last byte, whatever it is
         if not aligned.all() and not (start[~aligned] == self._head).all():
             raise _Damaged
-        return end
+        return start, end
 
     def _are_single(self, data: bytes, offsets: Rows) -> bool:
         """Whether slices of several lines hold one row each, the other lines being blank or comments. Not for CSV."""

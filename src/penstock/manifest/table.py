@@ -28,6 +28,7 @@ from penstock.manifest.formats import FORMATS, Context, Part, format_of
 from penstock.manifest.formats.base import join_root
 from penstock.manifest.formats.columns import as_batch
 from penstock.manifest.indices import Indices, Rows, in_order, to_rows
+from penstock.manifest.lines import TooMuch
 from penstock.manifest.options import Blank, Columns, Header, make_options
 from penstock.manifest.record import Record, make_record
 from penstock.manifest.sources import Source, expand, local_path
@@ -311,16 +312,23 @@ class Manifest:
         ]
         return pa.chunked_array(chunks, self.schema.field(name).type)
 
-    def gather(self, rows: Indices) -> pa.RecordBatch:
+    def gather(self, rows: Indices, most: int | None = None) -> pa.RecordBatch:
         """Rows as they are stored, in one compact batch that refers to no file: for `parse`.
 
         A column ``line`` (large_binary) for text, CSV and JSONL; the table's columns, paths without root, for Parquet
-        and Arrow. ManifestError for sources of both kinds together.
+        and Arrow. ManifestError for sources of both kinds together. TooMuch, before they are copied, for rows that
+        have more than ``most`` bytes; a few rows may have.
         """
         wanted = self._rows(rows)
         if self._only is not None:
-            return self._only.gather(wanted)
-        pieces = [(places, part.gather(local)) for part, places, local in self._by_part(wanted)]
+            return self._only.gather(wanted, most)
+        pieces = []
+        for part, places, local in self._by_part(wanted):
+            pieces.append((places, part.gather(local, most)))
+            if most is not None:
+                most -= pieces[-1][1].nbytes
+                if most < 0:
+                    raise TooMuch
         if not pieces:
             return self._parts[0].gather(wanted)
         if any(piece.schema != pieces[0][1].schema for _, piece in pieces):

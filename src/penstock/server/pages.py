@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 
+from penstock.manifest.lines import TooMuch
 from penstock.order.permutation import Indices
 from penstock.server.catalog import Version
 
@@ -35,23 +36,30 @@ def pages(
         version: of the data set.
         rows: ``rows(a, b)`` are the numbers of the rows at a to b.
         page_rows: rows of a batch.
-        message_bytes: of a batch. Fewer rows are taken where rows have been long so far, and a batch that turns out to
-            be larger is cut; only a single row may be larger.
+        message_bytes: of a batch. Fewer rows are taken where rows have been long so far, and those that turn out to
+            be larger are gathered in parts; only a single row may be larger.
         threads: where larger batches are gathered. A thread for each stream would keep the memory of what passes
             through it on the way, several times the batch; these few are shared.
 
     Memory: the batch that is sent, the next one, and for a moment the last one.
     """
     row_bytes = version.row_bytes
-    ahead: deque[Future[pa.RecordBatch]] = deque()
+    ahead: deque[Future[pa.RecordBatch | None]] = deque()
+    asked: deque[tuple[int, int]] = deque()
     try:
         while begin < end or ahead:
             while begin < end and len(ahead) <= _AHEAD:
                 stop = min(begin + page_rows, begin + max(1, int(message_bytes / row_bytes)), end)
-                ahead.append(threads.submit(_gather, version, rows, begin, stop))
+                ahead.append(threads.submit(_gather, version, rows, begin, stop, message_bytes))
+                asked.append((begin, stop))
                 begin = stop
-            whole = ahead.popleft().result()
-            for batch, nbytes in cut(whole, message_bytes):
+            whole, (first, last) = ahead.popleft().result(), asked.popleft()
+            if whole is not None:
+                found = cut(whole, message_bytes)
+            else:
+                found = _in_parts(version, rows, first, last, message_bytes, threads)
+            del whole
+            for batch, nbytes in found:
                 row_bytes = max(version.row_bytes, nbytes / batch.num_rows)
                 yield batch, nbytes
     finally:
@@ -59,8 +67,33 @@ def pages(
             future.cancel()
 
 
-def _gather(version: Version, rows: Callable[[int, int], Indices], begin: int, end: int) -> pa.RecordBatch:
-    return version.manifest.gather(rows(begin, end))
+def _gather(
+    version: Version, rows: Callable[[int, int], Indices], begin: int, end: int, message_bytes: int
+) -> pa.RecordBatch | None:
+    """None for several rows that are too much for a message: they are not even gathered, for a request may name the
+    longest row of a file as often as it likes."""
+    try:
+        return version.manifest.gather(rows(begin, end), None if end - begin == 1 else message_bytes)
+    except TooMuch:
+        return None
+
+
+def _in_parts(
+    version: Version,
+    rows: Callable[[int, int], Indices],
+    begin: int,
+    end: int,
+    message_bytes: int,
+    threads: ThreadPoolExecutor,
+) -> Iterator[Sized]:
+    """Rows that are too much for a message, in halves until they are not."""
+    middle = (begin + end) // 2
+    for first, last in ((begin, middle), (middle, end)):
+        part = threads.submit(_gather, version, rows, first, last, message_bytes).result()
+        if part is None:
+            yield from _in_parts(version, rows, first, last, message_bytes, threads)
+        else:
+            yield from cut(part, message_bytes)
 
 
 def cut(batch: pa.RecordBatch, message_bytes: int) -> Iterator[Sized]:

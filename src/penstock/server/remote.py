@@ -91,7 +91,7 @@ class RemoteManifest(Manifest):
         """The records at ``indices`` (any order, repeats allowed), in one round trip."""
         return self.parse(self.gather(indices), indices)
 
-    def gather(self, rows: Indices) -> pa.RecordBatch:
+    def gather(self, rows: Indices, most: int | None = None) -> pa.RecordBatch:
         """Rows as they are stored, in one round trip; for `parse`."""
         return self._fetch(self._rows(rows))
 
@@ -163,5 +163,5 @@ class _Columns(_Remote, ColumnPart):
         _Remote.__init__(self, fetch)
         self.rows, self.schema = fetch.layout.rows, fetch.stored
 
-    def gather(self, rows: Rows) -> pa.RecordBatch:
+    def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
         return self.fetch(rows)

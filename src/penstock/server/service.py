@@ -37,11 +37,12 @@ import pyarrow.flight as flight
 
 from penstock.errors import ConfigError, PenstockError, ServerLimitError, ServerUnavailableError, TicketError
 from penstock.manifest import Manifest
+from penstock.manifest.lines import TooMuch
 from penstock.order.permutation import Indices
 from penstock.server.auth import TLS, BearerToken, check_exposure, check_token
 from penstock.server.catalog import Catalog, Served, Version
 from penstock.server.connections import process
-from penstock.server.pages import cut, pages
+from penstock.server.pages import Sized, cut, pages
 from penstock.server.protocol import Slice, decode, decode_key, decode_prefix, decode_rows, encode, encode_error
 from penstock.server.streams import Streams, cut_connections
 
@@ -327,16 +328,22 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                 f"{count} rows are asked for at once, and this server allows {self._limits.page_rows}"
             )
         limit = self._limits.message_bytes
-        if count <= _FEW and count * version.row_bytes <= limit:
-            with self._turn if count <= _SINGLES else nullcontext():
-                batch = version.manifest.gather(numbers)
-            nbytes = batch.get_total_buffer_size()  # of a batch on its own the same as nbytes, and quicker
-            batches = iter([(batch, nbytes)]) if nbytes <= limit else cut(batch, limit)
-        else:
+        batches = self._at_once(version, numbers, limit) if count <= _FEW else None
+        if batches is None:
             batches = pages(version, lambda a, b: numbers[a:b], 0, count, count, limit, self._threads)
         for batch, nbytes in batches:
             self._observer.rows(version.name, batch.num_rows, nbytes)
             writer.write_batch(batch)
+
+    def _at_once(self, version: Version, numbers: Indices, limit: int) -> Iterator[Sized] | None:
+        """A few rows; None if they are too long for that."""
+        try:
+            with self._turn if len(numbers) <= _SINGLES else nullcontext():
+                batch = version.manifest.gather(numbers, limit)
+        except TooMuch:
+            return None
+        nbytes = batch.get_total_buffer_size()  # of a batch on its own the same as nbytes, and quicker
+        return iter([(batch, nbytes)]) if nbytes <= limit else cut(batch, limit)
 
     # ------------------------------------------------------------------ refusing and counting
 

@@ -72,8 +72,8 @@ class Part(Protocol):
     def table(self, rows: Rows, prefix: str) -> pa.Table:
         """The same as a table with this schema; ``prefix`` goes before relative paths."""
 
-    def gather(self, rows: Rows) -> pa.RecordBatch:
-        """The rows as they are stored, compact and on their own."""
+    def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
+        """The rows as they are stored, compact and on their own. TooMuch if these are more than ``most`` bytes."""
 
     def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
         """Like `values`, from what `gather` returned for these rows."""
@@ -143,8 +143,11 @@ class ParsedPart:
     def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
         return self._parse(texts(batch.column(0)), rows)
 
-    def gather(self, rows: Rows) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([self.raw(rows)], schema=_LINES)
+    def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([self._lines(rows, most)], schema=_LINES)
+
+    def _lines(self, rows: Rows, most: int | None) -> pa.LargeBinaryArray:
+        return self.raw(rows)
 
     def _parse(self, lines: list[str], rows: Rows) -> list[list[Any]]:
         try:
@@ -201,6 +204,9 @@ class LinePart(ParsedPart):
 
     def raw(self, rows: Rows) -> pa.LargeBinaryArray:
         return self.index.raw(rows)
+
+    def _lines(self, rows: Rows, most: int | None) -> pa.LargeBinaryArray:
+        return self.index.raw(rows, most)
 
     def _fail(self, bad: BadRow, row: int) -> NoReturn:
         content = shorten(self.index.raw(np.array([row]))[0].as_py())

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from penstock.errors import ManifestError
 from penstock.manifest.formats.base import part_fingerprint
 from penstock.manifest.formats.columns import as_batch, cast_batch, final_schema
-from penstock.manifest.lines import texts
+from penstock.manifest.lines import TooMuch, texts
 from penstock.manifest.options import Column
 from penstock.storage import SourceFile
 
@@ -31,7 +31,7 @@ class ColumnPart:
 
     path: str
 
-    def gather(self, rows: Rows) -> pa.RecordBatch:
+    def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
         """See `Part`."""
         raise NotImplementedError
 
@@ -81,11 +81,22 @@ class ArrowPart(ColumnPart):
         for source in self._sources:
             source.check()
 
-    def gather(self, rows: Rows) -> pa.RecordBatch:
+    def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
         self.check()
         if not rows.size:
             return as_batch(self.schema.empty_table())
+        if most is not None and self._text_bytes(rows) > most:
+            raise TooMuch
         return cast_batch(self.path, self._take(rows), self._columns, self.schema, rows)
+
+    def _text_bytes(self, rows: Rows) -> int:
+        """Bytes of the texts of rows; what else there is takes the same for each row."""
+        numbers = np.searchsorted(self._starts, rows, "right") - 1
+        total = 0
+        for number in np.unique(numbers).tolist():
+            local = rows[numbers == number] - self._starts[number]
+            total += sum(_text_bytes(column, local) for column in self._batches[number].columns)
+        return total
 
     def _take(self, rows: Rows) -> pa.RecordBatch:
         """Rows in this order, taken batch by batch: Arrow itself would first copy all batches into one."""
@@ -106,6 +117,15 @@ class ArrowPart(ColumnPart):
         if rows == self.rows:
             return [self.fingerprint]
         raise ManifestError(f"{self.path} is no file that grows by appending: it has no prefix of {rows} rows")
+
+
+def _text_bytes(column: pa.Array, rows: Rows) -> int:
+    kind = column.type
+    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        return 0
+    offsets: npt.NDArray[Any] = np.frombuffer(column.buffers()[1], "i8" if wide else "i4")[column.offset :]
+    return int((offsets[rows + 1] - offsets[rows]).sum(dtype=np.int64))
 
 
 def python_values(batch: pa.RecordBatch) -> list[list[Any]]:
