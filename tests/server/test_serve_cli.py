@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.serve import named_files
-from penstock.errors import ConfigError, PenstockError, ServerAuthError, ServerError
+from penstock.errors import ConfigError, PenstockError, ServerAuthError, ServerError, ServerUnavailableError
 from penstock.server import Client, Slice
 
 DEADLINE = 30
@@ -180,6 +180,17 @@ class TestServes:
         client.close()
         with pytest.raises(ServerError):
             Client(address, tls_roots=tmp_path / "cert.pem", timeout=3, patience=1).list()
+
+    def test_max_streams(self, serve: Callable[..., Serve], meta: Path) -> None:
+        address = serve(meta, "--max-streams", 2).address()
+        clients = [Client(address, patience=0) for _ in range(3)]
+        fingerprint = clients[0].info().fingerprint
+        for client in clients[:2]:
+            client.rows("train", fingerprint, [0])
+        with pytest.raises(ServerUnavailableError, match="it has 2 streams and allows no more"):
+            clients[2].rows("train", fingerprint, [0])
+        for client in clients:
+            client.close()
 
     def test_status_page(self, serve: Callable[..., Serve], meta: Path) -> None:
         server = serve(meta, "--metrics-port", 0)

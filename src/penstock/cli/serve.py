@@ -70,6 +70,7 @@ MetricsPort = Annotated[
 ]
 MetricsHost = Annotated[str | None, _option("Address for that; by default loopback.", panel=_WATCH)]
 Level = Annotated[_Level, _option("Least level of log lines; debug has every stream.", panel=_WATCH, **_ADDRESS)]
+MaxStreams = Annotated[int, _option("Streams at once; who comes beyond that has to wait.", min=1, **_ADDRESS)]
 Grace = Annotated[float, _option("Seconds that streams get to finish when it stops.", min=0.0, **_ADDRESS)]
 
 
@@ -82,6 +83,7 @@ def command(
     host: Host = "127.0.0.1",
     port: Port = 0,
     grace: Grace = 20.0,
+    max_streams: MaxStreams = 1024,
     token_file: Token = None,
     tls_cert: Cert = None,
     tls_key: Key = None,
@@ -100,7 +102,7 @@ def command(
     # gRPC's own lines are no JSON, and whoever connects can cause them at any rate. It reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "none")
     from penstock.server.logs import Log, LogHandler
-    from penstock.server.service import Server
+    from penstock.server.service import Limits, Server
     from penstock.server.traffic import Traffic
 
     sources = named_files(files or [], name or [])
@@ -114,7 +116,14 @@ def command(
     with Signals(*_RELOAD) as signals:
         manifests = {each: how.open(source) for each, source in sources.items()}
         with Server(
-            manifests, host=host, port=port, token=token, tls=tls, insecure=insecure, observer=traffic
+            manifests,
+            host=host,
+            port=port,
+            token=token,
+            tls=tls,
+            insecure=insecure,
+            limits=Limits(streams=max_streams),
+            observer=traffic,
         ) as server:
             traffic.serve(manifests)
             with _status(traffic, server, metrics_host or "127.0.0.1", metrics_port, log) as status:
