@@ -33,6 +33,7 @@ from penstock.errors import (
 from penstock.manifest import Manifest
 from penstock.server import Client, Limits, Server, Slice
 from penstock.server.connections import process as this_process
+from penstock.server.reading import RowReader
 from penstock.server.remote import RemoteManifest
 
 KINDS = ["text", "odd", "unlabelled", "csv", "jsonl", "parquet", "several", "view"]
@@ -220,6 +221,37 @@ class TestRows:
         for _ in range(3):
             for name in ("text", "csv"):
                 assert client.rows(name, manifests[name].fingerprint, [2]).num_rows == 1
+
+    def test_closed_while_other_threads_begin(self) -> None:
+        """Which is when the set of their calls grows."""
+
+        class Nothing:
+            address, deadline = None, 0.0
+
+            def exchange(self, command: bytes) -> None: ...
+            def close(self) -> None: ...
+
+        reader, done = RowReader(lambda address: Nothing(), 10), threading.Event()  # type: ignore[arg-type, return-value]
+
+        def begin() -> None:
+            number = 0
+            while not done.is_set():
+                reader._call(None, str(number := (number + 1) % 1000).encode())  # type: ignore[arg-type]
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        threads = [threading.Thread(target=begin) for _ in range(3)]
+        try:
+            for thread in threads:
+                thread.start()
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                reader.close()
+        finally:
+            done.set()
+            sys.setswitchinterval(interval)
+            for thread in threads:
+                thread.join()
 
     def test_connections_of_threads_that_ended_are_closed(self, client: Client, manifest: Manifest) -> None:
         def read() -> None:

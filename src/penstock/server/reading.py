@@ -108,6 +108,7 @@ class RowReader:
         self._open, self._timeout = open, timeout
         self._local = _OfThread()
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
+        self._lock = threading.Lock()  # a set must not grow while it is gone through
 
     def read(self, command: bytes, numbers: npt.NDArray[np.int64], address: Address) -> list[pa.RecordBatch]:
         """The rows, in batches, from this server; ``command`` names the data set."""
@@ -134,12 +135,15 @@ class RowReader:
             call.close()
             raise
         calls[command] = call
-        self._calls.add(call)
+        with self._lock:
+            self._calls.add(call)
         return call
 
     def close(self) -> None:
         """Close the calls of all threads."""
-        for call in list(self._calls):
+        with self._lock:
+            calls = list(self._calls)
+        for call in calls:
             call.close()
 
 
