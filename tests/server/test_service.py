@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -363,6 +365,21 @@ class TestEnd:
         assert time.monotonic() - begin < 3
         with pytest.raises(ServerUnavailableError):
             Client(server.address, timeout=0.5).info()
+
+    def test_a_program_that_ends_with_a_server_open(self, tmp_path: Path) -> None:
+        """It tells its clients to come again, and writes no traceback."""
+        path = write_lines(tmp_path / "train.txt", 50_000)
+        program = """
+import sys
+from penstock.server import Client, Server, Slice
+server = Server({"train": sys.argv[1]})
+client = Client(server.address, timeout=1)
+info = client.info()
+stream = client.slice(Slice(name="train", fingerprint=info.fingerprint, samples=info.rows, page_rows=100))
+next(stream)
+"""
+        done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
 
     def test_wait(self, manifest: Manifest) -> None:
         with Server({"train": manifest}) as server:

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 
+from penstock.errors import ServerUnavailableError
 from penstock.manifest.lines import TooMuch
 from penstock.order.permutation import Indices
 from penstock.server.catalog import Version
@@ -50,7 +51,7 @@ def pages(
         while begin < end or ahead:
             while begin < end and len(ahead) <= _AHEAD:
                 stop = min(begin + page_rows, begin + max(1, int(message_bytes / row_bytes)), end)
-                ahead.append(threads.submit(_gather, version, rows, begin, stop, message_bytes))
+                ahead.append(_submit(threads, version, rows, begin, stop, message_bytes))
                 asked.append((begin, stop))
                 begin = stop
             whole, (first, last) = ahead.popleft().result(), asked.popleft()
@@ -65,6 +66,21 @@ def pages(
     finally:
         for future in ahead:
             future.cancel()
+
+
+def _submit(
+    threads: ThreadPoolExecutor,
+    version: Version,
+    rows: Callable[[int, int], Indices],
+    begin: int,
+    end: int,
+    message_bytes: int,
+) -> Future[pa.RecordBatch | None]:
+    """`_gather` in one of the threads. ServerUnavailableError where a program with a server in it ends before that."""
+    try:
+        return threads.submit(_gather, version, rows, begin, end, message_bytes)
+    except RuntimeError as error:  # none are begun after the interpreter's end has begun, or where there are too many
+        raise ServerUnavailableError(f"the server is stopping, or out of threads: {error}") from None
 
 
 def _gather(
@@ -89,7 +105,7 @@ def _in_parts(
     """Rows that are too much for a message, in halves until they are not."""
     middle = (begin + end) // 2
     for first, last in ((begin, middle), (middle, end)):
-        part = threads.submit(_gather, version, rows, first, last, message_bytes).result()
+        part = _submit(threads, version, rows, first, last, message_bytes).result()
         if part is None:
             yield from _in_parts(version, rows, first, last, message_bytes, threads)
         else:
