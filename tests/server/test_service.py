@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,35 @@ class TestLimits:
 
 
 class TestObserver:
+    def test_a_slow_disk_does_not_slow_other_data_sets(
+        self, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slow, ended = Manifest.open(write_lines(tmp_path / "slow.txt", 4000)), threading.Event()
+        gather = Manifest.gather
+
+        def waiting(self: Manifest, rows: Any, *more: Any) -> pa.RecordBatch:
+            if self is slow and len(rows):
+                ended.wait(30)
+            return gather(self, rows, *more)
+
+        monkeypatch.setattr(Manifest, "gather", waiting)
+        part = Slice(name="slow", fingerprint=slow.fingerprint, samples=4000, page_rows=1000)
+        with (
+            Server({"train": manifest, "slow": slow}) as server,
+            Client(server.address, timeout=60) as client,
+            ThreadPoolExecutor(12) as pool,
+        ):
+            try:
+                others = [pool.submit(lambda: lines(client.slice(part))) for _ in range(12)]
+                time.sleep(0.3)
+                whole = part_of(manifest, page_rows=1000)
+                assert lines(client.slice(whole)) == expected(manifest, whole)
+                assert client.rows("train", manifest.fingerprint, range(2000)).num_rows == 2000
+                assert not any(other.done() for other in others)
+            finally:
+                ended.set()
+            assert all(other.result() == expected(slow, part) for other in others)
+
     def test_is_told(self, manifest: Manifest) -> None:
         seen = Counting()
         with Server({"train": manifest}, observer=seen) as server, Client(server.address) as client:

@@ -20,6 +20,7 @@ Sized = tuple[pa.RecordBatch, int]
 
 
 _AHEAD = 1  # batches that are gathered while one is sent
+_WAIT = 0.1  # seconds for one of the threads: where others wait for a disk with all of them, a stream is its own
 
 
 def pages(
@@ -54,7 +55,8 @@ def pages(
                 ahead.append(_submit(threads, version, rows, begin, stop, message_bytes))
                 asked.append((begin, stop))
                 begin = stop
-            whole, (first, last) = ahead.popleft().result(), asked.popleft()
+            first, last = asked.popleft()
+            whole = _result(ahead.popleft(), version, rows, first, last, message_bytes)
             if whole is not None:
                 found = cut(whole, message_bytes)
             else:
@@ -83,6 +85,21 @@ def _submit(
         raise ServerUnavailableError(f"the server is stopping, or out of threads: {error}") from None
 
 
+def _result(
+    future: Future[pa.RecordBatch | None],
+    version: Version,
+    rows: Callable[[int, int], Indices],
+    begin: int,
+    end: int,
+    message_bytes: int,
+) -> pa.RecordBatch | None:
+    """What `_gather` gives in one of the threads, or here, if none of them is free for it."""
+    try:
+        return future.result(_WAIT)
+    except TimeoutError:
+        return _gather(version, rows, begin, end, message_bytes) if future.cancel() else future.result()
+
+
 def _gather(
     version: Version, rows: Callable[[int, int], Indices], begin: int, end: int, message_bytes: int
 ) -> pa.RecordBatch | None:
@@ -105,7 +122,8 @@ def _in_parts(
     """Rows that are too much for a message, in halves until they are not."""
     middle = (begin + end) // 2
     for first, last in ((begin, middle), (middle, end)):
-        part = _submit(threads, version, rows, first, last, message_bytes).result()
+        future = _submit(threads, version, rows, first, last, message_bytes)
+        part = _result(future, version, rows, first, last, message_bytes)
         if part is None:
             yield from _in_parts(version, rows, first, last, message_bytes, threads)
         else:
