@@ -103,7 +103,8 @@ class Server:
         ConfigError: arguments that make no sense, an address that is taken or not this machine's.
         ManifestError: a file that cannot be opened.
 
-    Memory: files are mapped and shared with all processes of the machine; a page or two for each stream beside that.
+    Memory: files are mapped and shared with all processes of the machine; up to three pages for each stream beside
+    that.
     """
 
     def __init__(
