@@ -449,9 +449,10 @@ class TestArguments:
         with pytest.raises(ConfigError, match=r"cannot listen on 192.0.2.1:0: Cannot assign"):
             Server({"x": manifest}, host="192.0.2.1", insecure=True)
 
-    def test_ipv6(self, manifest: Manifest) -> None:
+    @pytest.mark.parametrize("host", ["::1", "[::1]"])
+    def test_ipv6(self, manifest: Manifest, host: str) -> None:
         try:
-            server = Server({"train": manifest}, host="::1")
+            server = Server({"train": manifest}, host=host)
         except ConfigError:
             pytest.skip("no IPv6 here")
         with server:

@@ -183,9 +183,18 @@ class BatchReader:
     def read(self, address: Address) -> list[pa.RecordBatch]:
         """The answer to the first request; from this server, if no call is open."""
         try:
+            return self._read(address, len(self._requests))
+        except flight.FlightServerError:
+            if len(self._requests) == 1:
+                raise
+        return self._read(address, 1)  # a refusal ends a call, and what was not read of it; of which request was it?
+
+    def _read(self, address: Address, count: int) -> list[pa.RecordBatch]:
+        """The same, with so many requests under way."""
+        try:
             call = self._call_for(address)
             if not self._sent or monotonic() < call.deadline - self._timeout / 2:
-                for numbers in itertools.islice(self._requests, self._sent, None):
+                for numbers in itertools.islice(self._requests, self._sent, count):
                     call.send(encode_rows(numbers))
                     self._sent += 1
             batches = _answer(call, len(self._requests[0]))

@@ -25,6 +25,7 @@ from penstock.manifest.fields import BadRow
 from penstock.manifest.formats.base import ParsedPart, Parser, Part
 from penstock.manifest.formats.mapped import ColumnPart
 from penstock.manifest.indices import Indices, Rows
+from penstock.manifest.lines import TooMuch
 from penstock.manifest.scan import shorten
 from penstock.server.layout import Layout
 
@@ -93,7 +94,7 @@ class RemoteManifest(Manifest):
 
     def gather(self, rows: Indices, most: int | None = None) -> pa.RecordBatch:
         """Rows as they are stored, in one round trip; for `parse`."""
-        return self._fetch(self._rows(rows))
+        return _no_more_than(most, self._fetch(self._rows(rows)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteManifest, (*self._made_of, self._range)
@@ -164,4 +165,11 @@ class _Columns(_Remote, ColumnPart):
         self.rows, self.schema = fetch.layout.rows, fetch.stored
 
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
-        return self.fetch(rows)
+        return _no_more_than(most, self.fetch(rows))
+
+
+def _no_more_than(most: int | None, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch. TooMuch if it has more bytes than that: how many is known here only once they have come."""
+    if most is not None and batch.nbytes > most:
+        raise TooMuch
+    return batch

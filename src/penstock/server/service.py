@@ -42,7 +42,7 @@ from penstock.order.permutation import Indices
 from penstock.server.auth import TLS, BearerToken, check_exposure, check_token
 from penstock.server.catalog import Catalog, Served, Version
 from penstock.server.connections import process
-from penstock.server.pages import Sized, cut, pages
+from penstock.server.pages import Pages, Sized, cut
 from penstock.server.protocol import Slice, decode, decode_key, decode_prefix, decode_rows, encode, encode_error
 from penstock.server.streams import Streams, cut_connections
 
@@ -119,6 +119,7 @@ class Server:
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
+        host = host.removeprefix("[").removesuffix("]")  # as in addresses, for IPv6
         check_exposure(host, token, tls, insecure)
         self._observer: Observer = _Silent() if observer is None else observer
         self._catalog = Catalog(manifests)
@@ -301,9 +302,8 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         with self._refusing(version.name), self._counted(version.name, peer), self._streams.busy:
             yield None
             page_rows = min(slice_.page_rows, self._limits.page_rows)
-            for batch, nbytes in pages(
-                version, slice_.rows, slice_.begin, slice_.stop, page_rows, self._limits.message_bytes, self._threads
-            ):
+            pages = Pages(version, slice_.rows, self._limits.message_bytes, self._threads)
+            for batch, nbytes in pages.between(slice_.begin, slice_.stop, page_rows):
                 self._streams.check()
                 self._observer.rows(version.name, batch.num_rows, nbytes)
                 yield batch
@@ -331,7 +331,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         limit = self._limits.message_bytes
         batches = self._at_once(version, numbers, limit) if count <= _FEW else None
         if batches is None:
-            batches = pages(version, lambda a, b: numbers[a:b], 0, count, count, limit, self._threads)
+            batches = Pages(version, lambda a, b: numbers[a:b], limit, self._threads).between(0, count, count)
         for batch, nbytes in batches:
             self._observer.rows(version.name, batch.num_rows, nbytes)
             writer.write_batch(batch)

@@ -17,7 +17,7 @@ import xxhash
 
 from penstock.errors import ConfigError, ManifestError
 from penstock.manifest.fields import BadRow
-from penstock.manifest.lines import LineIndex, texts
+from penstock.manifest.lines import LineIndex, TooMuch, texts
 from penstock.manifest.options import Column, Options
 from penstock.manifest.scan import LineRules, shorten
 from penstock.storage import SourceFile
@@ -147,7 +147,10 @@ class ParsedPart:
         return pa.RecordBatch.from_arrays([self._lines(rows, most)], schema=_LINES)
 
     def _lines(self, rows: Rows, most: int | None) -> pa.LargeBinaryArray:
-        return self.raw(rows)
+        lines = self.raw(rows)
+        if most is not None and lines.nbytes > most:
+            raise TooMuch
+        return lines
 
     def _parse(self, lines: list[str], rows: Rows) -> list[list[Any]]:
         try:
