@@ -14,6 +14,7 @@ _HOMES = {
     "BatchSampler": "samplers",
     "DataLoader": "loader",
     "DistributedSampler": "samplers",
+    "DpexDataLoader": "loader",
     "Failure": "loader",
     "GroupedBatchSampler": "samplers",
     "ImageDataset": "datasets",
@@ -28,6 +29,7 @@ _HOMES = {
     "RandomSampler": "samplers",
     "RankDataset": "datasets",
     "RankServerDataset": "datasets",
+    "RayOptions": "loader",
     "Record": "manifest",
     "SequentialSampler": "samplers",
     "ServerDataset": "datasets",
@@ -44,6 +46,7 @@ __all__ = [
     "BatchSampler",
     "DataLoader",
     "DistributedSampler",
+    "DpexDataLoader",
     "Failure",
     "GroupedBatchSampler",
     "ImageDataset",
@@ -58,6 +61,7 @@ __all__ = [
     "RandomSampler",
     "RankDataset",
     "RankServerDataset",
+    "RayOptions",
     "Record",
     "SequentialSampler",
     "ServerDataset",
@@ -71,7 +75,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.datasets import ImageDataset, LoadImage, MPDataset, RankDataset, RankServerDataset, ServerDataset
-    from penstock.loader import DataLoader, Failure, OnError
+    from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
     from penstock.manifest import Manifest, Record
     from penstock.order import Partition, Permutation, make_order
     from penstock.random import generator

@@ -11,6 +11,7 @@ Messages name the file, the line or row, the rank where it matters, and what to 
 from __future__ import annotations
 
 __all__ = [
+    "ClusterError",
     "ConfigError",
     "ImageError",
     "ManifestChangedError",
@@ -82,6 +83,10 @@ class TooManyErrors(PenstockError, RuntimeError):
 
 class RingError(PenstockError, MemoryError):
     """Too little memory for the batches that a loader holds in flight. The message says how much is needed and left."""
+
+
+class ClusterError(PenstockError, RuntimeError):
+    """A cluster that cannot be reached, has no room for workers, or runs other versions. The message says which."""
 
 
 class WorkerError(PenstockError, RuntimeError):

@@ -22,6 +22,7 @@ from numpy.random.bit_generator import ISpawnableSeedSequence
 from penstock.order.hashing import derive_key, mix, mix_array, splitmix64
 
 __all__ = [
+    "current_key",
     "generator",
     "generator_from_key",
     "in_sample",
@@ -132,6 +133,11 @@ def show_samples(board: memoryview | None) -> None:
 def in_sample() -> bool:
     """Whether a loader or data set has said which sample this thread is making."""
     return _here.scope.key is not None
+
+
+def current_key() -> int | None:
+    """The key of the sample that this thread is making, None outside of samples."""
+    return _here.scope.key
 
 
 def generator() -> np.random.Generator:

@@ -180,7 +180,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"executor": "ray"}, "not in this version"),
+            ({"executor": "ray"}, "needs num_workers"),
             ({"executor": "quantum"}, "'inline', 'thread', 'process'"),
             ({"executor": "thread"}, "needs num_workers of 1 or more"),
             ({"executor": "process"}, "needs num_workers of 1 or more"),

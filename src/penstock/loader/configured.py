@@ -25,6 +25,7 @@ from penstock.loader.fetch import Fetch, Maker
 from penstock.loader.foreign import draws_late
 from penstock.loader.options import Options, check_options, check_stream, default_sampler, how_of, warn_threads
 from penstock.loader.position import Position
+from penstock.loader.ray.options import RayOptions
 from penstock.loader.source import batch_source, refuse_double_split, stream_source
 from penstock.loader.stateful import WorkerStates, capture
 from penstock.loader.statistics import Statistics
@@ -38,6 +39,7 @@ T_co = TypeVar("T_co", covariant=True)
 _SETTINGS = (
     *("executor", "num_workers", "threads_per_worker", "dispatch", "multiprocessing_context", "prefetch_factor"),
     *("worker_init_fn", "timeout", "in_order", "on_worker_death", "max_bytes_in_flight", "collate_fn"),
+    "ray_options",
 )
 
 
@@ -73,6 +75,7 @@ class Configured(TorchDataLoader[T_co]):
         on_error: str | Callable[[Failure], str] | OnError = "raise",
         on_worker_death: str = "raise",
         max_bytes_in_flight: int | None = None,
+        ray_options: RayOptions | None = None,
         progress: bool = False,
     ) -> None:
         check_options(
@@ -87,7 +90,7 @@ class Configured(TorchDataLoader[T_co]):
                     seed,
                     generator,
                 ),
-                *(on_worker_death, max_bytes_in_flight),
+                *(on_worker_death, max_bytes_in_flight, ray_options),
             )
         )
         if sampler is None and batch_sampler is None and not isinstance(dataset, IterableDataset):
@@ -101,6 +104,7 @@ class Configured(TorchDataLoader[T_co]):
         self.on_error = on_error
         self.on_worker_death = on_worker_death
         self.max_bytes_in_flight = max_bytes_in_flight
+        self.ray_options = ray_options
         self.progress = progress
         self._chosen = prefetch_factor is not None
         super().__init__(
@@ -149,7 +153,8 @@ class Configured(TorchDataLoader[T_co]):
         """The arguments, as the attributes of the same names are now."""
         return Options(
             *(self.executor, self.num_workers, self.threads_per_worker, self.dispatch, self.multiprocessing_context),
-            *(None, self.seed, None, self.on_worker_death, self.max_bytes_in_flight),
+            *(None, self.seed, None),
+            *(self.on_worker_death, self.max_bytes_in_flight, self.ray_options),
         )
 
     def _choose(self, source: EpochBatchSampler | None) -> How:
@@ -190,6 +195,7 @@ class Configured(TorchDataLoader[T_co]):
             max_bytes=self.max_bytes_in_flight,
             init=self.worker_init_fn,
             context=self.multiprocessing_context,
+            ray_options=self.ray_options,
         )
 
     def _make_source(self) -> EpochBatchSampler | None:
@@ -213,13 +219,14 @@ class Configured(TorchDataLoader[T_co]):
                 collate_fn,
                 batch_size=self.batch_size,
                 drop_last=self.drop_last,
-                generators=self._how.name == "process",
+                generators=self._how.name in ("process", "ray"),
             )
         fetch = Fetch(
             position.samples,
             collate_fn,
             batched=self._auto_collation,
-            seed_globals=position.seeded and not self._pure,
+            # Any Ray worker may make any batch, twice too: so there what is drawn never depends on the worker.
+            seed_globals=(position.seeded or self._how.name == "ray") and not self._pure,
             on_error=self._policy,
         )
         if fetch.seed_globals and (self._how.name == "thread" or self._how.threads > 1):
@@ -230,7 +237,7 @@ class Configured(TorchDataLoader[T_co]):
     def check_worker_number_rationality(self) -> None:
         """torch's warning when there are more worker processes than cores; threads are none."""
         one_child = self.executor == "auto" and self.threads_per_worker == 1 and _releases_gil(self.dataset)
-        if self.executor != "thread" and not one_child:
+        if self.executor not in ("thread", "ray") and not one_child:
             super().check_worker_number_rationality()
 
     def __copy__(self) -> Self:

@@ -39,6 +39,7 @@ class DataLoader(Configured[T_co]):
             is given).
         executor: ``"inline"`` makes batches in the caller's thread; ``"thread"`` in ``num_workers`` threads that share
             the data set; ``"process"`` in ``num_workers`` processes, from which they come in reused shared memory.
+            ``"ray"`` in ``num_workers`` workers on a Ray cluster, see ``ray_options``.
             ``"auto"`` is inline without workers; one process with ``num_workers`` threads for data sets that set
             ``pure`` and ``releases_gil``; else processes.
         threads_per_worker: threads in each worker process; they share its copy of the data set.
@@ -55,6 +56,7 @@ class DataLoader(Configured[T_co]):
         on_worker_death: ``"raise"``, or ``"restart"``: a new worker makes again what a dead one had not finished.
         max_bytes_in_flight: bytes of batches that are finished or being made, beside those that the consumer holds; at
             least one batch. None: as ``prefetch_factor`` says.
+        ray_options: where the workers of ``executor="ray"`` run, a `RayOptions`.
         progress: show a progress bar on standard error.
 
     Raises:
@@ -139,7 +141,7 @@ class DataLoader(Configured[T_co]):
         engine.prepare(maker, base_seed)
         progress = position.start(base_seed)
         self._base_seed = progress.base_seed
-        position.states.begin(fresh=self._how.name == "process" and not kept)
+        position.states.begin(fresh=self._how.name in ("process", "ray") and not kept)
         resumed = position.states.dropped
         if resumed:
             warnings.warn(
@@ -151,8 +153,8 @@ class DataLoader(Configured[T_co]):
         statistics.begin(
             executor=how.name,
             workers=self.num_workers if how.workers else 0,
-            threads=self.threads_per_worker,
-            processes=how.workers if how.name == "process" else 0,
+            threads=how.threads if how.name == "ray" else self.threads_per_worker,
+            processes=how.workers if how.name in ("process", "ray") else 0,
             depth=how.depth,
             persistent=self.persistent_workers,
         )
@@ -195,7 +197,9 @@ class DataLoader(Configured[T_co]):
 
     def _finished(self, progress: Progress) -> None:
         engine = self._engine
-        self._position.finished(progress, fresh=lambda: self._how.name == "process" and not engine.keeps_workers)
+        self._position.finished(
+            progress, fresh=lambda: self._how.name in ("process", "ray") and not engine.keeps_workers
+        )
 
     # Statistics and the end.
 
@@ -204,7 +208,8 @@ class DataLoader(Configured[T_co]):
         stage, how full the queue was, errors, restarts. See the guide for each entry.
         """
         self._statistics.restarts = self._engine.restarts
-        return self._statistics.stats(None if self._log is None else self._log.counts())
+        stats = self._statistics.stats(None if self._log is None else self._log.counts())
+        return stats if self._engine.ray is None else {**stats, **self._engine.ray.stats()}
 
     def report(self, file: IO[str] | None = None) -> None:
         """Print `stats` as a table, and one sentence: what limits this run, and what to change.

@@ -20,6 +20,8 @@ from penstock.loader.dispatch import ProcessBatches
 from penstock.loader.fetch import Fetch, Maker
 from penstock.loader.inline import InlineBatches
 from penstock.loader.process import Pool, WorkerOptions
+from penstock.loader.ray.executor import RayExecutor, Settings
+from penstock.loader.ray.options import RayOptions
 from penstock.loader.ring import Ring
 from penstock.loader.stateful import has_state
 from penstock.loader.stream import StreamFetch
@@ -33,9 +35,9 @@ class How(NamedTuple):
     """Which executor, of what size.
 
     Attributes:
-        name: "inline", "thread" or "process".
-        workers: how many workers users see: processes, or threads of the thread executor; 0 inline.
-        threads: in each process.
+        name: "inline", "thread", "process" or "ray".
+        workers: how many workers users see: processes, threads of the thread executor, actors; 0 inline.
+        threads: in each process or actor.
         depth: batches in flight at most.
         light: the same for small batches that are made quickly, where handing over costs more than making.
     """
@@ -76,6 +78,7 @@ class Engine:
         pure: whether samples depend on index and key alone.
         persistent: whether workers outlive a pass.
         in_order, timeout, restart, max_bytes, init, context: as the loader's arguments.
+        ray_options: of the Ray executor.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Engine:
         max_bytes: int | None,
         init: Callable[[int], object] | None,
         context: Any,
+        ray_options: RayOptions | None,
     ) -> None:
         self.how = how
         self.persistent = persistent
@@ -108,6 +112,14 @@ class Engine:
         self._ring: Ring | None = None
         self._plan: Plan | None = None
         self.restarts = 0
+        self.ray: RayExecutor | None = None
+        if how.name == "ray":
+            prefetch, light = how.depth // how.workers, how.light // how.workers
+            settings = Settings(
+                *(how.workers, how.threads, max(1, prefetch), max(1, light), persistent),
+                *(in_order, timeout, max_bytes, init),
+            )
+            self.ray = RayExecutor(ray_options or RayOptions(), settings)
 
     def prepare(self, maker: Maker, base_seed: int) -> None:
         """Have the worker processes of the next pass. What goes wrong with starting them goes wrong here, before the
@@ -115,7 +127,10 @@ class Engine:
 
         Raises:
             ConfigError: the maker cannot do what is asked of it.
+            ClusterError: there is no cluster.
         """
+        if self.ray is not None:
+            self.ray.prepare(maker)
         if self.how.name != "process":
             return
         self._plan = self._plan or self.plan(maker)
@@ -126,11 +141,16 @@ class Engine:
         """The batches of a pass, for which `prepare` was called."""
         if self.how.name == "inline":
             return self._inline(run)
+        if self.ray is not None:
+            batches: Batches = self.ray.start(run)
+            return batches
         return self._in_threads(run) if self.how.name == "thread" else self._in_processes(run)
 
     @property
     def keeps_workers(self) -> bool:
         """Whether the next pass is made by workers that there are already."""
+        if self.ray is not None:
+            return self.ray.keeps_workers
         return self._pool is not None and not self._pool.closed and not self._pool.broken
 
     @property
@@ -259,6 +279,8 @@ class Engine:
 
     def close(self) -> None:
         """End threads and workers. Idempotent, and bounded in time."""
+        if self.ray is not None:
+            self.ray.close()
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.close()

@@ -12,6 +12,7 @@ from torch.utils.data import IterDataPipe, Sampler
 
 from penstock.errors import ConfigError
 from penstock.loader.engine import How
+from penstock.loader.ray.options import RayOptions
 from penstock.loader.snapshots import has_state
 from penstock.order import SHUFFLES
 from penstock.order.hashing import derive_key
@@ -23,7 +24,7 @@ __all__ = ["EXECUTORS", "Options", "check_options", "check_stream", "default_sam
 PROCESSES = hasattr(select, "poll")
 """Whether there are worker processes: not on Windows, where ``"auto"`` means threads."""
 
-EXECUTORS = ("auto", "inline", "thread", "process")
+EXECUTORS = ("auto", "inline", "thread", "process", "ray")
 _LIGHT = 8  # times as many batches are made ahead if they are small and quickly made, and the user did not say
 _DISPATCHES = ("auto", "batch", "chunk")
 
@@ -41,6 +42,7 @@ class Options(NamedTuple):
     generator: torch.Generator | None
     on_worker_death: str
     max_bytes_in_flight: int | None
+    ray_options: RayOptions | None
 
 
 def check_options(options: Options) -> None:
@@ -65,23 +67,25 @@ def check_options(options: Options) -> None:
 
 def _check_executor(options: Options) -> None:
     executor, num_workers = options.executor, options.num_workers
-    if executor == "ray":
-        raise ConfigError("executor='ray' is not in this version; use 'process' or 'thread'")
     if executor not in EXECUTORS:
         raise ConfigError(f"unknown executor {executor!r}: use one of {', '.join(map(repr, EXECUTORS))}")
-    if executor in ("thread", "process") and num_workers == 0:
+    if executor in ("thread", "process", "ray") and num_workers == 0:
         raise ConfigError(f"executor={executor!r} needs num_workers of 1 or more")
     if executor == "inline" and num_workers:
         raise ConfigError(f"executor='inline' has no workers: leave num_workers={num_workers} out")
-    if executor == "thread" and options.multiprocessing_context is not None:
-        raise ConfigError("multiprocessing_context makes no sense for executor='thread'")
+    if executor in ("thread", "ray") and options.multiprocessing_context is not None:
+        raise ConfigError(f"multiprocessing_context makes no sense for executor={executor!r}")
+    if executor == "ray":
+        _check_ray(options)
+    elif options.ray_options is not None:
+        raise ConfigError(f"ray_options is for executor='ray', not {executor!r}")
     if executor == "process" and not PROCESSES:
         raise ConfigError("there are no worker processes on this platform in this version: use executor='thread'")
-    processes = num_workers > 0 and executor != "thread" and PROCESSES
+    processes = num_workers > 0 and executor not in ("thread", "ray") and PROCESSES
     if operator.index(options.threads_per_worker) < 1:
         raise ConfigError(f"threads_per_worker must be 1 or more, got {options.threads_per_worker}")
     needs_processes = {
-        f"threads_per_worker={options.threads_per_worker}": options.threads_per_worker > 1,
+        f"threads_per_worker={options.threads_per_worker}": options.threads_per_worker > 1 and executor != "ray",
         f"on_worker_death={options.on_worker_death!r}": options.on_worker_death != "raise",
         f"dispatch={options.dispatch!r}": options.dispatch != "auto",
     }
@@ -91,6 +95,14 @@ def _check_executor(options: Options) -> None:
     limit = options.max_bytes_in_flight
     if limit is not None and (num_workers == 0 or operator.index(limit) < 1):
         raise ConfigError(f"max_bytes_in_flight={limit} must be positive, and is for loaders with workers")
+
+
+def _check_ray(options: Options) -> None:
+    given = options.ray_options or RayOptions()
+    given.limits(options.num_workers)
+    given.threads(options.threads_per_worker)
+    if options.on_worker_death == "restart":
+        raise ConfigError("executor='ray' replaces lost workers in any case: leave on_worker_death='restart' out")
 
 
 def check_stream(dataset: Any, seed: int | None, tolerant: bool, options: Options) -> None:
@@ -122,7 +134,10 @@ def check_stream(dataset: Any, seed: int | None, tolerant: bool, options: Option
         )
     if options.executor == "thread" and options.num_workers > 1 and has_state(dataset):
         raise ConfigError(f"{name} has a state, and threads share one data set: use executor='process', or one thread")
-    if options.threads_per_worker > 1:
+    threads = options.threads_per_worker
+    if options.executor == "ray":
+        threads = (options.ray_options or RayOptions()).threads(threads)
+    if threads > 1:
         raise ConfigError(f"threads_per_worker makes no sense for {name}: each worker has one iterator of it")
     if options.dispatch == "chunk":
         raise ConfigError(f"dispatch='chunk' makes no sense for {name}: its iterators make batches one by one")
@@ -140,6 +155,9 @@ def how_of(options: Options, prefetch_factor: int | None, *, chosen: bool, relea
     light = depth if chosen else depth * _LIGHT
     if not workers:
         return How("inline", 0, 1, 0, 0)
+    if options.executor == "ray":
+        threads = (options.ray_options or RayOptions()).threads(options.threads_per_worker)
+        return How("ray", workers, threads, depth, light)
     if options.executor == "thread" or not PROCESSES:
         return How("thread", workers, 1, depth, depth)
     if options.executor == "auto" and releases_gil and options.threads_per_worker == 1:

@@ -60,11 +60,17 @@ class _Run:
         self.work: float = sum(stats["stages"].values()) - self.hand_over
         self.cpu: float = stats["cpu_seconds"]
         self.used = self.cpu / self.seconds if self.seconds > 0 else 0.0  # cores, by the data set
-        self.full: bool = self.used > 0.8 * self.cores or (stats["cores_busy"] or 0.0) > _FULL
+        self.here: bool = self.executor != "ray"  # whether the work is done on this machine
+        self.full: bool = self.here and (self.used > 0.8 * self.cores or (stats["cores_busy"] or 0.0) > _FULL)
         fetch = self.work - stats["stages"].get("collate", 0.0)
         computing = min(1.0, self.cpu / fetch) if self.cpu > 0 and fetch > 0 else 1.0
         # The rest it waits: for storage, or a lock. Where cores are scarce rather for one of them, up to a point.
         self.computing: float = 1.0 if self.full and computing > _STARVED else computing
+
+    @property
+    def started(self) -> int:
+        """Workers that have found room in the cluster."""
+        return sum(node["workers"] for node in self.stats.get("nodes", {}).values())
 
     @property
     def share(self) -> float:
@@ -93,6 +99,8 @@ class _Run:
 
     def affordable(self, workers: int) -> int:
         """No more workers than there are cores for. Those that wait for storage most of their time need none."""
+        if not self.here:
+            return workers
         if self.computing < 0.5:
             return min(workers, 4 * max(1, self.workers))
         if self.full:
@@ -126,6 +134,8 @@ def diagnose(stats: dict[str, Any]) -> Verdict:
         return Verdict("training", _training(run))
     if stats["workers"] == 0:
         return Verdict("data", _inline(run))
+    if not run.here and run.started < stats["workers"]:
+        return Verdict("data", f"Data limits this run: {run.waiting}, and {_pending(run)}.")
     if run.busy < _BUSY and (why := _memory(run)):
         return Verdict("memory", f"Memory limits this run: {run.waiting}, and {why}.")
     why = _too_few(run) if run.busy >= _BUSY else _idle(run)
@@ -180,6 +190,13 @@ def _memory(run: _Run) -> str:
             "a pipe; batches of about the same size (padded, or grouped by size) do fit"
         )
     return ""
+
+
+def _pending(run: _Run) -> str:
+    return (
+        f"only {run.started} of its {run.stats['workers']} workers have found room in the cluster; add nodes, or ask "
+        "for less by RayOptions(num_cpus=, resources=, label_selector=)"
+    )
 
 
 def _too_few(run: _Run) -> str:
@@ -253,7 +270,7 @@ def _title(stats: dict[str, Any]) -> str:
         of = f" of {threads} threads" if threads > 1 else ""
         within = f" in {_count(processes, 'process', 'es')}" if processes not in (0, workers) else ""
         parts.append(_count(workers, "worker") + of + within)
-    return ", ".join([*parts, _count(stats["cores"], "core")])
+    return ", ".join(parts if stats["executor"] == "ray" else [*parts, _count(stats["cores"], "core")])
 
 
 def _stage_rows(table: Table, stats: dict[str, Any]) -> None:
@@ -279,6 +296,14 @@ def _worker_rows(table: Table, stats: dict[str, Any]) -> None:
         types = ", ".join(f"{name} {count:,}" for name, count in sorted(errors.get("types", {}).items()))
         share = _percent(errors["failed"], errors.get("samples", 0), 2)
         table.add_row("bad samples", f"{errors['failed']:,}", share, Text(types))
+    for name, node in sorted(stats.get("nodes", {}).items()):
+        each = f", {_time(node['seconds'] / node['batches'])} a batch" if node["batches"] else ""
+        lost = f", {node['lost']:,} lost" if node["lost"] else ""
+        share = _percent(node["batches"], stats["batches"], 1)
+        workers = _count(node["workers"], "worker")
+        table.add_row(Text(f"node {name}"), f"{node['batches']:,}", share, workers + each + lost)
+    if stats.get("hedged_batches"):
+        table.add_row("made twice", f"{stats['hedged_batches']:,}", "", "a worker was slow")
     if stats["restarts"]:
         table.add_row("workers replaced", f"{stats['restarts']:,}", "", "")
 

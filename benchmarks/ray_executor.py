@@ -1,0 +1,275 @@
+"""What does a Ray cluster behind the loader cost, and how does it scale? Beside torch's DataLoader and Ray Data.
+
+    python benchmarks/ray_executor.py                 all parts, on clusters of their own on this machine
+    python benchmarks/ray_executor.py cheap large     some of them
+
+Parts: cheap (samples that take no time, 2 workers), large (batches of 9.6 MB), sleep (samples that wait for 20 ms, up
+to 32 at a time), faults (a node killed, a worker ten times slower), driver (what a batch costs the program itself).
+Ray Data is left out where pandas, which it needs, is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, get_worker_info
+
+import penstock as ps
+from _common import smaps_rollup, spread, table
+
+
+class Cheap(Dataset[Any]):
+    """28 x 28 pixels to a tensor, as in MNIST's examples."""
+
+    pure = True
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.pixels = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(self.pixels[index % 100]).to(torch.float32).div_(255)[None], index % 10
+
+
+class Large(Dataset[Any]):
+    """Rows of 150 kB: 64 of them are 9.6 MB."""
+
+    pure = True
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.row = torch.arange(150_000, dtype=torch.int64).to(torch.uint8)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.row
+
+
+class Sleepy(Dataset[Any]):
+    """A sample that waits, as for storage."""
+
+    pure = True
+
+    def __init__(self, n: int, seconds: float, slow: int = -1) -> None:
+        self.n, self.seconds, self.slow = n, seconds, slow
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        info = get_worker_info()
+        time.sleep(self.seconds * (10 if info is not None and info.id == self.slow else 1))
+        return index
+
+
+@contextlib.contextmanager
+def cluster(nodes: int = 1, cpus: int = 2, store: int = 600 << 20) -> Iterator[Any]:
+    """A head without CPUs, and nodes, on this machine."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": cpus if nodes == 1 else 0, "object_store_memory": store, "include_dashboard": False}
+    found = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(nodes if nodes > 1 else 0):
+            found.add_node(num_cpus=cpus, object_store_memory=store)
+        ray.init(address=found.address, configure_logging=False, log_to_driver=False)
+        yield found
+    finally:
+        ray.shutdown()
+        found.shutdown()
+
+
+def ours(data: Any, batch_size: int, workers: int, **options: Any) -> ps.DataLoader[Any]:
+    """A loader on the cluster."""
+    ray_options = ps.RayOptions(**options.pop("ray_options", {}))
+    how = {"persistent_workers": True, "executor": "ray", "ray_options": ray_options, **options}
+    return ps.DataLoader(data, batch_size, num_workers=workers, **how)
+
+
+def timed(loader: Any) -> tuple[float, float, int]:
+    """Seconds to the first batch and for the others, and how many these are."""
+    begin = time.perf_counter()
+    iterator = iter(loader)
+    next(iterator)
+    first = time.perf_counter()
+    count = sum(1 for _ in iterator)
+    return first - begin, time.perf_counter() - first, count
+
+
+def workers_memory() -> int:
+    """Bytes of anonymous memory of the workers of this program's cluster."""
+    total = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            if file.read().startswith(b"ray::Actor"):
+                total += smaps_rollup(int(pid))["Pss_Anon"]
+    return total
+
+
+def cheap(repeat: int) -> None:
+    """Cheap samples."""
+    import ray
+
+    data, size, rows = Cheap(20_000), 100, []
+    with cluster():
+
+        def ray_data() -> Any:
+            pixels = data.pixels
+
+            def make(batch: dict[str, Any]) -> dict[str, Any]:
+                images = pixels[batch["id"] % 100].astype(np.float32) / 255
+                return {"images": images[:, None], "labels": batch["id"] % 10}
+
+            found = ray.data.range(data.n).map_batches(make, batch_size=size, concurrency=2)
+            return found.iter_torch_batches(batch_size=size)
+
+        peers: dict[str, Callable[[], Any]] = {
+            "torch, 2 workers": lambda: TorchDataLoader(data, size, num_workers=2),
+            "penstock process, 2": lambda: ps.DataLoader(data, size, num_workers=2),
+            "penstock ray, 2": lambda: ours(data, size, 2),
+        }
+        if importlib.util.find_spec("pandas"):
+            peers["Ray Data"] = ray_data
+        memory = 0
+        firsts: dict[str, list[float]] = {name: [] for name in peers}
+        rates: dict[str, list[float]] = {name: [] for name in peers}
+        for _ in range(repeat):
+            for name, make in peers.items():
+                loader = make()
+                first, rest, count = timed(loader)
+                firsts[name].append(first)
+                rates[name].append(count * size / rest)
+                if name == "penstock ray, 2":
+                    memory = max(memory, workers_memory())
+                    loader.close()
+    for name in peers:
+        low, middle, high = spread(rates[name], 4)
+        rows.append((name, f"{min(firsts[name]):.2f}", low, middle, high))
+    table("cheap samples, batches of 100", ("", "first batch s", "samples/s least", "middle", "most"), rows)
+    print(f"anonymous memory of the workers: {memory / 1e6:.0f} MB")
+
+
+def large(repeat: int) -> None:
+    """Batches of 9.6 MB."""
+    rows = []
+    with cluster():
+        data = Large(64 * 60)
+        loaders = {
+            "torch, 2 workers": TorchDataLoader(data, 64, num_workers=2),
+            "penstock process, 2": ps.DataLoader(data, 64, num_workers=2),
+            "penstock ray, 2": ours(data, 64, 2),
+        }
+        found: dict[str, list[float]] = {name: [] for name in loaders}
+        for _ in range(repeat):
+            for name, loader in loaders.items():
+                _, rest, count = timed(loader)
+                found[name].append(count * 9.6e6 / rest / 1e9)
+        loaders["penstock ray, 2"].close()
+    for name, values in found.items():
+        rows.append((name, *spread(values)))
+    table("9.6 MB batches", ("", "GB/s least", "middle", "most"), rows)
+
+
+def sleep(repeat: int) -> None:
+    """Samples that take 20 ms."""
+    rows = []
+    single = 1 / 0.02
+    for workers, threads in ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8)):
+        data = Sleepy(8 * 10 * workers * threads, 0.02)
+        with cluster(nodes=2, cpus=2), ours(data, 8, workers, threads_per_worker=threads) as loader:
+            list(loader)  # all workers have started
+            rates = []
+            for _ in range(repeat):
+                _, rest, count = timed(loader)
+                rates.append(count * 8 / rest)
+        ideal = single * workers * threads
+        low, middle, high = spread(rates, 4)
+        rows.append((workers, threads, workers * threads, low, middle, high, f"{np.median(rates) / ideal:.0%}"))
+    columns = ("workers", "threads", "at a time", "samples/s least", "middle", "most", "of N x single")
+    table("samples that wait for 20 ms, batches of 8", columns, rows)
+
+
+def faults(repeat: int) -> None:
+    """A node that is killed, and a worker ten times slower."""
+    rows = []
+    for hedge in (True, False):
+        gaps = []
+        for _ in range(repeat):
+            with (
+                cluster(nodes=3, cpus=1) as found,
+                ours(Sleepy(4 * 300, 0.01), 4, 3, ray_options={"hedge": hedge}) as loader,
+            ):
+                longest, last = 0.0, 0.0
+                for number, _batch in enumerate(loader):
+                    now = time.perf_counter()
+                    longest = max(longest, now - last) if number > 20 else 0.0
+                    if number == 20:
+                        node = next(iter(found.worker_nodes))
+                        node.kill_raylet()
+                    last = time.perf_counter()
+                gaps.append(longest)
+        rows.append((f"node killed, hedge={hedge}: longest gap s", *spread(gaps)))
+    times: dict[str, list[float]] = {"even": [], "one slow": [], "one slow, hedge=False": []}
+    with cluster(nodes=3, cpus=1):
+        for _ in range(repeat):
+            for name, seen in times.items():
+                data = Sleepy(4 * 60, 0.04, slow=-1 if name == "even" else 0)
+                with ours(data, 4, 3, ray_options={"hedge": "False" not in name}) as loader:
+                    iterator = iter(loader)
+                    while len(loader._engine.ray._desk.actors.ready()) < 3:  # all have started
+                        loader._engine.ray._desk.actors.receive(0.1)
+                    begin = time.perf_counter()
+                    assert sum(1 for _ in iterator) == 60
+                    seen.append(time.perf_counter() - begin)
+    rows += [(f"60 batches of 0.16 s, 3 workers, {name}: s", *spread(seen)) for name, seen in times.items()]
+    table("faults", ("", "least", "middle", "most"), rows)
+
+
+def driver(repeat: int) -> None:
+    """What a batch costs the consumer's own thread, by its processor time."""
+    rows = []
+    with cluster():
+        for name, data, size in (("4 integers", Sleepy(4 * 1500, 0.0), 4), ("9.6 MB", Large(64 * 60), 64)):
+            loader = ours(data, size, 2)
+            list(loader)
+            costs = []
+            for _ in range(repeat):
+                begin = time.thread_time()
+                count = sum(1 for _ in loader)
+                costs.append((time.thread_time() - begin) / count * 1e3)
+            rows.append((name, *spread(costs)))
+            loader.close()
+    table("processor time of the consumer's thread for a batch, ms", ("batch", "least", "middle", "most"), rows)
+
+
+PARTS = {"cheap": cheap, "large": large, "sleep": sleep, "faults": faults, "driver": driver}
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--repeat", type=int, default=3)
+    arguments = parser.parse_args()
+    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
+    for part in arguments.parts:
+        PARTS[part](arguments.repeat)
+
+
+if __name__ == "__main__":
+    main()

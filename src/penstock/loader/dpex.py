@@ -1,0 +1,93 @@
+"""`DpexDataLoader`: the arguments of Dpex, on top of `DataLoader`.
+
+loader = ps.DpexDataLoader(dataset, distribute_mode=True, head_address="10.0.0.1:6379", batch_size=64, num_workers=10)
+
+New programs say ``DataLoader(dataset, 64, num_workers=10, executor="ray")``, which has more to offer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from penstock.errors import ConfigError
+from penstock.loader.dataloader import DataLoader
+from penstock.loader.ray.options import RayOptions
+
+__all__ = ["DpexDataLoader"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DpexDataLoader(DataLoader[T_co]):
+    """A `DataLoader` with the arguments of Dpex, in its order.
+
+    Args:
+        dataset: map-style or iterable.
+        distribute_mode: True makes batches on a Ray cluster, False in processes of this machine (or inline, without
+            workers).
+        head_address: of the cluster, as ``RayOptions(address=)``; for ``distribute_mode=True``.
+        others: as torch's. With workers, they outlive a pass, as in Dpex.
+
+    Raises:
+        ConfigError: ``distribute_mode=True`` without workers, or a ``head_address`` without ``distribute_mode``.
+
+    >>> len(DpexDataLoader(range(10)))
+    10
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        distribute_mode: bool = False,
+        head_address: str = "auto",
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int = 2,
+    ) -> None:
+        if not isinstance(distribute_mode, bool):
+            raise ConfigError(
+                f"distribute_mode is True or False, got {distribute_mode!r}: in DpexDataLoader it stands second, "
+                "before head_address and batch_size; name the arguments, or use DataLoader, whose order is torch's"
+            )
+        if not distribute_mode and head_address != "auto":
+            raise ConfigError(f"head_address={head_address!r} is for distribute_mode=True: leave it out")
+        options: dict[str, Any] = {}
+        if distribute_mode:
+            options = {"executor": "ray", "ray_options": RayOptions(head_address)}
+        elif num_workers:
+            options = {"executor": "process"}
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=num_workers > 0,
+            **options,
+        )
+        self.distribute_mode = distribute_mode
+        self.head_address = head_address

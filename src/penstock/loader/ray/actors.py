@@ -1,0 +1,391 @@
+"""`Actors`: the workers of one loader in the cluster. Starting, asking, noticing that one is lost, replacing it.
+
+    start -> hello (node, versions) -> begin(pass) -> make, make, ...       pending ones are not waited for
+                                                        `-> lost: another one in its place
+
+Each is an actor that Ray neither restarts nor retries: what a lost one owed is made elsewhere at once, and a new one
+joins when it is ready. Everything happens in the consumer's thread; all waiting is one ``ray.wait``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+import warnings
+import weakref
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
+
+from penstock.errors import ClusterError, WorkerError
+from penstock.loader.ray.cluster import Node, check_attached, nodes, session
+from penstock.loader.ray.options import RayOptions
+from penstock.loader.ray.worker import Actor, versions
+
+__all__ = ["Actors", "Answer", "Call", "Member", "Pass"]
+
+_PENDING = 30.0  # seconds after which workers that do not start are said
+_FETCH = 30.0  # seconds for an object that is said to be here
+_STARTS = 3  # workers that may fail to start, one after the other
+_SMOOTH = 0.2
+
+
+class Pass(NamedTuple):
+    """What a worker is told when a pass begins. ``fresh``: with a new copy of the data set."""
+
+    run: int
+    epoch: int | None
+    states: dict[int, Any]
+    base_seed: int
+    fresh: bool
+
+
+class Call:
+    """Batches that a worker was asked for; their order is that of its answers."""
+
+    __slots__ = ("items", "member", "ref", "sent")
+
+    def __init__(self, ref: Any, items: list[Any], member: Member) -> None:
+        self.ref = ref
+        self.items = items
+        self.member = member
+        self.sent = time.monotonic()
+
+
+class Answer(NamedTuple):
+    """What became of calls: the value of one, or the error that all of them came to."""
+
+    calls: list[Call]
+    value: Any
+    error: Exception | None
+    lost: Member | None
+
+
+class Member:
+    """One worker, as seen by the consumer."""
+
+    def __init__(self, number: int, actor: Any) -> None:
+        self.number = number
+        self.actor = actor
+        self.node: Node | None = None  # once it has said hello
+        self.started = time.monotonic()
+        self.calls: list[Call] = []  # oldest first
+        self.seconds = 0.0  # that a batch takes it, smoothed; 0 until there was one
+        self.last = 0.0  # when it answered last
+        self.primed = False  # has the data set
+        self.far: set[int] = set()  # manifests whose rows have to be sent to it
+
+    @property
+    def owed(self) -> int:
+        """Batches that it was asked for."""
+        return sum(len(call.items) for call in self.calls)
+
+    def begun(self, call: Call) -> float:
+        """When it turned to a call, as far as one can see from here."""
+        return max(call.sent, self.last)
+
+    def expected(self, typical: float, now: float) -> float:
+        """Seconds after which it would have done one more batch. One that has been slow is tried again in time."""
+        seconds = self.seconds or typical
+        if self.calls:
+            first = self.calls[0]
+            seconds = max(seconds, (now - self.begun(first)) / len(first.items))
+        elif seconds > typical > 0:
+            seconds = max(typical, seconds * 0.5 ** ((now - self.last) / (5 * seconds)))
+        return (self.owed + 1) * (seconds or 1.0)
+
+
+@dataclass
+class Counts:
+    """What came from one node."""
+
+    workers: int = 0
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    lost: int = 0
+
+
+class Actors:
+    """The workers.
+
+    Args:
+        setup: the maker and ``worker_init_fn``, pickled.
+        options: where they run.
+        count: how many to begin with.
+        threads: in each.
+        turns: calls are served one by one, in their order.
+
+    Raises:
+        ClusterError: there is no cluster.
+    """
+
+    def __init__(self, setup: bytes, options: RayOptions, *, count: int, threads: int, turns: bool) -> None:
+        self.session = session()
+        self.pid = os.getpid()
+        self.options = options
+        self.count = count
+        self.members: dict[int, Member] = {}
+        self.counts: dict[str, Counts] = {}
+        self.lost = 0
+        self._threads, self._turns = threads, turns
+        self._name = f"{options.name}-{uuid.uuid4().hex[:6]}"
+        self._class = ray.remote(concurrency_groups={"control": 1, "make": 1 if turns else 2})(Actor)
+        self._starting: dict[Any, Member] = {}
+        self._calls: dict[Any, Call] = {}
+        self._pass: Pass | None = None
+        self._failed = self._serial = 0
+        self._warned = False
+        self._close = weakref.finalize(self, _end, self.members, self.pid, self.session)
+        self.renew(setup)
+        for number in range(count):
+            self._start(number)
+
+    def renew(self, setup: bytes) -> None:
+        """Another data set, or the same after it was changed: for the next pass."""
+        self._setup = ray.put(setup)
+        for member in self.members.values():
+            member.primed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether they were ended, or this is a fork of the process that started them."""
+        return not self._close.alive or self.pid != os.getpid()
+
+    def close(self) -> None:
+        """End them. Idempotent."""
+        self._calls.clear()
+        self._starting.clear()
+        self._close()
+
+    def ready(self) -> list[Member]:
+        """Those that can be asked."""
+        return [member for member in self.members.values() if member.node is not None]
+
+    # Starting.
+
+    def _start(self, number: int) -> None:
+        self._serial += 1
+        name = f"{self._name}-{number}" + (f".{self._serial}" if self._serial > self.count else "")
+        made = self._class.options(name=name, max_restarts=0, max_task_retries=0, **self.options.of_actors())
+        member = Member(number, made.remote(number, self.count, self._threads, self._turns))
+        self.members[number] = member
+        self._starting[member.actor.hello.remote()] = member
+
+    def add(self) -> None:
+        """One more."""
+        self._start(max(self.members, default=-1) + 1)
+
+    def remove(self, member: Member) -> None:
+        """One less."""
+        self._forget(member)
+        ray.kill(member.actor, no_restart=True)
+
+    def _forget(self, member: Member) -> list[Call]:
+        """A worker is gone; what it owed."""
+        del self.members[member.number]
+        for call in member.calls:
+            del self._calls[call.ref]
+        self._starting = {ref: other for ref, other in self._starting.items() if other is not member}
+        if member.node is not None:
+            self.counts[member.node.name].workers -= 1
+        return member.calls
+
+    def replace(self, member: Member) -> list[Call]:
+        """Another one in the place of one that is lost, or not to be waited for; what it owed."""
+        calls = self._forget(member)
+        self.lost += 1
+        if member.node is not None:
+            self.counts[member.node.name].lost += 1
+        ray.kill(member.actor, no_restart=True)
+        self._start(member.number)
+        return calls
+
+    def _greet(self, ref: Any) -> None:
+        """A worker has started, or failed to."""
+        member = self._starting.pop(ref)
+        try:
+            said = ray.get(ref)
+        except RayError as error:
+            self._failed += 1
+            if self._failed >= _STARTS:
+                raise ClusterError(
+                    f"{_STARTS} workers in a row could not be started in the Ray cluster; the last one said: {error}. "
+                    "All nodes need penstock, torch and the modules of the data set, in the versions of this program"
+                ) from error
+            self.replace(member)
+            return
+        member.node = nodes()[said["node"]]
+        _compare(said["versions"], member)
+        self._failed = 0
+        self.counts.setdefault(member.node.name, Counts()).workers += 1
+        if self._pass is not None:
+            self._tell(member, self._pass)
+
+    # Passes.
+
+    @property
+    def run(self) -> int:
+        """Number of the pass that is wanted."""
+        return 0 if self._pass is None else self._pass.run
+
+    def begin(self, told: Pass) -> None:
+        """A pass begins; what was asked for before is not wanted any more."""
+        check_attached(self.session)
+        self._pass = told
+        self._calls.clear()
+        for member in self.ready():
+            member.calls.clear()
+            self._tell(member, told)
+
+    def _tell(self, member: Member, told: Pass) -> None:
+        setup = self._setup if told.fresh or not member.primed else None
+        member.primed = True
+        member.actor.begin.remote(told.run, told.epoch, told.states.get(member.number), setup, told.base_seed)
+
+    def stop(self) -> None:
+        """Nothing is wanted any more."""
+        if not self.closed and session() == self.session:
+            self._calls.clear()
+            for member in self.ready():
+                member.calls.clear()
+                member.actor.stop.remote()
+
+    # Asking.
+
+    def ask(
+        self, member: Member, items: list[Any], tasks: list[bytes], *, collate: bool = True, rows: bytes | None = None
+    ) -> Call:
+        """Have a worker make batches of this pass; their samples as they are without ``collate``."""
+        call = Call(member.actor.make.remote(self.run, tasks, collate, rows), items, member)
+        self._calls[call.ref] = call
+        member.calls.append(call)
+        return call
+
+    def receive(self, timeout: float | None) -> list[Answer]:
+        """Wait for news, at most so many seconds (None: for ever); an empty list if time is up, or somebody joined.
+
+        Raises:
+            ClusterError: no worker could be started, or the program has left the cluster.
+        """
+        check_attached(self.session)
+        refs = [*self._starting, *self._calls]
+        if not refs:
+            return []
+        found, rest = ray.wait(refs, num_returns=1, timeout=self._patience(timeout))
+        if found and rest:
+            found += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        answers = []
+        for ref in found:
+            if ref in self._starting:
+                self._greet(ref)
+            elif ref in self._calls:  # not that of a worker that was lost a moment ago
+                answers.append(self._take(self._calls[ref]))
+        if not found:
+            self._complain()
+        return answers
+
+    def _take(self, call: Call) -> Answer:
+        member = call.member
+        try:
+            value = ray.get(call.ref, timeout=_FETCH)
+            error, lost = None, None
+        except (ObjectLostError, GetTimeoutError, RayTaskError) as caught:  # gone with its node, or never stored
+            value, error, lost = None, caught, None
+        except RayError as caught:
+            calls = list(member.calls)
+            self.replace(member)
+            return Answer(calls, None, caught, member)
+        del self._calls[call.ref]
+        member.calls.remove(call)
+        member.last = time.monotonic()
+        return Answer([call], value, error, lost)
+
+    def learn(self, member: Member, seconds: float, samples: int, nbytes: int) -> None:
+        """A worker has made a batch in so many seconds."""
+        member.seconds += (seconds - member.seconds) * (_SMOOTH if member.seconds else 1.0)
+        assert member.node is not None
+        counts = self.counts[member.node.name]
+        counts.batches += 1
+        counts.samples += samples
+        counts.bytes += nbytes
+        counts.seconds += seconds
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """By node, what came from it."""
+        return {name: asdict(counts) for name, counts in self.counts.items()}
+
+    # Workers that do not start.
+
+    def _patience(self, timeout: float | None) -> float | None:
+        """Seconds to wait, so that the next complaint is not late."""
+        if not self._starting:
+            return timeout
+        limit = _PENDING if self.ready() else self.options.start_timeout
+        left = None if self.ready() and self._warned else max(0.05, limit - self._pending())
+        return min(value for value in (timeout, left, 3600.0) if value is not None)
+
+    def _pending(self) -> float:
+        """Seconds for which the first of those that have not started is waited for."""
+        begun = [member.started for member in self._starting.values()]
+        return time.monotonic() - min(begun) if begun else 0.0
+
+    def _complain(self) -> None:
+        waited, pending = self._pending(), len(self._starting)
+        if pending and not self.ready() and waited >= self.options.start_timeout:
+            self.close()
+            raise ClusterError(
+                f"none of {pending} workers could be started in {waited:.0f} s: {self._wanted()}. Add nodes, ask for "
+                "less by RayOptions(num_cpus=, resources=, label_selector=), or raise its start_timeout"
+            )
+        if self.ready() and pending and waited >= _PENDING and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{pending} of {len(self.members)} workers of this DataLoader are still waiting for room in the Ray "
+                f"cluster after {waited:.0f} s; the others go on without them: {self._wanted()}",
+                stacklevel=2,
+            )
+
+    def _wanted(self) -> str:
+        actors = self.options.of_actors()
+        actors.pop("runtime_env", None)
+        wanted = ", ".join(f"{name}={value!r}" for name, value in actors.items())
+        free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if ":" not in k)
+        return f"each asks for {wanted}, and free in the cluster are {free}"
+
+    def dead(self, why: str) -> WorkerError:
+        """There is no going on: everything ends."""
+        self.close()
+        return WorkerError(why)
+
+
+def _compare(theirs: dict[str, str], member: Member) -> None:
+    """Batches are the same only if they are made by the same code."""
+    differing = [
+        f"{name} {theirs.get(name, 'none')} (here {ours})"
+        for name, ours in versions().items()
+        if _public(name, theirs.get(name, "")) != _public(name, ours)
+    ]
+    if differing:
+        assert member.node is not None
+        raise ClusterError(
+            f"the worker on node {member.node.name} runs {', '.join(differing)}: batches would not be the same. "
+            "Install the same versions there, or name them by RayOptions(runtime_env=)"
+        )
+
+
+def _public(name: str, version: str) -> str:
+    """What matters of a version: not the build of torch, nor Python's bug fixes."""
+    return ".".join(version.split(".")[:2]) if name == "Python" else version.partition("+")[0]
+
+
+def _end(members: dict[int, Member], pid: int, before: str) -> None:
+    if os.getpid() != pid or session() != before:
+        return  # a fork of the process whose workers these are; or they ended with the connection
+    for member in members.values():
+        ray.kill(member.actor, no_restart=True)
+    members.clear()

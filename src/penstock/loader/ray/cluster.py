@@ -1,0 +1,146 @@
+"""Attaching to a Ray cluster: the one that is told, never another one, and nothing is started or stopped unasked.
+
+Several loaders of a program share the connection. A cluster that was started by ``address="local"`` ends with the
+program, as Ray sees to it; any other one goes on.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, NamedTuple
+
+from penstock.errors import ClusterError, ConfigError
+
+__all__ = ["Node", "attach", "check_attached", "load_ray", "nodes", "session"]
+
+_OLDEST = (2, 60)
+_PATIENCE = 5.0  # seconds for a first sign of life of a cluster's head
+
+
+class Node(NamedTuple):
+    """A machine of the cluster.
+
+    Attributes:
+        id: Ray's, 56 hex digits.
+        name: for people: the name or address it was started with, and the beginning of the id.
+        store: bytes of its object store.
+    """
+
+    id: str
+    name: str
+    store: int
+
+
+def load_ray() -> Any:
+    """The module.
+
+    Raises:
+        ConfigError: Ray is not installed, or too old.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("executor='ray' needs Ray 2.60 or newer: pip install 'penstock[ray]'") from error
+    if tuple(int(part) for part in ray.__version__.split(".")[:2]) < _OLDEST:
+        raise ConfigError(f"executor='ray' needs Ray 2.60 or newer, this is {ray.__version__}: pip install -U ray")
+    return ray
+
+
+def attach(address: str | None) -> None:
+    """Be connected to the cluster with this address, see `RayOptions`.
+
+    Raises:
+        ClusterError: there is none, or the program is connected to another one.
+        ConfigError: Ray is missing.
+    """
+    ray = load_ray()
+    if ray.is_initialized():
+        _check_same(ray, address)
+        return
+    if address == "local":
+        ray.init(address="local", configure_logging=False)
+        return
+    if address not in (None, "auto"):
+        _knock(str(address))
+    try:
+        ray.init(address=address or "auto", configure_logging=False)
+    except (ConnectionError, TimeoutError) as error:
+        raise ClusterError(
+            f"no Ray cluster can be reached at {address or 'auto'!r}: {error}. Start one with `ray start --head` (and "
+            "`ray start --address=HOST:6379` on the other machines), name it by RayOptions(address='HOST:6379') or "
+            "RAY_ADDRESS, or use RayOptions(address='local') for one on this machine that ends with the program"
+        ) from error
+
+
+def _check_same(ray: Any, address: str | None) -> None:
+    """A program is connected to one cluster."""
+    if address in (None, "auto", "local") or "://" in str(address):
+        return
+    connected = ray.get_runtime_context().gcs_address
+    host, _, port = str(address).rpartition(":")
+    theirs, _, their_port = connected.rpartition(":")
+    if port != their_port or not _same_host(host, theirs):
+        raise ClusterError(
+            f"this program is connected to the Ray cluster at {connected}, and RayOptions names {address}: leave "
+            "address out, or call ray.shutdown() first"
+        )
+
+
+def _same_host(one: str, other: str) -> bool:
+    if one == other or {one, other} & {"localhost", "127.0.0.1"}:
+        return True
+    try:
+        return socket.gethostbyname(one) == socket.gethostbyname(other)
+    except OSError:
+        return False
+
+
+def _knock(address: str) -> None:
+    """Whether anybody is there: Ray itself tries for a minute.
+
+    Raises:
+        ClusterError: nobody is.
+    """
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        return  # a form that Ray knows
+    try:
+        socket.create_connection((host, int(port)), _PATIENCE).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address} ({error}): start one with `ray start --head --port={port}`, or "
+            "leave address out to take the one that runs on this machine"
+        ) from error
+
+
+def session() -> str:
+    """Of which connection the program's references are; empty if there is none."""
+    ray = load_ray()
+    if not ray.is_initialized():
+        return ""
+    context = ray.get_runtime_context()
+    return f"{context.gcs_address} {context.get_job_id()}"
+
+
+def check_attached(before: str) -> None:
+    """Refuse to go on once the program has left the cluster: Ray would start another one, unasked.
+
+    Raises:
+        ClusterError: it has.
+    """
+    if session() != before:
+        raise ClusterError(
+            "the program is not connected any more to the Ray cluster that this DataLoader's workers are in "
+            "(ray.shutdown() was called): begin a new iterator once it is"
+        )
+
+
+def nodes() -> dict[str, Node]:
+    """The cluster's machines, by id; those that are gone, too."""
+    ray = load_ray()
+    found = {}
+    for node in ray.nodes():
+        number, name = node["NodeID"], node.get("NodeName") or node["NodeManagerAddress"]
+        store = int(node["Resources"].get("object_store_memory", 0))
+        found[number] = Node(number, f"{name} ({number[:6]})", store)
+    return found

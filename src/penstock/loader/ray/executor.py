@@ -1,0 +1,169 @@
+"""`RayExecutor`: what a loader keeps for ``executor="ray"``: its workers in the cluster, from pass to pass.
+
+Workers stay until the loader is closed, or is gone. Without ``persistent_workers`` a pass begins as torch's do, with
+the data set as it is now: it is sent again if it has changed, and streams get a new copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from penstock.errors import ConfigError
+from penstock.loader.fetch import Maker
+from penstock.loader.ray.cluster import attach, load_ray, nodes
+from penstock.loader.ray.options import RayOptions
+from penstock.loader.snapshots import has_state
+from penstock.loader.stream import StreamFetch
+
+__all__ = ["RayExecutor", "Settings"]
+
+_LARGE = 10 << 20
+"""Bytes of a pickle that are worth a warning."""
+
+
+class Settings(NamedTuple):
+    """How a loader uses its workers; as the arguments of the same names.
+
+    Attributes:
+        workers: to begin with.
+        threads: in each.
+        prefetch: batches in flight for each worker.
+        light: the same for batches that are made quickly.
+    """
+
+    workers: int
+    threads: int
+    prefetch: int
+    light: int
+    persistent: bool
+    in_order: bool
+    timeout: float
+    max_bytes: int | None
+    init: Callable[[int], object] | None
+
+
+class RayExecutor:
+    """Makes batches for one loader.
+
+    Args:
+        options: the cluster, and the workers in it.
+        settings: the loader's arguments.
+    """
+
+    def __init__(self, options: RayOptions, settings: Settings) -> None:
+        self._options = options
+        self._settings = settings
+        self._desk: Any = None
+        self._digest = b""
+        self._seen: dict[str, Any] = {}  # statistics of workers that have ended
+        self._run = 0
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether the next pass is made by copies of the data set that there are already."""
+        return self._settings.persistent and self._alive
+
+    @property
+    def _alive(self) -> bool:
+        return self._desk is not None and not self._desk.actors.closed
+
+    def prepare(self, maker: Maker) -> None:
+        """Have workers that know this maker. They may still be starting.
+
+        Raises:
+            ClusterError: there is no cluster.
+            ConfigError: Ray is missing, or the data set does not pickle.
+        """
+        attach(self._options.address)
+        if self.keeps_workers:
+            return
+        setup, manifests = self._pickled(maker)
+        digest = hashlib.blake2b(setup).digest()
+        if not self._alive:
+            self._desk = self._make_desk(setup, maker)
+        elif digest != self._digest:
+            self._desk.actors.renew(setup)
+        self._digest = digest
+        self._desk.manifests = manifests
+
+    def _pickled(self, maker: Maker) -> tuple[bytes, list[Any]]:
+        from penstock.loader.ray.far import pickle_with_handles
+
+        name = type(maker.dataset).__name__
+        try:
+            setup, manifests = pickle_with_handles((maker, self._settings.init))
+        except Exception as error:
+            raise ConfigError(
+                f"{name}, the collate function or worker_init_fn cannot be pickled, and has to go to other machines: "
+                f"{error}"
+            ) from error
+        if len(setup) > _LARGE and len(self._digest) == 0:
+            warnings.warn(
+                f"{name} pickles to {len(setup) / 1e6:.0f} MB, which each of {self._settings.workers} workers holds a "
+                "copy of: keep the data in files and open them by path (a Manifest travels as a handle of a few "
+                "hundred bytes), or use fewer workers with more threads_per_worker",
+                stacklevel=6,
+            )
+        return setup, manifests
+
+    def _make_desk(self, setup: bytes, maker: Maker) -> Any:
+        from penstock.loader.ray.actors import Actors
+        from penstock.loader.ray.budget import Budget
+        from penstock.loader.ray.elastic import Elastic
+        from penstock.loader.ray.jobs import Desk
+
+        settings, options = self._settings, self._options
+        turns = _takes_turns(maker)
+        limits = options.limits(settings.workers)
+        if turns and limits != (settings.workers, settings.workers):
+            raise ConfigError(
+                f"min_workers and max_workers make no sense for {type(maker.dataset).__name__}: an iterable data set, "
+                "or one with a state of its own, is dealt to a number of workers that stays"
+            )
+        here = load_ray().get_runtime_context().get_node_id()
+        budget = Budget(nodes()[here].store, settings.max_bytes)
+        actors = Actors(setup, options, count=settings.workers, threads=settings.threads, turns=turns)
+        self._run = 0
+        return Desk(actors, budget, Elastic(*limits))
+
+    def start(self, run: Any) -> Any:
+        """The batches of a pass (`penstock.loader.engine.Run`), for which `prepare` was called."""
+        from penstock.loader.ray.actors import Pass
+        from penstock.loader.ray.batches import RayBatches
+        from penstock.loader.ray.jobs import Rules
+
+        settings, actors = self._settings, self._desk.actors
+        turns = _takes_turns(run.maker)
+        states = {number: state for number in range(settings.workers) if (state := run.resume(number)) is not None}
+        self._run += 1
+        fresh = turns and not settings.persistent
+        actors.begin(Pass(self._run, run.epoch, states, run.base_seed, fresh))
+        rules = Rules(
+            turns=turns,
+            stream=isinstance(run.maker, StreamFetch),
+            in_order=settings.in_order,
+            timeout=settings.timeout,
+            prefetch=settings.prefetch,
+            light=settings.light,
+        )
+        return RayBatches(run.tasks, run.maker, self._desk, rules, first=run.first)
+
+    def stats(self) -> dict[str, Any]:
+        """What came from which node; workers that were lost and replaced, batches that were made twice."""
+        if self._desk is None:
+            return {"nodes": {}, "lost_workers": 0, "hedged_batches": 0}
+        actors = self._desk.actors
+        return {"nodes": actors.stats(), "lost_workers": actors.lost, "hedged_batches": self._desk.hedged}
+
+    def close(self) -> None:
+        """End the workers. Idempotent. The cluster goes on."""
+        if self._desk is not None:
+            self._desk.actors.close()
+
+
+def _takes_turns(maker: Maker) -> bool:
+    """Whether it matters which worker makes a batch."""
+    return isinstance(maker, StreamFetch) or has_state(maker.dataset) or has_state(maker.collate_fn)

@@ -1,0 +1,115 @@
+"""`RayOptions`: where the workers of ``executor="ray"`` run, and how patient the loader is with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from penstock.errors import ConfigError
+
+__all__ = ["RayOptions"]
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Options of ``DataLoader(executor="ray", ray_options=RayOptions(...))``.
+
+    Args:
+        address: of the cluster: ``"host:port"``; ``"local"`` starts one on this machine, which ends with the program;
+            None or ``"auto"`` takes the one that the program is connected to, else the one that runs on this machine.
+            One that the program is connected to already is used, and may not be another one than this names.
+        num_cpus: that each worker takes of the cluster; 0 for workers that only wait.
+        threads_per_worker: threads in each worker, over its one copy of the data set; None: the loader's.
+        memory: bytes that each worker takes of the cluster; None: not counted.
+        resources: custom resources that each worker takes.
+        label_selector: labels that a node must have, as in ``{"role": "loader"}``, to keep off nodes with GPUs.
+        scheduling: Ray's scheduling strategy: ``"SPREAD"`` over the nodes, ``"DEFAULT"`` packs them, or an object of
+            Ray's.
+        runtime_env: Ray's, for the workers. It makes them start seconds later.
+        min_workers, max_workers: the loader's workers become fewer while all batches are ready when they are asked for,
+            and more while the training waits for them, within these. None: ``num_workers``, so that nothing changes.
+        hedge: make a batch that the training waits for once more, elsewhere, if it takes three times as long as others
+            do. Of the two the first one is taken; they are the same.
+        deadline: seconds after which a worker that owes a batch is given up, and the batch made elsewhere; None: never.
+            No sample may take as long.
+        start_timeout: seconds that the first worker may take to start. The others are not waited for.
+        name: how the workers' names in Ray's dashboard begin.
+
+    Raises:
+        ConfigError: values that make no sense.
+
+    >>> RayOptions(label_selector={"role": "loader"}, max_workers=16).hedge
+    True
+    """
+
+    address: str | None = None
+    _: KW_ONLY
+    num_cpus: float = 1
+    threads_per_worker: int | None = None
+    memory: int | None = None
+    resources: Mapping[str, float] | None = None
+    label_selector: Mapping[str, str] | None = None
+    scheduling: Any = "SPREAD"
+    runtime_env: Mapping[str, Any] | None = None
+    min_workers: int | None = None
+    max_workers: int | None = None
+    hedge: bool = True
+    deadline: float | None = 300.0
+    start_timeout: float = 120.0
+    name: str = "penstock"
+
+    def __post_init__(self) -> None:
+        if self.address is not None and not (isinstance(self.address, str) and self.address):
+            raise ConfigError(f"address must be 'host:port', 'auto', 'local' or None, got {self.address!r}")
+        for name in ("threads_per_worker", "min_workers", "max_workers", "memory"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} must be an integer of 1 or more, or None, got {value!r}")
+        if self.num_cpus < 0:
+            raise ConfigError(f"num_cpus must not be negative, got {self.num_cpus}")
+        if self.min_workers is not None and self.max_workers is not None and self.min_workers > self.max_workers:
+            raise ConfigError(f"min_workers={self.min_workers} is more than max_workers={self.max_workers}")
+        if (self.deadline is not None and self.deadline <= 0) or self.start_timeout <= 0:
+            raise ConfigError(f"deadline and start_timeout are positive, got {self.deadline}, {self.start_timeout}")
+
+    def limits(self, num_workers: int) -> tuple[int, int]:
+        """Fewest and most workers.
+
+        Raises:
+            ConfigError: ``num_workers`` lies outside of them.
+        """
+        least = num_workers if self.min_workers is None else self.min_workers
+        most = num_workers if self.max_workers is None else self.max_workers
+        if not least <= num_workers <= most:
+            raise ConfigError(f"num_workers={num_workers} is not between min_workers={least} and max_workers={most}")
+        return least, most
+
+    def threads(self, threads_per_worker: int) -> int:
+        """Threads of each worker.
+
+        Raises:
+            ConfigError: the loader says something else.
+        """
+        if self.threads_per_worker is None:
+            return threads_per_worker
+        if threads_per_worker not in (1, self.threads_per_worker):
+            raise ConfigError(
+                f"the loader's threads_per_worker={threads_per_worker} and that of RayOptions, "
+                f"{self.threads_per_worker}, are two: give one"
+            )
+        return self.threads_per_worker
+
+    def of_actors(self) -> dict[str, Any]:
+        """The same in Ray's words: what an actor is made with."""
+        given = {
+            "memory": self.memory,
+            "resources": dict(self.resources) if self.resources else None,
+            "label_selector": dict(self.label_selector) if self.label_selector else None,
+            "runtime_env": dict(self.runtime_env) if self.runtime_env else None,
+        }
+        return {
+            "num_cpus": self.num_cpus,
+            "scheduling_strategy": self.scheduling,
+            **{name: value for name, value in given.items() if value is not None},
+        }

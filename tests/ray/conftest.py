@@ -1,0 +1,53 @@
+"""A real Ray cluster on 127.0.0.1 for the tests of this folder; they are skipped where Ray is not installed.
+
+Nodes import the data sets of `ray_support` and of the loader tests by name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "loader")]
+sys.path[:0] = FOLDERS
+
+collect_ignore_glob = [] if importlib.util.find_spec("ray") else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker of xdist runs all of them: clusters are heavy."""
+    for item in items:
+        if Path(str(item.fspath)).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
+@pytest.fixture(autouse=True)
+def _no_other_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture(scope="session")
+def ray_environment() -> Iterator[None]:
+    """Before Ray is imported: everything on 127.0.0.1, nothing sent anywhere, helpers importable."""
+    before = dict(os.environ)
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["PYTHONPATH"] = os.pathsep.join([*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])])
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_environment: None) -> Iterator[Any]:
+    """A head without CPUs, and three nodes with two CPUs each; the program is connected to it."""
+    from ray_support import running_cluster
+
+    with running_cluster(nodes=3, cpus=2) as found:
+        yield found

@@ -1,0 +1,304 @@
+"""The same batches from a cluster as from anywhere else: truth, resumption, streams, workers, two loaders at once."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matrix_support import DATA, bits
+from ray_support import Counter, Infos, Numbers, OverManifest, Shares, alive, eventually, init, refuse, rows
+
+import penstock as ps
+from penstock import DataLoader, RayOptions
+from penstock.errors import ConfigError, StateError
+
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
+
+N, SIZE, PER_EPOCH = 26, 4, 7
+HOW: dict[str, dict[str, Any]] = {
+    "one": {"num_workers": 1},
+    "three, persistent": {"num_workers": 3, "persistent_workers": True},
+    "two with threads": {"num_workers": 2, "threads_per_worker": 3, "prefetch_factor": 1},
+}
+
+
+def make(kind: str, **how: Any) -> DataLoader[Any]:
+    return DataLoader(DATA[kind](N), SIZE, shuffle=True, seed=11, **how)
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_a_cluster_makes_the_same_batches(name: str) -> None:
+    for kind in DATA:
+        if kind == "impure" and "threads_per_worker" in HOW[name]:
+            continue  # threads promise penstock.generator only
+        inline, there = make(kind), make(kind, executor="ray", **HOW[name])
+        random.seed(1)
+        np.random.seed(2)
+        before = random.getstate(), str(np.random.get_state())
+        with there:
+            for _ in range(2):
+                expected = [bits(batch) for batch in inline]
+                assert [bits(batch) for batch in there] == expected
+        assert (random.getstate(), str(np.random.get_state())) == before
+
+
+def test_torchs_order_and_draws_that_do_not_depend_on_the_workers() -> None:
+    """Without a seed the order is torch's, and draws follow from ``torch.manual_seed``, not from the worker."""
+
+    def run(**how: Any) -> Any:
+        torch.manual_seed(5)
+        with DataLoader(DATA["impure"](N), SIZE, shuffle=True, executor="ray", **how) as loader:
+            return [[bits(batch) for batch in loader] for _ in range(2)]
+
+    first = run(num_workers=1)
+    assert first == run(num_workers=3)
+    torch.manual_seed(5)
+    theirs = torch.utils.data.DataLoader(DATA["pure"](N), SIZE, shuffle=True, num_workers=1)
+    assert [batch["index"] for batch in first[0]] == [bits(batch["index"]) for batch in theirs]
+    drawn = {str(batch["drawn"]) for epoch in first for batch in epoch}
+    assert len(drawn) == 2 * PER_EPOCH
+
+
+def test_states_go_on_in_any_executor() -> None:
+    expected = [bits(batch) for batch in make("images")]
+    with make("images", executor="ray", num_workers=2) as loader:
+        iterator = iter(loader)
+        head = [bits(next(iterator)) for _ in range(3)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        inline = make("images")
+        inline.load_state_dict(state)
+        assert head + [bits(batch) for batch in inline] == expected
+        loader.load_state_dict(state)
+        assert head + [bits(batch) for batch in loader] == expected
+        loader.set_epoch(0)
+        assert [bits(batch) for batch in loader] == expected
+
+
+def test_two_loaders_at_once_and_an_early_break() -> None:
+    train, val = Numbers(40), Numbers(24)
+    with (
+        DataLoader(train, 4, shuffle=True, seed=1, executor="ray", num_workers=2) as one,
+        DataLoader(val, 4, executor="ray", num_workers=1, seed=2) as other,
+    ):
+        expected = rows(DataLoader(train, 4, shuffle=True, seed=1))
+        pairs = list(zip(one, other, strict=False))
+        assert rows(batch for batch, _ in pairs) == expected[:24]
+        assert rows(batch for _, batch in pairs) == rows(DataLoader(val, 4, seed=2))
+        before = alive()
+        assert len(before) == 3
+        for _ in range(3):
+            for _ in one:
+                break  # stops the pass, and no worker
+        one.set_epoch(0)
+        assert rows(one) == expected
+        assert alive() == before
+    assert eventually(lambda: not alive())
+
+
+def test_workers_are_not_started_again() -> None:
+    with DataLoader(Numbers(64, seconds=0.005), 4, seed=1, executor="ray", num_workers=2) as loader:
+        first, second = ({pid for batch in loader for pid in batch["pid"].tolist()} for _ in range(2))
+        assert len(first) == 2
+        assert first == second
+        assert loader.stats()["ways"].keys() <= {"message", "ring"}
+        nodes = loader.stats()["nodes"]
+        assert sum(node["batches"] for node in nodes.values()) == 32
+        assert sum(node["samples"] for node in nodes.values()) == 128
+        assert sum(node["workers"] for node in nodes.values()) == 2
+
+
+def test_workers_that_are_dropped_end() -> None:
+    iterator = iter(DataLoader(Numbers(40), 4, executor="ray", num_workers=1))
+    next(iterator)
+    assert alive()
+    del iterator
+    assert eventually(lambda: not alive())
+
+
+def test_a_changed_data_set_is_seen_by_the_next_pass() -> None:
+    """As torch's fresh workers see it; persistent ones keep their copies."""
+    for persistent in (False, True):
+        data = Numbers(8)
+        with DataLoader(data, 4, executor="ray", num_workers=1, persistent_workers=persistent) as loader:
+            assert all("data" not in batch for batch in loader)
+            data.size = 3
+            assert all(("data" in batch) is not persistent for batch in loader)
+
+
+def test_worker_info_init_and_seeds() -> None:
+    with DataLoader(Infos(), 4, executor="ray", num_workers=2, worker_init_fn=init) as loader:
+        seen = {tuple(row) for batch in loader for row in zip(*(column.tolist() for column in batch), strict=True)}
+    assert {row[0] for row in seen} == {0, 1}
+    assert {row[1] for row in seen} == {2}
+    assert all(row[3] == row[0] for row in seen)
+    assert len({row[2] - row[0] for row in seen}) == 1
+    with (
+        DataLoader(Infos(), 4, executor="ray", num_workers=2, worker_init_fn=refuse) as loader,
+        pytest.raises(RuntimeError, match="does not like it here"),
+    ):
+        next(iter(loader))
+
+
+def test_streams_are_dealt_as_in_torch() -> None:
+    expected = [batch.tolist() for batch in torch.utils.data.DataLoader(Shares(22), 4, num_workers=2)]
+    with DataLoader(Shares(22), 4, executor="ray", num_workers=2) as loader:
+        for _ in range(2):
+            assert [batch.tolist() for batch in loader] == expected
+    with DataLoader(Shares(22), 4, executor="ray", num_workers=2, in_order=False) as loader:
+        assert sorted(number for batch in loader for number in batch.tolist()) == list(range(22))
+
+
+def test_streams_with_a_state_go_on() -> None:
+    with DataLoader(Counter(40), 3, executor="ray", num_workers=2) as loader:
+        expected = [batch.tolist() for batch in loader]
+        iterator = iter(loader)
+        head = [next(iterator).tolist() for _ in range(5)]
+        state = loader.state_dict()
+        del iterator
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        assert head + [batch.tolist() for batch in loader] == expected
+    with DataLoader(Counter(40), 3, executor="ray", num_workers=1) as loader, pytest.raises(StateError):
+        loader.load_state_dict(state)
+
+
+def test_out_of_order_batches_are_the_same_ones() -> None:
+    data = Numbers(48, slow={0: 0.5})
+    with DataLoader(data, 4, seed=1, executor="ray", num_workers=3, in_order=False) as loader:
+        found = [rows([batch]) for batch in loader]
+    expected = [rows([batch]) for batch in DataLoader(data, 4, seed=1)]
+    assert sorted(found) == sorted(expected)
+    assert found != expected
+
+
+def test_batches_are_writable_and_stay_as_they_are() -> None:
+    """Nothing of the object store is handed out, and nothing is written over what is held."""
+    data = Numbers(80, size=40_000)
+    with DataLoader(data, 4, executor="ray", num_workers=2) as loader:
+        kept = []
+        for batch in loader:
+            batch["data"] += 1
+            kept.append(batch)
+        for number, batch in enumerate(kept):
+            expected = torch.tensor([(4 * number + k) % 251 + 1 for k in range(4)], dtype=torch.uint8)
+            assert torch.equal(batch["data"], expected[:, None].expand(4, 40_000))
+        assert loader.stats()["ways"]["ring"] >= 3
+        assert loader.stats()["ways"]["fresh"] > 10
+    assert torch.equal(kept[3]["data"][:, 7], torch.arange(13, 17, dtype=torch.uint8))
+
+
+def test_large_batches_fit_into_a_small_store() -> None:
+    """500 MB of batches through a store of 150 MB, as many begun as fit: nothing goes to disk."""
+    from ray._private.internal_api import memory_summary
+
+    data = Numbers(96, size=5_000_000)
+    with DataLoader(data, 4, executor="ray", num_workers=4, prefetch_factor=8, seed=1) as loader:
+        total = sum(batch["data"].nbytes for batch in loader)
+        depth = loader.stats()["queue"]["depth"]
+    assert total == 480_000_000
+    assert 1 <= depth <= 2.5
+    assert "Spilled" not in memory_summary(stats_only=True)
+
+
+def test_large_data_sets_are_said() -> None:
+    class Heavy(Numbers):
+        def __init__(self) -> None:
+            super().__init__(8)
+            self.table = np.zeros(12_000_000, np.uint8)
+
+    with (
+        DataLoader(Heavy(), 4, executor="ray", num_workers=1) as loader,
+        pytest.warns(UserWarning, match="Heavy pickles to 12 MB"),
+    ):
+        assert len(list(loader)) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with DataLoader(Numbers(8), 4, executor="ray", num_workers=1) as loader:
+            assert len(list(loader)) == 2
+
+
+def test_rows_travel_to_nodes_without_the_file(tmp_path: Path) -> None:
+    """Which open a manifest where they have it, and are sent its rows where they have not."""
+    path = tmp_path / "meta.txt"
+    path.write_text("".join(f"{number}.jpg {number // 10}\n" for number in range(60)))
+    manifest = ps.Manifest.open(path, cache_dir=tmp_path / "cache")
+    rank = ps.RankDataset(manifest, seed=1, rank=0, world_size=2)
+    for is_there in (True, False):
+        if not is_there:
+            path.unlink()
+        expected = [batch[:3] for batch in DataLoader(OverManifest(manifest), 4, shuffle=True, seed=1)]
+        with DataLoader(OverManifest(manifest), 4, shuffle=True, seed=1, executor="ray", num_workers=2) as loader:
+            assert [bits(batch[:3]) for batch in loader] == [bits(batch) for batch in expected]
+            sends = {member.number for member in loader._engine.ray._desk.actors.ready() if member.far}  # type: ignore[union-attr]
+            assert bool(sends) is not is_there
+        expected = [bits(batch) for batch in DataLoader(rank, 4)]
+        rank.set_epoch(0)
+        with DataLoader(rank, 4, executor="ray", num_workers=1) as loader:
+            assert [bits(batch) for batch in loader] == expected
+        rank.set_epoch(0)
+
+
+def test_quick_batches_go_together() -> None:
+    with DataLoader(Numbers(2000), 4, seed=1, executor="ray", num_workers=2) as loader:
+        assert rows(loader) == rows(DataLoader(Numbers(2000), 4, seed=1))
+        assert loader.stats()["queue"]["depth"] > 8
+    with DataLoader(Numbers(200), 4, seed=1, executor="ray", num_workers=2, prefetch_factor=3) as loader:
+        assert rows(loader) == rows(DataLoader(Numbers(200), 4, seed=1))
+        assert loader.stats()["queue"]["depth"] <= 6  # as the user said
+
+
+def test_batches_of_classes_that_only_this_program_has() -> None:
+    class Pair(tuple):  # type: ignore[type-arg]
+        __slots__ = ()
+
+    def collate(samples: list[Any]) -> Any:
+        return Pair(samples)
+
+    with DataLoader(Numbers(8), 4, executor="ray", num_workers=1, collate_fn=collate) as loader:
+        batches = list(loader)
+    assert [type(batch).__name__ for batch in batches] == ["Pair", "Pair"]
+    assert [sample["index"] for batch in batches for sample in batch] == list(range(8))
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    def refused(match: str, data: Any = None, **how: Any) -> None:
+        with pytest.raises(ConfigError, match=match):
+            next(iter(DataLoader(data or Numbers(8), 4, executor="ray", **{"num_workers": 1, **how})))
+
+    refused("needs num_workers", num_workers=0)
+    refused("multiprocessing_context", multiprocessing_context="fork")
+    refused("replaces lost workers in any case", on_worker_death="restart")
+    refused("dispatch='chunk'", dispatch="chunk")
+    refused("not between", ray_options=RayOptions(max_workers=1), num_workers=2)
+    refused("are two", ray_options=RayOptions(threads_per_worker=3), threads_per_worker=2)
+    refused("is dealt to a number of workers", Shares(8), ray_options=RayOptions(max_workers=2))
+    refused("cannot be pickled", Numbers(8), collate_fn=threading.Lock().acquire)
+    with pytest.raises(ConfigError, match="ray_options is for"):
+        DataLoader(Numbers(8), ray_options=RayOptions())
+    for wrong in ({"num_cpus": -1}, {"min_workers": 3, "max_workers": 2}, {"deadline": 0}, {"address": ""}):
+        with pytest.raises(ConfigError):
+            RayOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_dpex() -> None:
+    """``distribute_mode=True`` is the Ray executor, False processes; positions are those of Dpex."""
+    data = Numbers(16)
+    expected = [batch["index"].tolist() for batch in torch.utils.data.DataLoader(data, 4)]
+    for distribute_mode, name in ((True, "ray"), (False, "process")):
+        with ps.DpexDataLoader(data, distribute_mode, "auto", 4, num_workers=2) as loader:
+            assert [batch["index"].tolist() for batch in loader] == expected
+            assert loader.stats()["executor"] == name
+            assert loader.persistent_workers
+    assert len(list(ps.DpexDataLoader(data))) == 16
+    with pytest.raises(ConfigError, match="needs num_workers"):
+        ps.DpexDataLoader(data, True)
+    with pytest.raises(ConfigError, match="is for distribute_mode=True"):
+        ps.DpexDataLoader(data, False, "10.0.0.1:6379")
+    with pytest.raises(ConfigError, match="name the arguments"):
+        ps.DpexDataLoader(data, 8, True)  # type: ignore[arg-type]

@@ -1,0 +1,233 @@
+"""Which cluster a loader attaches to, where its workers are, and what is left of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_support import Numbers, alive, eventually, rows, running_cluster
+
+from penstock import DataLoader, RayOptions
+from penstock.errors import ClusterError
+
+pytestmark = pytest.mark.timeout(240)
+
+PROGRAM = """
+import os, signal, sys, time
+sys.path[:0] = {path!r}
+from penstock import DataLoader, RayOptions
+from ray_support import Numbers, rows
+options = RayOptions({address!r}, name={name!r})
+loader = DataLoader(Numbers(400, seconds=0.01), 4, seed=1, executor="ray", num_workers=2, ray_options=options)
+iterator = iter(loader)
+next(iterator)
+print("first", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_environment: None) -> Iterator[Any]:
+    """With the dashboard, whose server answers the state API."""
+    with running_cluster(nodes=2, cpus=2, dashboard=True) as found:
+        yield found
+
+
+def states(prefix: str) -> dict[str, str]:
+    """By name, the state of actors, by Ray's state API."""
+    from ray.util.state import list_actors
+
+    return {actor.name: actor.state for actor in list_actors(limit=1000) if (actor.name or "").startswith(prefix)}
+
+
+def gone(prefix: str) -> bool:
+    return set(states(prefix).values()) <= {"DEAD"}
+
+
+def run(code: str, cluster: Any, name: str) -> subprocess.Popen[str]:
+    head = PROGRAM.format(path=sys.path[:4], address=cluster.address, name=name)
+    command = [sys.executable, "-c", head + textwrap.dedent(code)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_workers_have_names_and_keep_to_their_labels(cluster: Any) -> None:
+    options = RayOptions(label_selector={"number": "1"}, name="labelled")
+    with DataLoader(Numbers(16), 4, executor="ray", num_workers=2, ray_options=options) as loader:
+        assert len(rows(loader)) == 16
+        both = [f"labelled-{digits}" for digits in sorted({name.split("-")[1] for name in states("labelled-")})]
+        assert eventually(lambda: states("labelled-") == {f"{both[0]}-{k}": "ALIVE" for k in range(2)}, 30)
+        (node,) = loader.stats()["nodes"]
+        expected = next(n for n in cluster.worker_nodes if n._ray_params.labels.get("number") == "1")
+        assert expected.node_id[:6] in node
+    assert eventually(lambda: gone("labelled-"))
+
+
+def test_nodes_in_the_report(cluster: Any, capsys: Any) -> None:
+    with DataLoader(Numbers(80, seconds=0.005), 4, executor="ray", num_workers=2) as loader:
+        rows(loader)
+        loader.report()
+        nodes = len(loader.stats()["nodes"])
+    out = capsys.readouterr().out
+    assert "DataLoader: ray, 2 workers" in out
+    assert 1 <= nodes == out.count("node 127.0.0.1 (")
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("closed", "loader.close(); time.sleep(60)"),
+        ("broken", "del iterator, loader; time.sleep(60)"),
+        ("ended", "pass"),
+        ("raised", "raise RuntimeError('as planned')"),
+        ("killed", "os.kill(os.getpid(), signal.SIGKILL)"),
+    ],
+)
+def test_no_worker_is_left(cluster: Any, name: str, code: str) -> None:
+    program = run(code, cluster, f"left-{name}")
+    try:
+        assert program.stdout is not None
+        lines = [program.stdout.readline() for _ in range(1)]
+        while "first" not in lines[-1]:
+            lines.append(program.stdout.readline())
+            assert lines[-1], "".join(lines)
+        assert eventually(lambda: gone(f"left-{name}"), 30)
+        assert len(states(f"left-{name}")) >= 2
+    finally:
+        program.kill()
+        program.wait()
+
+
+def test_ctrl_c_leaves_no_worker(cluster: Any) -> None:
+    program = run("for _ in iterator: pass", cluster, "interrupted")
+    try:
+        assert program.stdout is not None
+        while "first" not in (line := program.stdout.readline()):
+            assert line
+        program.send_signal(signal.SIGINT)
+        assert program.wait(30) != 0
+        assert "KeyboardInterrupt" in program.stdout.read()
+        assert eventually(lambda: gone("interrupted"), 30)
+    finally:
+        program.kill()
+        program.wait()
+
+
+def test_attaching(cluster: Any) -> None:
+    """The cluster at hand is used, and no other one may be named."""
+    for address in (None, "auto", cluster.address):
+        with DataLoader(Numbers(4), 4, executor="ray", num_workers=1, ray_options=RayOptions(address)) as loader:
+            assert len(list(loader)) == 1
+    with pytest.raises(
+        ClusterError, match=r"is connected to the Ray cluster at .*, and RayOptions names 127\.0\.0\.1:1:"
+    ):
+        next(iter(DataLoader(Numbers(4), executor="ray", num_workers=1, ray_options=RayOptions("127.0.0.1:1"))))
+
+
+def test_no_room(cluster: Any) -> None:
+    options = RayOptions(resources={"unicorns": 1}, start_timeout=1.5)
+    begin = time.monotonic()
+    with pytest.raises(ClusterError, match=r"none of 2 workers could be started in .*unicorns"):
+        next(iter(DataLoader(Numbers(4), executor="ray", num_workers=2, ray_options=options)))
+    assert time.monotonic() - begin < 10
+    assert eventually(lambda: not alive())
+
+
+def test_other_versions_are_named(cluster: Any, tmp_path: Path) -> None:
+    """A node with another Penstock, as its workers import it."""
+    (tmp_path / "sitecustomize.py").write_text("import penstock\npenstock.__version__ = '0.0.7'\n")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    options = RayOptions(runtime_env={"env_vars": {"PYTHONPATH": path}})
+    with pytest.raises(ClusterError, match=r"node 127\.0\.0\.1 .* runs penstock 0\.0\.7 \(here "):
+        next(iter(DataLoader(Numbers(4), executor="ray", num_workers=1, ray_options=options)))
+
+
+def rank(number: int, address: str, pipe: Any) -> None:
+    """One of two ranks, with workers of its own."""
+    import torch.distributed as dist
+
+    import penstock as ps
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=pipe[1], rank=number, world_size=2)
+    data = Numbers(40)
+    sampler = ps.DistributedSampler(data, shuffle="global", seed=3)
+    options = RayOptions(address, name=f"rank{number}")
+    with DataLoader(data, 4, sampler=sampler, executor="ray", num_workers=1, ray_options=options) as loader:
+        pipe[0].put((number, [rows(loader) for _ in range(2)], [rows(DataLoader(data, 4, sampler=sampler))]))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_ranks(cluster: Any, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    ranks = [
+        context.Process(target=rank, args=(number, cluster.address, (results, f"file://{tmp_path}/store")))
+        for number in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        found = sorted(results.get(timeout=100) for _ in ranks)
+    finally:
+        for process in ranks:
+            process.join(20)
+            process.kill()
+    for epoch in range(2):
+        shares = [dict(epochs[epoch]) for _, epochs, _ in found]
+        assert set(shares[0]) | set(shares[1]) == set(range(40))
+        assert not set(shares[0]) & set(shares[1])
+    assert eventually(lambda: gone("rank"))
+
+
+def test_nobody_is_there(ray_environment: None) -> None:
+    """Said at once, and nothing is started."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    code = f"""
+        import ray, sys
+        sys.path[:0] = {sys.path[:4]!r}
+        from penstock import DataLoader, RayOptions
+        from penstock.errors import ClusterError
+        from ray_support import Numbers
+        try:
+            iter(DataLoader(Numbers(4), executor="ray", num_workers=1, ray_options=RayOptions({address!r})))
+        except ClusterError as error:
+            assert "ray start --head" in str(error), error
+        else:
+            raise AssertionError("no error")
+        assert not ray.is_initialized()
+    """
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+    assert time.monotonic() - begin < 40
+
+
+def test_a_local_cluster_when_it_is_asked_for(ray_environment: None) -> None:
+    """Two loaders share it; it ends with the program."""
+    code = f"""
+        import ray, sys
+        sys.path[:0] = {sys.path[:4]!r}
+        from penstock import DataLoader, RayOptions
+        from ray_support import Numbers, rows
+        local = RayOptions("local")
+        one, two = (DataLoader(Numbers(8), 4, seed=1, executor="ray", num_workers=1, ray_options=local) for _ in "ab")
+        assert rows(one) == rows(two) == rows(DataLoader(Numbers(8), 4, seed=1))
+        print(ray.get_runtime_context().gcs_address)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=150, stdout=subprocess.PIPE, text=True
+    )
+    host, _, port = done.stdout.split()[-1].rpartition(":")
+    with socket.socket() as probe:
+        assert probe.connect_ex((host, int(port))) != 0
