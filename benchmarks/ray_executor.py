@@ -231,8 +231,9 @@ def faults(repeat: int) -> None:
                 data = Sleepy(4 * 60, 0.04, slow=-1 if name == "even" else 0)
                 with ours(data, 4, 3, ray_options={"hedge": "False" not in name}) as loader:
                     iterator = iter(loader)
-                    while len(loader._engine.ray._desk.actors.ready()) < 3:  # all have started
-                        loader._engine.ray._desk.actors.receive(0.1)
+                    actors = loader._engine.ray._desk.actors
+                    while len(actors.ready()) < 3:  # all have started
+                        actors.receive(actors.wait(0.1))
                     begin = time.perf_counter()
                     assert sum(1 for _ in iterator) == 60
                     seen.append(time.perf_counter() - begin)

@@ -1,10 +1,27 @@
-"""Data sets over manifests."""
+"""Data sets over manifests. Each is imported when it is first used: workers need few of them, or none."""
 
 from __future__ import annotations
 
-from penstock.datasets.images import ImageDataset, LoadImage
-from penstock.datasets.rank import RankDataset
-from penstock.datasets.server import RankServerDataset, ServerDataset
-from penstock.datasets.stream import MPDataset
+from typing import TYPE_CHECKING
+
+from penstock.lazy import names
 
 __all__ = ["ImageDataset", "LoadImage", "MPDataset", "RankDataset", "RankServerDataset", "ServerDataset"]
+
+if TYPE_CHECKING:
+    from penstock.datasets.images import ImageDataset, LoadImage
+    from penstock.datasets.rank import RankDataset
+    from penstock.datasets.server import RankServerDataset, ServerDataset
+    from penstock.datasets.stream import MPDataset
+
+__getattr__, __dir__ = names(
+    __name__,
+    {
+        "ImageDataset": "images",
+        "LoadImage": "images",
+        "MPDataset": "stream",
+        "RankDataset": "rank",
+        "RankServerDataset": "server",
+        "ServerDataset": "server",
+    },
+)

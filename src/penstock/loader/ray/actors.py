@@ -4,12 +4,17 @@
                                                         `-> lost: another one in its place
 
 Each is an actor that Ray neither restarts nor retries: what a lost one owed is made elsewhere at once, and a new one
-joins when it is ready. Everything happens in the consumer's thread; all waiting is one ``ray.wait``.
+joins when it is ready. Everything happens in the consumer's thread; all waiting is one ``ray.wait``. Another thread may
+close them meanwhile, when it is its turn.
+
+Loaders of one program share CPUs: where the workers of others leave no room for a first one, it runs beside them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 import uuid
 import warnings
@@ -19,6 +24,7 @@ from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.errors import ClusterError, WorkerError
 from penstock.loader.ray.cluster import Node, check_attached, nodes, session
@@ -31,6 +37,7 @@ _PENDING = 30.0  # seconds after which workers that do not start are said
 _FETCH = 30.0  # seconds for an object that is said to be here
 _STARTS = 3  # workers that may fail to start, one after the other
 _SMOOTH = 0.2
+_AT_EXIT = 5.0  # seconds to wait for a turn, which a sampler of the user's may hold
 
 
 class Pass(NamedTuple):
@@ -77,6 +84,7 @@ class Member:
         self.last = 0.0  # when it answered last
         self.primed = False  # has the data set
         self.far: set[int] = set()  # manifests whose rows have to be sent to it
+        self.cpus = 0.0  # that it takes of the cluster
 
     @property
     def owed(self) -> int:
@@ -120,6 +128,9 @@ class Actors:
         threads: in each.
         turns: calls are served one by one, in their order.
 
+    Attributes:
+        waiting: nothing else is under way, so that Ctrl-C does no harm.
+
     Raises:
         ClusterError: there is no cluster.
     """
@@ -140,7 +151,10 @@ class Actors:
         self._pass: Pass | None = None
         self._failed = self._serial = 0
         self._warned = False
-        self._close = weakref.finalize(self, _end, self.members, self.pid, self.session)
+        self.waiting = False
+        self._lock = threading.RLock()
+        self._close = weakref.finalize(self, _end, self.members, self.pid, self.session, self._lock)
+        _open.add(self)
         self.renew(setup)
         for number in range(count):
             self._start(number)
@@ -156,11 +170,17 @@ class Actors:
         """Whether they were ended, or this is a fork of the process that started them."""
         return not self._close.alive or self.pid != os.getpid()
 
+    def turn(self) -> contextlib.AbstractContextManager[Any]:
+        """Held by whoever deals with them, and by whoever ends them; not while waiting."""
+        # In a fork it may be held for ever, by a thread that is not there.
+        return self._lock if self.pid == os.getpid() else contextlib.nullcontext()
+
     def close(self) -> None:
         """End them. Idempotent."""
-        self._calls.clear()
-        self._starting.clear()
         self._close()
+        with self.turn():
+            self._calls.clear()
+            self._starting.clear()
 
     def ready(self) -> list[Member]:
         """Those that can be asked."""
@@ -171,10 +191,29 @@ class Actors:
     def _start(self, number: int) -> None:
         self._serial += 1
         name = f"{self._name}-{number}" + (f".{self._serial}" if self._serial > self.count else "")
-        made = self._class.options(name=name, max_restarts=0, max_task_retries=0, **self.options.of_actors())
+        wanted = self.options.of_actors()
+        if self._crowded():
+            wanted.update(num_cpus=0, scheduling_strategy=self._beside(number))
+        made = self._class.options(name=name, max_restarts=0, max_task_retries=0, **wanted)
         member = Member(number, made.remote(number, self.count, self._threads, self._turns))
+        member.cpus = wanted["num_cpus"]
         self.members[number] = member
         self._starting[member.actor.hello.remote()] = member
+
+    def _crowded(self) -> bool:
+        """Whether other loaders of this program leave no room for a worker that is needed to begin at all."""
+        mine = sum(member.cpus for member in self.members.values())
+        others = [other for other in _open if other is not self and other.session == self.session and not other.closed]
+        theirs = sum(member.cpus for other in others for member in list(other.members.values()))
+        if not theirs or not self.options.num_cpus or (mine and not self._turns):
+            return False
+        return float(ray.cluster_resources().get("CPU", 0.0)) - theirs - mine < self.options.num_cpus
+
+    def _beside(self, number: int) -> Any:
+        """Where a worker goes that takes no CPU: rather not to where there are none."""
+        least = self.options.num_cpus
+        found = sorted(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= least)
+        return NodeAffinitySchedulingStrategy(found[number % len(found)], soft=True) if found else "SPREAD"
 
     def add(self) -> None:
         """One more."""
@@ -207,20 +246,28 @@ class Actors:
 
     def _greet(self, ref: Any) -> None:
         """A worker has started, or failed to."""
-        member = self._starting.pop(ref)
+        member = self._starting[ref]
         try:
             said = ray.get(ref)
         except RayError as error:
             self._failed += 1
             if self._failed >= _STARTS:
+                self.close()
                 raise ClusterError(
                     f"{_STARTS} workers in a row could not be started in the Ray cluster; the last one said: {error}. "
                     "All nodes need penstock, torch and the modules of the data set, in the versions of this program"
                 ) from error
             self.replace(member)
             return
-        member.node = nodes()[said["node"]]
-        _compare(said["versions"], member)
+        node = nodes()[said["node"]]
+        if differing := _differing(said["versions"]):
+            self.close()
+            raise ClusterError(
+                f"the worker on node {node.name} runs {', '.join(differing)}: batches would not be the same. Install "
+                "the same versions there, or name them by RayOptions(runtime_env=)"
+            )
+        member.node = node
+        del self._starting[ref]
         self._failed = 0
         self.counts.setdefault(member.node.name, Counts()).workers += 1
         if self._pass is not None:
@@ -266,19 +313,30 @@ class Actors:
         member.calls.append(call)
         return call
 
-    def receive(self, timeout: float | None) -> list[Answer]:
-        """Wait for news, at most so many seconds (None: for ever); an empty list if time is up, or somebody joined.
+    def wait(self, timeout: float | None) -> list[Any]:
+        """Wait for news, for `receive`: at most so many seconds (None: for ever); an empty list if time is up.
 
         Raises:
-            ClusterError: no worker could be started, or the program has left the cluster.
+            ClusterError: the program has left the cluster.
         """
         check_attached(self.session)
         refs = [*self._starting, *self._calls]
         if not refs:
             return []
-        found, rest = ray.wait(refs, num_returns=1, timeout=self._patience(timeout))
+        patience = self._patience(timeout)
+        self.waiting = True
+        found, rest = ray.wait(refs, num_returns=1, timeout=patience)
         if found and rest:
             found += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        self.waiting = False
+        return list(found)
+
+    def receive(self, found: list[Any]) -> list[Answer]:
+        """What `wait` has found; nothing if somebody joined.
+
+        Raises:
+            ClusterError: no worker could be started.
+        """
         answers = []
         for ref in found:
             if ref in self._starting:
@@ -363,19 +421,13 @@ class Actors:
         return WorkerError(why)
 
 
-def _compare(theirs: dict[str, str], member: Member) -> None:
-    """Batches are the same only if they are made by the same code."""
-    differing = [
+def _differing(theirs: dict[str, str]) -> list[str]:
+    """Versions that are others: batches are the same only if they are made by the same code."""
+    return [
         f"{name} {theirs.get(name, 'none')} (here {ours})"
         for name, ours in versions().items()
         if _public(name, theirs.get(name, "")) != _public(name, ours)
     ]
-    if differing:
-        assert member.node is not None
-        raise ClusterError(
-            f"the worker on node {member.node.name} runs {', '.join(differing)}: batches would not be the same. "
-            "Install the same versions there, or name them by RayOptions(runtime_env=)"
-        )
 
 
 def _public(name: str, version: str) -> str:
@@ -383,9 +435,18 @@ def _public(name: str, version: str) -> str:
     return ".".join(version.split(".")[:2]) if name == "Python" else version.partition("+")[0]
 
 
-def _end(members: dict[int, Member], pid: int, before: str) -> None:
+def _end(members: dict[int, Member], pid: int, before: str, lock: threading.RLock) -> None:
     if os.getpid() != pid or session() != before:
         return  # a fork of the process whose workers these are; or they ended with the connection
-    for member in members.values():
-        ray.kill(member.actor, no_restart=True)
-    members.clear()
+    locked = lock.acquire(timeout=_AT_EXIT)
+    try:
+        for member in list(members.values()):
+            ray.kill(member.actor, no_restart=True)
+        members.clear()
+    finally:
+        if locked:
+            lock.release()
+
+
+_open: weakref.WeakSet[Actors] = weakref.WeakSet()
+"""Those of this program."""

@@ -21,6 +21,7 @@ from penstock.loader.delivery import timed_out
 from penstock.loader.fetch import Fetch
 from penstock.loader.pack import unpack
 from penstock.loader.ray.actors import Answer, Call, Member
+from penstock.loader.ray.ahead import Ahead
 from penstock.loader.ray.far import rows_for
 from penstock.loader.ray.faults import Faults, node_of
 from penstock.loader.ray.jobs import Batch, Desk, Rules
@@ -49,8 +50,7 @@ class RayBatches:
     """
 
     def __init__(self, tasks: Iterator[Task], maker: Any, desk: Desk, rules: Rules, *, first: int) -> None:
-        self._tasks: Iterator[Task] | None = tasks
-        self._sampler_error: BaseException | None = None
+        self._tasks = Ahead(tasks)
         self._maker = maker
         self._desk = desk
         self._actors = desk.actors
@@ -62,8 +62,10 @@ class RayBatches:
         self._open: dict[int, Batch] = {}  # in the order of their numbers
         self._run = desk.actors.run
         self._over = False
+        self._dead: str | None = None
         self.number, self.worker = -1, 0
-        self._fill()
+        with self._actors.turn():
+            self._fill()
 
     def __iter__(self) -> RayBatches:
         return self
@@ -81,34 +83,63 @@ class RayBatches:
         return self._desk.budget.depth(each * max(1, len(ready)), len(nodes))
 
     def __next__(self) -> Made:
+        if self._dead is not None:
+            raise WorkerError(self._dead)
         if self._over:
             raise StopIteration
         self._check()
+        try:
+            return self._next()
+        except BaseException as error:  # Ctrl-C: while waiting harmless, elsewhere something may be half done
+            if not isinstance(error, Exception) and not self._actors.waiting:
+                self._dead = "this iterator of the DataLoader was interrupted: begin a new one"
+                self.close()
+            raise
+        finally:
+            self._actors.waiting = False
+
+    def _next(self) -> Made:
         begin = time.monotonic()
         deadline = begin + self._rules.timeout if self._rules.timeout else None
-        self._take_in(self._actors.receive(0))
-        full = self.ready() >= len(self._open) > 0
-        while (batch := self._head()) is None:
-            self._fill()
-            if not self._open and self._tasks is None:
-                self._finish()
+        turn = self._actors.turn()
+        with turn:
+            self._receive(self._actors.wait(0))
+            full = self.ready() >= len(self._open) > 0
+        while True:
+            with turn:
+                self._heed_closing()
+                batch = self._head()
+                self._fill()
+                if batch is not None:
+                    break
+                if not self._open and self._tasks.over:
+                    self._finish()
             self._wait(self._first(), deadline)
-        self._fill()
         waited = time.monotonic() - begin
         made = self._deliver(batch)
-        self._fill()
-        self._adapt(waited, full)
+        with turn:
+            if not self._actors.closed:
+                self._fill()
+                self._adapt(waited, full)
         return made
+
+    def _heed_closing(self) -> None:
+        """Another thread may have closed the loader."""
+        if self._actors.closed:
+            self.close()
+            raise StopIteration
 
     def close(self) -> None:
         """Nothing more is wanted of the workers. Idempotent."""
-        if self._over:
-            return
-        self._over = True
-        self._tasks, self._maker = None, None
-        self._open.clear()
-        if self._run == self._actors.run:
-            self._actors.stop()
+        with self._actors.turn():
+            if self._over:
+                return
+            self._over = True
+            self._tasks.end()
+            self._maker = None
+            self._open.clear()
+            if self._run == self._actors.run:
+                self._actors.stop()
 
     def __del__(self) -> None:
         if not getattr(self, "_over", True):
@@ -124,7 +155,7 @@ class RayBatches:
             )
 
     def _finish(self) -> None:
-        error, self._sampler_error = self._sampler_error, None
+        error, self._tasks.error = self._tasks.error, None
         self.close()
         try:
             raise StopIteration if error is None else error
@@ -134,12 +165,16 @@ class RayBatches:
     # Handing out.
 
     def _fill(self) -> None:
-        """Have as much made as may be."""
+        """Have as much made as may be, and as much planned as torch has."""
+        self._deal()
+        self._tasks.plan(self._rules.prefetch * self._actors.count - len(self._open))
+
+    def _deal(self) -> None:
         if self._rules.turns and len(self._actors.ready()) < self._actors.count:
             return  # each worker has its share, so none can be left out
         depth, again = self.depth, self._faults.again
         group = self._group(depth)
-        while again or (self._tasks is not None and len(self._open) < depth):
+        while again or (not self._tasks.over and len(self._open) < depth):
             if not again and group > 1 and self._open and len(self._open) + group > depth:
                 return  # a little later, then all together
             member = self._choose()
@@ -163,12 +198,8 @@ class RayBatches:
 
     def _next_batch(self) -> Batch | None:
         """The next one of the tasks."""
-        try:
-            task = next(self._tasks, None) if self._tasks is not None else None
-        except BaseException as error:  # raised in its place, behind the batches that were planned before
-            self._sampler_error, task = error, None
+        task = self._tasks.next()
         if task is None:
-            self._tasks = None
             return None
         batch = Batch(next(self._numbers), task)
         self._open[batch.number] = batch
@@ -254,10 +285,16 @@ class RayBatches:
         faults = self._faults
         moments = deadline, faults.slow_at(first), faults.given_up_at()
         until = min((moment for moment in moments if moment is not None), default=None)
-        self._take_in(self._actors.receive(None if until is None else max(0.0, until - time.monotonic())))
-        if first is not None and first.done:
-            return
-        now = time.monotonic()
+        found = self._actors.wait(None if until is None else max(0.0, until - time.monotonic()))
+        with self._actors.turn():
+            self._heed_closing()
+            self._receive(found)
+            if first is None or not first.done:
+                self._look_after(first, deadline)
+
+    def _look_after(self, first: Batch | None, deadline: float | None) -> None:
+        """What is late, if anything is."""
+        faults, now = self._faults, time.monotonic()
         if (moment := faults.given_up_at()) is not None and now >= moment:
             faults.give_up()
         if first is not None and (moment := faults.slow_at(first)) is not None and now >= moment:
@@ -267,6 +304,9 @@ class RayBatches:
                 self._ask([first], member)
         if deadline is not None and now >= deadline:
             raise WorkerError(timed_out(self._rules.timeout) + self._culprit(first))
+
+    def _receive(self, found: list[Any]) -> None:
+        self._take_in(self._actors.receive(found))
 
     def _take_in(self, answers: list[Answer]) -> None:
         for calls, value, error, lost in answers:
@@ -302,7 +342,7 @@ class RayBatches:
         if kind == "end":
             self._ended.add(call.member.number)
             if len(self._ended) == self._actors.count:
-                self._tasks = None
+                self._tasks.end()
         elif kind == "batch" and batch.collate:
             nbytes = sum(array.nbytes for array in beside) + len(payload[0])
             self._desk.budget.learn(nbytes)
@@ -343,7 +383,9 @@ class RayBatches:
         items = _Items(self, maker.dataset, task.place)
         fetch = Fetch(items, maker.collate_fn, batched=maker.batched, seed_globals=False, on_error=maker.on_error)
         work = Work()
-        return Made(fetch(Task(task.indices, task.keys), work), work, self.number, way="message")
+        batch = fetch(Task(task.indices, task.keys), work)
+        self._heed_closing()  # it is no sample's fault
+        return Made(batch, work, self.number, way="message")
 
     def make_alone(self, task: Task) -> Any:
         """The only sample of a task, by a worker that does nothing else meanwhile.
@@ -356,10 +398,11 @@ class RayBatches:
         again = self._faults.again
         again.append(batch)
         while not batch.done:
-            idle = [member for member in self._actors.ready() if not member.calls]
-            if batch in again and idle:
-                again.remove(batch)
-                self._ask([batch], idle[0])
+            with self._actors.turn():
+                idle = [member for member in self._actors.ready() if not member.calls]
+                if batch in again and idle:
+                    again.remove(batch)
+                    self._ask([batch], idle[0])
             self._wait(batch, None)
         kind, payload, _, arrays = batch.take()
         if kind == "raise":
