@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.lazy import names
+from penstock import lazy
 
 __all__ = ["ImageDataset", "LoadImage", "MPDataset", "RankDataset", "RankServerDataset", "ServerDataset"]
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.datasets.server import RankServerDataset, ServerDataset
     from penstock.datasets.stream import MPDataset
 
-__getattr__, __dir__ = names(
+__getattr__, __dir__ = lazy.names(
     __name__,
     {
         "ImageDataset": "images",

@@ -1,10 +1,26 @@
-"""The data loader and its executors."""
+"""The data loader and its executors. Each name is imported when it is first used: Ray workers need none of them."""
 
 from __future__ import annotations
 
-from penstock.loader.dataloader import DataLoader
-from penstock.loader.dpex import DpexDataLoader
-from penstock.loader.failures import Failure, OnError
-from penstock.loader.ray import RayOptions
+from typing import TYPE_CHECKING
+
+from penstock import lazy
 
 __all__ = ["DataLoader", "DpexDataLoader", "Failure", "OnError", "RayOptions"]
+
+if TYPE_CHECKING:
+    from penstock.loader.dataloader import DataLoader
+    from penstock.loader.dpex import DpexDataLoader
+    from penstock.loader.failures import Failure, OnError
+    from penstock.loader.ray import RayOptions
+
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "DataLoader": "dataloader",
+        "DpexDataLoader": "dpex",
+        "Failure": "failures",
+        "OnError": "failures",
+        "RayOptions": "ray",
+    },
+)

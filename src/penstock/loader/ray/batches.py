@@ -230,7 +230,11 @@ class RayBatches:
         batch.wanted.setdefault(number, set()).update(rows, likely)
 
     def _choose(self, but: Member | None = None) -> Member | None:
-        """Who makes the next batch; None if nobody should be given more."""
+        """Who makes the next batch; None if nobody should be given more.
+
+        Args:
+            but: not this one; nor, if it can be helped, its neighbours, for it may be the node that is gone.
+        """
         if self._rules.turns:
             count = self._actors.count
             for _ in range(count):
@@ -240,6 +244,8 @@ class RayBatches:
             return None
         now, typical = time.monotonic(), self._desk.typical
         members = [member for member in self._actors.ready() if member is not but and self._has_room(member)]
+        if but is not None:
+            members = [member for member in members if member.node != but.node] or members
         return min(members, key=lambda member: member.expected(typical, now), default=None)
 
     def _has_room(self, member: Member) -> bool:

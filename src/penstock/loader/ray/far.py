@@ -14,13 +14,15 @@ import operator
 import pickle
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray import cloudpickle
 
 from penstock.errors import ManifestChangedError, ManifestIOError
-from penstock.manifest import Manifest, Record
+
+if TYPE_CHECKING:
+    from penstock.manifest import Manifest, Record
 
 __all__ = ["FarManifest", "RowsWanted", "keep_rows", "pickle_with_handles", "rows_for"]
 
@@ -95,11 +97,14 @@ def pickle_with_handles(value: Any) -> tuple[bytes, list[Manifest]]:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, stream: io.BytesIO) -> None:
+        from penstock.manifest import Manifest  # workers whose data set has none need no pyarrow
+
         super().__init__(stream, protocol=5)
+        self._kind = Manifest
         self.manifests: list[Manifest] = []
 
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, Manifest):
+        if not isinstance(value, self._kind):
             return super().reducer_override(value)
         self.manifests.append(value)
         _, (arguments, fingerprints, view) = value.__reduce__()
