@@ -5,6 +5,7 @@ Nodes import the data sets of `ray_support` and of the loader tests by name.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -18,6 +19,9 @@ FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "loader")
 sys.path[:0] = FOLDERS
 
 collect_ignore_glob = [] if importlib.util.find_spec("ray") else ["test_*.py"]
+
+_running = contextlib.ExitStack()
+_found: list[Any] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,10 +48,33 @@ def ray_environment() -> Iterator[None]:
     os.environ.update(before)
 
 
-@pytest.fixture(scope="module")
-def cluster(ray_environment: None) -> Iterator[Any]:
-    """A head without CPUs, and three nodes with two CPUs each; the program is connected to it."""
+@pytest.fixture
+def cluster(ray_environment: None) -> Any:
+    """A head without CPUs, and three nodes with two CPUs each; the program is connected to it. All modules here share
+    it. It has the dashboard, whose server answers the state API.
+    """
     from ray_support import running_cluster
 
-    with running_cluster(nodes=3, cpus=2) as found:
-        yield found
+    if not _found:
+        _found.append(_running.enter_context(running_cluster(nodes=3, cpus=2, dashboard=True)))
+    return _found[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """It ends with the last test here: those of other folders fork, which a connected program should not."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+            _end()
+
+
+def pytest_unconfigure() -> None:
+    """Also where tests were interrupted."""
+    _end()
+
+
+def _end() -> None:
+    _found.clear()
+    _running.close()

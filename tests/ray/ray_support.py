@@ -89,28 +89,30 @@ class Numbers(Dataset[Any]):
         return item
 
 
-class SlowNode(Numbers):
-    """Ten times slower on the worker with the number 0."""
+class SlowWorker(Numbers):
+    """The worker with the number 0 takes some seconds more."""
+
+    more = 0.0
 
     def __getitem__(self, index: int) -> Any:
         info = get_worker_info()
         if info is not None and info.id == 0:
-            time.sleep(9 * self.seconds)
+            time.sleep(self.more)
         return super().__getitem__(index)
 
 
 class Deadly(Numbers):
-    """``os._exit`` in the worker at one sample, the first ``times`` times."""
+    """``os._exit`` in the worker at some samples, the first ``times`` times."""
 
-    def __init__(self, n: int, at: int, times: int, folder: pathlib.Path) -> None:
+    def __init__(self, n: int, at: tuple[int, ...], times: int, folder: pathlib.Path) -> None:
         super().__init__(n)
         self.at, self.times, self.folder = at, times, folder
 
     def __getitem__(self, index: int) -> Any:
-        if index == self.at:
-            died = len(list(self.folder.glob("died-*")))
+        if index in self.at:
+            died = len(list(self.folder.glob(f"died-{index}-*")))
             if died < self.times:
-                (self.folder / f"died-{died}").touch()
+                (self.folder / f"died-{index}-{died}").touch()
                 os._exit(1)
         return super().__getitem__(index)
 

@@ -24,13 +24,18 @@ pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
 N, SIZE, PER_EPOCH = 26, 4, 7
 HOW: dict[str, dict[str, Any]] = {
     "one": {"num_workers": 1},
-    "three, persistent": {"num_workers": 3, "persistent_workers": True},
+    "two, persistent": {"num_workers": 2, "persistent_workers": True},
     "two with threads": {"num_workers": 2, "threads_per_worker": 3, "prefetch_factor": 1},
 }
 
 
 def make(kind: str, **how: Any) -> DataLoader[Any]:
     return DataLoader(DATA[kind](N), SIZE, shuffle=True, seed=11, **how)
+
+
+def workers_of(loader: DataLoader[Any]) -> int:
+    """How many have joined."""
+    return sum(node["workers"] for node in loader.stats()["nodes"].values())
 
 
 @pytest.mark.parametrize("name", HOW)
@@ -43,9 +48,12 @@ def test_a_cluster_makes_the_same_batches(name: str) -> None:
         np.random.seed(2)
         before = random.getstate(), str(np.random.get_state())
         with there:
-            for _ in range(2):
+            epochs, joined = 0, 0
+            while epochs < 2 or joined < HOW[name]["num_workers"]:  # the last one by all of them
+                joined = workers_of(there)
                 expected = [bits(batch) for batch in inline]
                 assert [bits(batch) for batch in there] == expected
+                epochs += 1
         assert (random.getstate(), str(np.random.get_state())) == before
 
 
@@ -58,7 +66,7 @@ def test_torchs_order_and_draws_that_do_not_depend_on_the_workers() -> None:
             return [[bits(batch) for batch in loader] for _ in range(2)]
 
     first = run(num_workers=1)
-    assert first == run(num_workers=3)
+    assert first == run(num_workers=2)
     torch.manual_seed(5)
     theirs = torch.utils.data.DataLoader(DATA["pure"](N), SIZE, shuffle=True, num_workers=1)
     assert [batch["index"] for batch in first[0]] == [bits(batch["index"]) for batch in theirs]
@@ -111,7 +119,7 @@ def test_workers_are_not_started_again() -> None:
         nodes = loader.stats()["nodes"]
         assert sum(node["batches"] for node in nodes.values()) == 32
         assert sum(node["samples"] for node in nodes.values()) == 128
-        assert sum(node["workers"] for node in nodes.values()) == 2
+        assert workers_of(loader) == 2
 
 
 def test_workers_that_are_dropped_end() -> None:
@@ -140,7 +148,7 @@ def test_worker_info_init_and_seeds() -> None:
     assert all(row[3] == row[0] for row in seen)
     assert len({row[2] - row[0] for row in seen}) == 1
     with (
-        DataLoader(Infos(), 4, executor="ray", num_workers=2, worker_init_fn=refuse) as loader,
+        DataLoader(Infos(), 4, executor="ray", num_workers=1, worker_init_fn=refuse) as loader,
         pytest.raises(RuntimeError, match="does not like it here"),
     ):
         next(iter(loader))
@@ -194,14 +202,14 @@ def test_batches_are_writable_and_stay_as_they_are() -> None:
 
 
 def test_large_batches_fit_into_a_small_store() -> None:
-    """500 MB of batches through a store of 150 MB, as many begun as fit: nothing goes to disk."""
+    """320 MB of batches through a store of 150 MB, as many begun as fit: nothing goes to disk."""
     from ray._private.internal_api import memory_summary
 
-    data = Numbers(96, size=5_000_000)
-    with DataLoader(data, 4, executor="ray", num_workers=4, prefetch_factor=8, seed=1) as loader:
+    data = Numbers(64, size=5_000_000)
+    with DataLoader(data, 4, executor="ray", num_workers=3, prefetch_factor=8, seed=1) as loader:
         total = sum(batch["data"].nbytes for batch in loader)
         depth = loader.stats()["queue"]["depth"]
-    assert total == 480_000_000
+    assert total == 320_000_000
     assert 1 <= depth <= 2.5
     assert "Spilled" not in memory_summary(stats_only=True)
 
@@ -248,9 +256,9 @@ def test_quick_batches_go_together() -> None:
     with DataLoader(Numbers(2000), 4, seed=1, executor="ray", num_workers=2) as loader:
         assert rows(loader) == rows(DataLoader(Numbers(2000), 4, seed=1))
         assert loader.stats()["queue"]["depth"] > 8
-    with DataLoader(Numbers(200), 4, seed=1, executor="ray", num_workers=2, prefetch_factor=3) as loader:
+    with DataLoader(Numbers(200), 4, seed=1, executor="ray", num_workers=1, prefetch_factor=3) as loader:
         assert rows(loader) == rows(DataLoader(Numbers(200), 4, seed=1))
-        assert loader.stats()["queue"]["depth"] <= 6  # as the user said
+        assert loader.stats()["queue"]["depth"] <= 3  # as the user said
 
 
 def test_batches_of_classes_that_only_this_program_has() -> None:

@@ -11,11 +11,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
-from ray_support import Numbers, alive, eventually, rows, running_cluster
+from ray_support import Numbers, Shares, alive, eventually, rows
 
 from penstock import DataLoader, RayOptions
 from penstock.errors import ClusterError
@@ -27,19 +29,16 @@ import os, signal, sys, time
 sys.path[:0] = {path!r}
 from penstock import DataLoader, RayOptions
 from ray_support import Numbers, rows
-options = RayOptions({address!r}, name={name!r})
-loader = DataLoader(Numbers(400, seconds=0.01), 4, seed=1, executor="ray", num_workers=2, ray_options=options)
-iterator = iter(loader)
-next(iterator)
-print("first", flush=True)
+
+def begin(name):
+    options = RayOptions({address!r}, name=name)
+    loader = DataLoader(Numbers(400, seconds=0.01), 4, seed=1, executor="ray", num_workers=2, ray_options=options)
+    iterator = iter(loader)
+    next(iterator)
+    print("first", flush=True)
+    return loader, iterator
+
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(ray_environment: None) -> Iterator[Any]:
-    """With the dashboard, whose server answers the state API."""
-    with running_cluster(nodes=2, cpus=2, dashboard=True) as found:
-        yield found
 
 
 def states(prefix: str) -> dict[str, str]:
@@ -53,10 +52,25 @@ def gone(prefix: str) -> bool:
     return set(states(prefix).values()) <= {"DEAD"}
 
 
-def run(code: str, cluster: Any, name: str) -> subprocess.Popen[str]:
-    head = PROGRAM.format(path=sys.path[:4], address=cluster.address, name=name)
+@contextmanager
+def program(code: str, cluster: Any) -> Iterator[subprocess.Popen[str]]:
+    """Another program on the cluster."""
+    head = PROGRAM.format(path=sys.path[:4], address=cluster.address)
     command = [sys.executable, "-c", head + textwrap.dedent(code)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, text=True) as found:
+        try:
+            yield found
+        finally:
+            found.kill()
+
+
+def wait_for(word: str, process: subprocess.Popen[str]) -> None:
+    """Until the program has said it."""
+    assert process.stdout is not None
+    lines = []
+    while word not in (line := process.stdout.readline()):
+        lines.append(line)
+        assert line, "".join(lines)
 
 
 def test_workers_have_names_and_keep_to_their_labels(cluster: Any) -> None:
@@ -81,44 +95,49 @@ def test_nodes_in_the_report(cluster: Any, capsys: Any) -> None:
     assert 1 <= nodes == out.count("node 127.0.0.1 (")
 
 
+def test_no_worker_is_left(cluster: Any) -> None:
+    """While the program goes on: behind `close()`, without the loader, after Ctrl-C."""
+    code = """
+        loader, iterator = begin("left-closed")
+        loader.close()
+        sys.stdin.readline()
+        loader, iterator = begin("left-dropped")
+        del loader, iterator
+        sys.stdin.readline()
+        loader, iterator = begin("left-interrupted")
+        for _ in iterator:
+            pass
+    """
+    with program(code, cluster) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for name in ("closed", "dropped"):
+            wait_for("first", process)
+            assert eventually(lambda name=name: gone(f"left-{name}"), 30)  # type: ignore[misc]
+            assert len(states(f"left-{name}")) == 2
+            process.stdin.write("\n")
+            process.stdin.flush()
+        wait_for("first", process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) != 0
+        assert "KeyboardInterrupt" in process.stdout.read()
+        assert eventually(lambda: gone("left-interrupted"), 30)
+        assert len(states("left-interrupted")) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("closed", "loader.close(); time.sleep(60)"),
-        ("broken", "del iterator, loader; time.sleep(60)"),
         ("ended", "pass"),
         ("raised", "raise RuntimeError('as planned')"),
         ("killed", "os.kill(os.getpid(), signal.SIGKILL)"),
     ],
 )
-def test_no_worker_is_left(cluster: Any, name: str, code: str) -> None:
-    program = run(code, cluster, f"left-{name}")
-    try:
-        assert program.stdout is not None
-        lines = [program.stdout.readline() for _ in range(1)]
-        while "first" not in lines[-1]:
-            lines.append(program.stdout.readline())
-            assert lines[-1], "".join(lines)
+def test_no_worker_outlives_the_program(cluster: Any, name: str, code: str) -> None:
+    with program(f"loader, iterator = begin('left-{name}')\n{code}", cluster) as process:
+        wait_for("first", process)
         assert eventually(lambda: gone(f"left-{name}"), 30)
-        assert len(states(f"left-{name}")) >= 2
-    finally:
-        program.kill()
-        program.wait()
-
-
-def test_ctrl_c_leaves_no_worker(cluster: Any) -> None:
-    program = run("for _ in iterator: pass", cluster, "interrupted")
-    try:
-        assert program.stdout is not None
-        while "first" not in (line := program.stdout.readline()):
-            assert line
-        program.send_signal(signal.SIGINT)
-        assert program.wait(30) != 0
-        assert "KeyboardInterrupt" in program.stdout.read()
-        assert eventually(lambda: gone("interrupted"), 30)
-    finally:
-        program.kill()
-        program.wait()
+        assert len(states(f"left-{name}")) == 2
 
 
 def test_attaching(cluster: Any) -> None:
@@ -139,6 +158,22 @@ def test_no_room(cluster: Any) -> None:
         next(iter(DataLoader(Numbers(4), executor="ray", num_workers=2, ray_options=options)))
     assert time.monotonic() - begin < 10
     assert eventually(lambda: not alive())
+
+
+def test_loaders_of_one_program_share_its_cpus(cluster: Any) -> None:
+    """The second one finds no room, and has its workers beside those of the first, not on the head, at once."""
+    data = Numbers(400, seconds=0.005)
+    options = RayOptions(num_cpus=2)
+    with DataLoader(data, 4, seed=1, executor="ray", num_workers=3, ray_options=options) as train:
+        first = iter(train)
+        head = [next(first)]
+        begin = time.monotonic()
+        for other, count in ((Numbers(40), 1), (Shares(40), 2)):
+            with DataLoader(other, 4, executor="ray", num_workers=count) as loader:
+                assert len(list(loader)) == 10
+                assert all(cluster.head_node.node_id[:6] not in name for name in loader.stats()["nodes"])
+        assert time.monotonic() - begin < 20
+        assert rows([*head, *first]) == rows(DataLoader(Numbers(400), 4, seed=1))
 
 
 def test_other_versions_are_named(cluster: Any, tmp_path: Path) -> None:
@@ -222,7 +257,8 @@ def test_a_local_cluster_when_it_is_asked_for(ray_environment: None) -> None:
         from ray_support import Numbers, rows
         local = RayOptions("local")
         one, two = (DataLoader(Numbers(8), 4, seed=1, executor="ray", num_workers=1, ray_options=local) for _ in "ab")
-        assert rows(one) == rows(two) == rows(DataLoader(Numbers(8), 4, seed=1))
+        pairs = list(zip(one, two))
+        assert rows(a for a, _ in pairs) == rows(b for _, b in pairs) == rows(DataLoader(Numbers(8), 4, seed=1))
         print(ray.get_runtime_context().gcs_address)
     """
     done = subprocess.run(

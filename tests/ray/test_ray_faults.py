@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from ray_support import (
     Failing,
     Numbers,
     Shares,
-    SlowNode,
+    SlowWorker,
     TwoArguments,
     add_node,
     alive,
@@ -28,6 +29,9 @@ from ray_support import (
 
 from penstock import DataLoader, RayOptions
 from penstock.errors import WorkerError
+from penstock.loader.ray.actors import Member
+from penstock.loader.ray.batches import RayBatches
+from penstock.loader.ray.cluster import Node
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -51,40 +55,34 @@ def counts_of(loader: DataLoader[Any], node: Any) -> dict[str, Any]:
     return found[0] if found else {"batches": 0, "lost": 0}
 
 
-@pytest.mark.parametrize("hedge", [True, False])
-def test_a_node_that_is_removed_in_mid_epoch(cluster: Any, hedge: bool) -> None:
-    """With hedging its batches are made elsewhere before its loss is even known."""
-    node = add_node(cluster, 9)
-    removed = 0
-    try:
-        with make(Numbers(100_000, seconds=0.01), 7, ray_options=RayOptions(hedge=hedge)) as loader:
-            batches, gaps, last = [], [], time.monotonic()
-            for number, batch in enumerate(loader):
-                gaps.append(time.monotonic() - last)
-                batches.append(batch)
-                if not removed and counts_of(loader, node)["batches"] > 3:
-                    removed = number
-                    cluster.remove_node(node, allow_graceful=False)
-                if removed and number > removed + 60 and counts_of(loader, node)["lost"]:
-                    break
-                last = time.monotonic()
-            assert rows(batches) == truth_of(Numbers(100_000), len(batches))
-            print(f"hedge={hedge}, longest gap: {max(gaps[removed + 1 :]):.2f} s")
-            assert max(gaps[removed + 1 :]) < (5 if hedge else 20)
-            assert loader.stats()["lost_workers"] >= 1
-    finally:
-        if not removed:
-            cluster.remove_node(node, allow_graceful=False)
+def test_batches_are_made_once_more_on_another_node() -> None:
+    """If there is one with workers: the worker that is late may be late because its node is gone."""
+    gone, other = (Node(name * 56, name, 1 << 20) for name in "ab")
+    late, neighbour, far = (Member(number, None) for number in range(3))
+    late.node = neighbour.node = gone
+    far.node = other
+    far.seconds = 9.0  # the neighbour would be done before it
+    ready = [late, neighbour, far]
+    batches: Any = SimpleNamespace(
+        _rules=SimpleNamespace(turns=False),
+        _desk=SimpleNamespace(typical=0.1),
+        _actors=SimpleNamespace(ready=lambda: ready),
+        _has_room=lambda member: True,
+    )
+    assert RayBatches._choose(batches) in (late, neighbour)
+    assert RayBatches._choose(batches, but=late) is far
+    ready.remove(far)
+    assert RayBatches._choose(batches, but=late) is neighbour
 
 
 def test_a_worker_that_exits_is_replaced(cluster: Any, tmp_path: Path) -> None:
-    with make(Deadly(40, 17, 1, tmp_path)) as loader:
+    with make(Deadly(40, (17,), 1, tmp_path)) as loader:
         assert rows(loader) == truth(Numbers(40))
         assert loader.stats()["lost_workers"] == 1
 
 
 def test_a_sample_that_takes_every_worker_along_is_named(cluster: Any, tmp_path: Path) -> None:
-    with make(Deadly(40, 17, 99, tmp_path)) as loader:
+    with make(Deadly(40, (17,), 99, tmp_path)) as loader:
         seen = []
         iterator = iter(loader)
         with pytest.raises(WorkerError, match=r"sample 17 takes its worker with it.*on node 127\.0\.0\.1 \("):
@@ -94,15 +92,17 @@ def test_a_sample_that_takes_every_worker_along_is_named(cluster: Any, tmp_path:
         assert set(rows(seen)) < set(truth(Numbers(40)))
 
 
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_the_error_policy_passes_over_it(cluster: Any, tmp_path: Path, action: str) -> None:
-    with make(Deadly(40, 17, 99, tmp_path), on_error=action) as loader:
+def test_the_error_policy_passes_over_it(cluster: Any, tmp_path: Path) -> None:
+    """Two of a batch, of which one is skipped and one replaced: those beside them are what they were."""
+    expected = truth(Numbers(40))
+    (one, _), (other, _) = expected[17:19]
+    policy = {one: "skip", other: "replace"}
+    with make(Deadly(40, (one, other), 99, tmp_path), on_error=lambda failure: policy[failure.index]) as loader:
         found = rows(loader)
-        expected = truth(Numbers(40))
-        kept = [pair for pair in expected if pair[0] != 17]
-        assert [pair for pair in found if pair in kept] == kept
-        assert len(found) == (39 if action == "skip" else 40)
-        assert loader.stats()["errors"]["types"] == {"WorkerError": 1}
+        assert found[:17] == expected[:17]
+        assert found[17][0] not in policy
+        assert found[18:] == expected[19:]
+        assert loader.stats()["errors"]["types"] == {"WorkerError": 2}
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("two", RuntimeError), ("unpicklable", ValueError), ("key", KeyError)])
@@ -150,29 +150,27 @@ def _exists(pid: int) -> bool:
 
 def test_a_slow_worker_does_not_hold_up_the_others(cluster: Any) -> None:
     """Its batches are made once more elsewhere, and it gets less to do."""
-    took, hedged = {}, {}
-    for kind in (Numbers, SlowNode):
-        with make(kind(160, seconds=0.02), 3) as loader:
+    data, took, hedged = SlowWorker(160, seconds=0.02), [], []
+    with make(data, 3) as loader:
+        while sum(node["workers"] for node in loader.stats()["nodes"].values()) < 3:
+            next(iter(loader))
+        for more in (0.0, 0.18):
+            data.more = more
+            loader.set_epoch(0)
             iterator = iter(loader)
             batches = [next(iterator)]
             begin = time.monotonic()
             batches += list(iterator)
-            took[kind] = time.monotonic() - begin
-            hedged[kind] = loader.stats()["hedged_batches"]
+            took.append(time.monotonic() - begin)
+            hedged.append(loader.stats()["hedged_batches"])
             assert rows(batches) == truth(Numbers(160))
-    print(f"without {took[Numbers]:.2f} s, with a straggler {took[SlowNode]:.2f} s, hedged {hedged[SlowNode]}")
-    assert hedged[SlowNode] >= 1
-    assert took[SlowNode] < 0.8 * 40 / 3 * 0.8  # what it would take if everything waited for it
+    print(f"without {took[0]:.2f} s, with a straggler {took[1]:.2f} s, hedged {hedged[1] - hedged[0]}")
+    assert hedged[1] - hedged[0] >= 1
+    assert took[1] < 0.8 * 40 / 3 * 0.8  # what it would take if everything waited for it
 
 
-def test_a_sample_of_seven_seconds(cluster: Any) -> None:
+def test_time_is_up_and_a_sample_of_seven_seconds(cluster: Any) -> None:
     data = Numbers(24, slow={5: 7.0})
-    with make(data) as loader:
-        assert rows(loader) == truth(Numbers(24))
-
-
-def test_time_is_up(cluster: Any) -> None:
-    data = Numbers(24, slow={5: 3.0})
     with DataLoader(data, 4, seed=1, executor="ray", num_workers=2, timeout=60) as loader:
         iterator = iter(loader)
         batches = [next(iterator)]
@@ -181,46 +179,27 @@ def test_time_is_up(cluster: Any) -> None:
         with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds: worker .* owes batch 1"):
             next(iterator)
         loader_timeout._rules = loader_timeout._rules._replace(timeout=60)
+        begin = time.monotonic()
         batches += list(iterator)
+        assert time.monotonic() - begin > 5
         assert rows(batches) == rows(DataLoader(Numbers(24), 4, seed=1))
 
 
-def test_more_workers_than_cpus(cluster: Any) -> None:
-    with make(Numbers(60, seconds=0.002), 9) as loader:
-        assert rows(loader) == truth(Numbers(60))
-        assert sum(node["workers"] for node in loader.stats()["nodes"].values()) <= 6
-    assert eventually(lambda: not alive())
-
-
-def test_a_node_that_joins_in_mid_epoch_is_used(cluster: Any) -> None:
-    node, batches = None, []
-    with make(Numbers(100_000, seconds=0.01), 8) as loader:
-        for batch in loader:
-            batches.append(batch)
-            if node is None:
-                node = add_node(cluster, 7)
-            if counts_of(loader, node)["batches"] > 3:
-                break
-        assert rows(batches) == truth_of(Numbers(100_000), len(batches))
-    assert node is not None
-    cluster.remove_node(node)
-
-
 def test_workers_become_more_and_fewer(cluster: Any) -> None:
-    options = RayOptions(min_workers=1, max_workers=3)
+    options = RayOptions(min_workers=1, max_workers=2)
     with make(Numbers(4000, seconds=0.01), 1, ray_options=options) as loader:
         most = 0
         for _ in loader:  # the consumer does nothing but wait
             most = max(most, len(loader._engine.ray._desk.actors.members))  # type: ignore[union-attr]
-            if most == 3:
+            if most == 2:
                 break
-        assert most == 3
+        assert most == 2
         loader.set_epoch(0)
         begin = time.monotonic()
         for batch in loader:  # and now it is the slow one
-            time.sleep(0.15)
+            time.sleep(0.06)
             assert len(batch["index"]) == 4
-            if len(loader._engine.ray._desk.actors.members) < 3:  # type: ignore[union-attr]
+            if len(loader._engine.ray._desk.actors.members) < 2:  # type: ignore[union-attr]
                 break
             assert time.monotonic() - begin < 60
 
@@ -239,7 +218,7 @@ def test_streams_cannot_go_on_without_a_worker(cluster: Any) -> None:
 
 
 def test_ctrl_c_leaves_a_loader_that_can_be_used(cluster: Any) -> None:
-    data = Numbers(24, seconds=0.2)
+    data = Numbers(48, seconds=0.05)
     with make(data) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -249,6 +228,60 @@ def test_ctrl_c_leaves_a_loader_that_can_be_used(cluster: Any) -> None:
             list(iterator)
         timer.join()
         loader.set_epoch(0)
-        assert rows(loader) == truth(Numbers(24))
+        assert rows(loader) == truth(Numbers(48))
     assert eventually(lambda: not alive())
     assert torch.get_num_threads() >= 1
+
+
+def test_close_ends_the_wait_of_another_thread(cluster: Any) -> None:
+    """At once, and nobody is left, or started after it."""
+    end: list[BaseException] = []
+
+    def consume(iterator: Any) -> None:
+        try:
+            for _ in range(100):
+                next(iterator)
+        except BaseException as error:
+            end.append(error)
+
+    with make(Numbers(40, seconds=5.0), 1) as loader:
+        consumer = threading.Thread(target=consume, args=(iter(loader),), daemon=True)
+        consumer.start()
+        assert eventually(lambda: bool(loader.stats()["nodes"]))
+        begin = time.monotonic()
+        loader.close()
+        consumer.join(10)
+        assert time.monotonic() - begin < 5
+        assert isinstance(end[0], StopIteration)
+        assert eventually(lambda: not alive())
+
+
+@pytest.mark.parametrize("hedge", [False, True])  # in this order: behind it the cluster takes the node for alive
+def test_a_node_that_joins_and_one_that_is_lost_in_mid_epoch(cluster: Any, hedge: bool) -> None:
+    """There are more workers than CPUs until it joins; with hedging its batches are made elsewhere before its loss is
+    even known.
+    """
+    node: Any = None
+    removed = 0
+    try:
+        with make(Numbers(100_000, seconds=0.01), 8, ray_options=RayOptions(hedge=hedge)) as loader:
+            batches, gaps, last = [], [], time.monotonic()
+            for number, batch in enumerate(loader):
+                gaps.append(time.monotonic() - last)
+                batches.append(batch)
+                if node is None:
+                    assert sum(n["workers"] for n in loader.stats()["nodes"].values()) <= 6
+                    node = add_node(cluster, 9)
+                if not removed and counts_of(loader, node)["batches"] > 3:
+                    removed = number
+                    cluster.remove_node(node, allow_graceful=False)
+                if removed and number > removed + 60 and (hedge or counts_of(loader, node)["lost"]):
+                    break
+                last = time.monotonic()
+            assert rows(batches) == truth_of(Numbers(100_000), len(batches))
+            print(f"hedge={hedge}, longest gap: {max(gaps[removed + 1 :]):.2f} s")
+            assert max(gaps[removed + 1 :]) < (5 if hedge else 20)
+            assert hedge or loader.stats()["lost_workers"] >= 1
+    finally:
+        if node is not None and not removed:
+            cluster.remove_node(node, allow_graceful=False)
