@@ -29,9 +29,6 @@ from ray_support import (
 
 from penstock import DataLoader, RayOptions
 from penstock.errors import WorkerError
-from penstock.loader.ray.actors import Member
-from penstock.loader.ray.batches import RayBatches
-from penstock.loader.ray.cluster import Node
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -55,8 +52,12 @@ def counts_of(loader: DataLoader[Any], node: Any) -> dict[str, Any]:
     return found[0] if found else {"batches": 0, "lost": 0}
 
 
-def test_batches_are_made_once_more_on_another_node() -> None:
+def test_batches_are_made_once_more_on_another_node(ray_environment: None) -> None:
     """If there is one with workers: the worker that is late may be late because its node is gone."""
+    from penstock.loader.ray.actors import Member
+    from penstock.loader.ray.batches import RayBatches
+    from penstock.loader.ray.cluster import Node
+
     gone, other = (Node(name * 56, name, 1 << 20) for name in "ab")
     late, neighbour, far = (Member(number, None) for number in range(3))
     late.node = neighbour.node = gone
@@ -258,19 +259,20 @@ def test_close_ends_the_wait_of_another_thread(cluster: Any) -> None:
 
 @pytest.mark.parametrize("hedge", [False, True])  # in this order: behind it the cluster takes the node for alive
 def test_a_node_that_joins_and_one_that_is_lost_in_mid_epoch(cluster: Any, hedge: bool) -> None:
-    """There are more workers than CPUs until it joins; with hedging its batches are made elsewhere before its loss is
-    even known.
+    """There are more workers than CPUs until it joins. With hedging (there from the beginning, which is quicker) its
+    batches are made elsewhere before its loss is even known.
     """
-    node: Any = None
+    node: Any = add_node(cluster, 9) if hedge else None
     removed = 0
     try:
-        with make(Numbers(100_000, seconds=0.01), 8, ray_options=RayOptions(hedge=hedge)) as loader:
+        options = RayOptions(hedge=hedge, label_selector={"number": "in(0,9)"})
+        with make(Numbers(100_000, seconds=0.01), 3 if hedge else 4, ray_options=options) as loader:
             batches, gaps, last = [], [], time.monotonic()
             for number, batch in enumerate(loader):
                 gaps.append(time.monotonic() - last)
                 batches.append(batch)
                 if node is None:
-                    assert sum(n["workers"] for n in loader.stats()["nodes"].values()) <= 6
+                    assert sum(n["workers"] for n in loader.stats()["nodes"].values()) <= 2
                     node = add_node(cluster, 9)
                 if not removed and counts_of(loader, node)["batches"] > 3:
                     removed = number

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.errors import ClusterError, WorkerError
 from penstock.loader.ray.cluster import Node, check_attached, nodes, session
@@ -34,6 +33,7 @@ from penstock.loader.ray.worker import Actor, versions
 __all__ = ["Actors", "Answer", "Call", "Member", "Pass"]
 
 _PENDING = 30.0  # seconds after which workers that do not start are said
+_CROWDED = 5.0  # seconds after which it is looked once more whether other loaders are in the way
 _FETCH = 30.0  # seconds for an object that is said to be here
 _STARTS = 3  # workers that may fail to start, one after the other
 _SMOOTH = 0.2
@@ -192,28 +192,28 @@ class Actors:
         self._serial += 1
         name = f"{self._name}-{number}" + (f".{self._serial}" if self._serial > self.count else "")
         wanted = self.options.of_actors()
-        if self._crowded():
-            wanted.update(num_cpus=0, scheduling_strategy=self._beside(number))
+        if self._crowded(sum(member.cpus for member in self.members.values())):
+            wanted["num_cpus"] = 0
+            if bare := [node["NodeID"] for node in ray.nodes() if node["Alive"] and not node["Resources"].get("CPU")]:
+                away = {"ray.io/node-id": f"!in({','.join(bare)})"}  # no CPU is to be shared there
+                wanted["label_selector"] = {**wanted.get("label_selector", {}), **away}
         made = self._class.options(name=name, max_restarts=0, max_task_retries=0, **wanted)
         member = Member(number, made.remote(number, self.count, self._threads, self._turns))
         member.cpus = wanted["num_cpus"]
         self.members[number] = member
         self._starting[member.actor.hello.remote()] = member
 
-    def _crowded(self) -> bool:
-        """Whether other loaders of this program leave no room for a worker that is needed to begin at all."""
-        mine = sum(member.cpus for member in self.members.values())
+    def _crowded(self, mine: float) -> bool:
+        """Whether other loaders of this program leave no room for a worker that is needed to begin at all.
+
+        Args:
+            mine: CPUs that this one's workers have, or wait for.
+        """
         others = [other for other in _open if other is not self and other.session == self.session and not other.closed]
         theirs = sum(member.cpus for other in others for member in list(other.members.values()))
         if not theirs or not self.options.num_cpus or (mine and not self._turns):
             return False
         return float(ray.cluster_resources().get("CPU", 0.0)) - theirs - mine < self.options.num_cpus
-
-    def _beside(self, number: int) -> Any:
-        """Where a worker goes that takes no CPU: rather not to where there are none."""
-        least = self.options.num_cpus
-        found = sorted(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= least)
-        return NodeAffinitySchedulingStrategy(found[number % len(found)], soft=True) if found else "SPREAD"
 
     def add(self) -> None:
         """One more."""
@@ -383,8 +383,10 @@ class Actors:
         """Seconds to wait, so that the next complaint is not late."""
         if not self._starting:
             return timeout
-        limit = _PENDING if self.ready() else self.options.start_timeout
-        left = None if self.ready() and self._warned else max(0.05, limit - self._pending())
+        limit, pending = _PENDING if self.ready() else self.options.start_timeout, self._pending()
+        if not self.ready() and pending < _CROWDED:
+            limit = min(limit, _CROWDED)
+        left = None if self.ready() and self._warned else max(0.05, limit - pending)
         return min(value for value in (timeout, left, 3600.0) if value is not None)
 
     def _pending(self) -> float:
@@ -394,6 +396,13 @@ class Actors:
 
     def _complain(self) -> None:
         waited, pending = self._pending(), len(self._starting)
+        waiting = [member for member in self._starting.values() if member.cpus]
+        if waiting and not self.ready() and waited >= _CROWDED and self._crowded(0.0):
+            for member in waiting:
+                self.remove(member)
+            for member in waiting:
+                self._start(member.number)
+            return
         if pending and not self.ready() and waited >= self.options.start_timeout:
             self.close()
             raise ClusterError(
