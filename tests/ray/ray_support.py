@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 import penstock as ps
 
@@ -175,6 +175,20 @@ class Counter(IterableDataset[Any]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = state["at"]
+
+
+class Lazy(Sampler[int]):
+    """Draws when it is asked, from a generator that others may see."""
+
+    def __init__(self, n: int, generator: torch.Generator) -> None:
+        self.n, self.generator = n, generator
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.n):
+            yield int(torch.randint(self.n, (), generator=self.generator))
 
 
 class Infos(Dataset[Any]):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from matrix_support import DATA, bits
-from ray_support import Counter, Infos, Numbers, OverManifest, Shares, alive, eventually, init, refuse, rows
+from ray_support import Counter, Infos, Lazy, Numbers, OverManifest, Shares, alive, eventually, init, refuse, rows
 
 import penstock as ps
 from penstock import DataLoader, RayOptions
@@ -72,6 +72,23 @@ def test_torchs_order_and_draws_that_do_not_depend_on_the_workers() -> None:
     assert [batch["index"] for batch in first[0]] == [bits(batch["index"]) for batch in theirs]
     drawn = {str(batch["drawn"]) for epoch in first for batch in epoch}
     assert len(drawn) == 2 * PER_EPOCH
+
+
+def test_generators_stand_where_torchs_would() -> None:
+    """As many batches are planned as torch plans, before any worker has started, too."""
+
+    def trace(kind: Any, **how: Any) -> list[Any]:
+        generator = torch.Generator().manual_seed(5)
+        loader = kind(range(60), 4, sampler=Lazy(60, generator), num_workers=2, prefetch_factor=3, **how)
+        found: list[Any] = []
+        iterator = iter(loader)
+        while True:
+            found.append(torch.rand((), generator=generator.clone_state()).item())
+            if (batch := next(iterator, None)) is None:
+                return found
+            found.append(batch.tolist())
+
+    assert trace(DataLoader, executor="ray") == trace(torch.utils.data.DataLoader)
 
 
 def test_states_go_on_in_any_executor() -> None:

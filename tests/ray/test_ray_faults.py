@@ -54,9 +54,9 @@ def counts_of(loader: DataLoader[Any], node: Any) -> dict[str, Any]:
 
 def test_batches_are_made_once_more_on_another_node(ray_environment: None) -> None:
     """If there is one with workers: the worker that is late may be late because its node is gone."""
-    from penstock.loader.ray.actors import Member
     from penstock.loader.ray.batches import RayBatches
     from penstock.loader.ray.cluster import Node
+    from penstock.loader.ray.member import Member
 
     gone, other = (Node(name * 56, name, 1 << 20) for name in "ab")
     late, neighbour, far = (Member(number, None) for number in range(3))

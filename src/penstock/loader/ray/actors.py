@@ -19,18 +19,19 @@ import time
 import uuid
 import warnings
 import weakref
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
 from penstock.errors import ClusterError, WorkerError
-from penstock.loader.ray.cluster import Node, check_attached, nodes, session
+from penstock.loader.ray.cluster import check_attached, nodes, session
+from penstock.loader.ray.member import Answer, Call, Counts, Member, Pass
 from penstock.loader.ray.options import RayOptions
 from penstock.loader.ray.worker import Actor, versions
 
-__all__ = ["Actors", "Answer", "Call", "Member", "Pass"]
+__all__ = ["Actors"]
 
 _PENDING = 30.0  # seconds after which workers that do not start are said
 _CROWDED = 5.0  # seconds after which it is looked once more whether other loaders are in the way
@@ -38,84 +39,6 @@ _FETCH = 30.0  # seconds for an object that is said to be here
 _STARTS = 3  # workers that may fail to start, one after the other
 _SMOOTH = 0.2
 _AT_EXIT = 5.0  # seconds to wait for a turn, which a sampler of the user's may hold
-
-
-class Pass(NamedTuple):
-    """What a worker is told when a pass begins. ``fresh``: with a new copy of the data set."""
-
-    run: int
-    epoch: int | None
-    states: dict[int, Any]
-    base_seed: int
-    fresh: bool
-
-
-class Call:
-    """Batches that a worker was asked for; their order is that of its answers."""
-
-    __slots__ = ("items", "member", "ref", "sent")
-
-    def __init__(self, ref: Any, items: list[Any], member: Member) -> None:
-        self.ref = ref
-        self.items = items
-        self.member = member
-        self.sent = time.monotonic()
-
-
-class Answer(NamedTuple):
-    """What became of calls: the value of one, or the error that all of them came to."""
-
-    calls: list[Call]
-    value: Any
-    error: Exception | None
-    lost: Member | None
-
-
-class Member:
-    """One worker, as seen by the consumer."""
-
-    def __init__(self, number: int, actor: Any) -> None:
-        self.number = number
-        self.actor = actor
-        self.node: Node | None = None  # once it has said hello
-        self.started = time.monotonic()
-        self.calls: list[Call] = []  # oldest first
-        self.seconds = 0.0  # that a batch takes it, smoothed; 0 until there was one
-        self.last = 0.0  # when it answered last
-        self.primed = False  # has the data set
-        self.far: set[int] = set()  # manifests whose rows have to be sent to it
-        self.cpus = 0.0  # that it takes of the cluster
-
-    @property
-    def owed(self) -> int:
-        """Batches that it was asked for."""
-        return sum(len(call.items) for call in self.calls)
-
-    def begun(self, call: Call) -> float:
-        """When it turned to a call, as far as one can see from here."""
-        return max(call.sent, self.last)
-
-    def expected(self, typical: float, now: float) -> float:
-        """Seconds after which it would have done one more batch. One that has been slow is tried again in time."""
-        seconds = self.seconds or typical
-        if self.calls:
-            first = self.calls[0]
-            seconds = max(seconds, (now - self.begun(first)) / len(first.items))
-        elif seconds > typical > 0:
-            seconds = max(typical, seconds * 0.5 ** ((now - self.last) / (5 * seconds)))
-        return (self.owed + 1) * (seconds or 1.0)
-
-
-@dataclass
-class Counts:
-    """What came from one node."""
-
-    workers: int = 0
-    batches: int = 0
-    samples: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    lost: int = 0
 
 
 class Actors:

@@ -20,11 +20,11 @@ from penstock.errors import WorkerError
 from penstock.loader.delivery import timed_out
 from penstock.loader.fetch import Fetch
 from penstock.loader.pack import unpack
-from penstock.loader.ray.actors import Answer, Call, Member
 from penstock.loader.ray.ahead import Ahead
 from penstock.loader.ray.far import rows_for
 from penstock.loader.ray.faults import Faults, node_of
 from penstock.loader.ray.jobs import Batch, Desk, Rules
+from penstock.loader.ray.member import Answer, Call, Member
 from penstock.loader.remote import rebuild
 from penstock.loader.work import Made, Task, Work
 from penstock.random import current_key

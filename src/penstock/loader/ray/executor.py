@@ -131,9 +131,9 @@ class RayExecutor:
 
     def start(self, run: Any) -> Any:
         """The batches of a pass (`penstock.loader.engine.Run`), for which `prepare` was called."""
-        from penstock.loader.ray.actors import Pass
         from penstock.loader.ray.batches import RayBatches
         from penstock.loader.ray.jobs import Rules
+        from penstock.loader.ray.member import Pass
 
         settings, actors = self._settings, self._desk.actors
         turns = _takes_turns(run.maker)

@@ -11,8 +11,9 @@ import time
 from collections import deque
 
 from penstock.errors import WorkerError
-from penstock.loader.ray.actors import Actors, Call, Member
+from penstock.loader.ray.actors import Actors
 from penstock.loader.ray.jobs import Batch, Desk, Rules
+from penstock.loader.ray.member import Call, Member
 
 __all__ = ["Faults", "node_of"]
 

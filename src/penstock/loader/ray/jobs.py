@@ -6,10 +6,11 @@ import statistics
 from collections import deque
 from typing import Any, NamedTuple
 
-from penstock.loader.ray.actors import Actors, Call
+from penstock.loader.ray.actors import Actors
 from penstock.loader.ray.budget import Budget
 from penstock.loader.ray.elastic import Elastic
 from penstock.loader.ray.landing import Landing
+from penstock.loader.ray.member import Call
 from penstock.loader.work import Task
 from penstock.manifest import Manifest
 
