@@ -21,59 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, get_worker_info
 
 import penstock as ps
 from _common import smaps_rollup, spread, table
-
-
-class Cheap(Dataset[Any]):
-    """28 x 28 pixels to a tensor, as in MNIST's examples."""
-
-    pure = True
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.pixels = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.from_numpy(self.pixels[index % 100]).to(torch.float32).div_(255)[None], index % 10
-
-
-class Large(Dataset[Any]):
-    """Rows of 150 kB: 64 of them are 9.6 MB."""
-
-    pure = True
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.row = torch.arange(150_000, dtype=torch.int64).to(torch.uint8)
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.row
-
-
-class Sleepy(Dataset[Any]):
-    """A sample that waits, as for storage."""
-
-    pure = True
-
-    def __init__(self, n: int, seconds: float, slow: int = -1) -> None:
-        self.n, self.seconds, self.slow = n, seconds, slow
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> int:
-        info = get_worker_info()
-        time.sleep(self.seconds * (10 if info is not None and info.id == self.slow else 1))
-        return index
+from _ray_data import Cheap, Large, Sleepy
 
 
 @contextlib.contextmanager
@@ -121,6 +72,26 @@ def workers_memory() -> int:
     return total
 
 
+def bare_memory(data: Any, size: int) -> int:
+    """The same of two actors of Ray's alone that make some batches with torch: what no loader can save."""
+    import ray
+
+    class Actor:
+        def make(self) -> None:
+            from torch.utils.data import default_collate
+
+            torch.set_num_threads(1)
+            for _ in range(20):
+                default_collate([data[k] for k in range(size)])
+
+    actors = [ray.remote(Actor).remote() for _ in range(2)]
+    ray.get([actor.make.remote() for actor in actors])
+    memory = workers_memory()
+    for actor in actors:
+        ray.kill(actor)
+    return memory
+
+
 def cheap(repeat: int) -> None:
     """Cheap samples."""
     import ray
@@ -145,7 +116,7 @@ def cheap(repeat: int) -> None:
         }
         if importlib.util.find_spec("pandas"):
             peers["Ray Data"] = ray_data
-        memory = 0
+        memory, bare = 0, bare_memory(data, size)
         firsts: dict[str, list[float]] = {name: [] for name in peers}
         rates: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(repeat):
@@ -161,7 +132,7 @@ def cheap(repeat: int) -> None:
         low, middle, high = spread(rates[name], 4)
         rows.append((name, f"{min(firsts[name]):.2f}", low, middle, high))
     table("cheap samples, batches of 100", ("", "first batch s", "samples/s least", "middle", "most"), rows)
-    print(f"anonymous memory of the workers: {memory / 1e6:.0f} MB")
+    print(f"anonymous memory of the workers: {memory / 1e6:.0f} MB; of two bare actors with torch: {bare / 1e6:.0f} MB")
 
 
 def large(repeat: int) -> None:
