@@ -269,6 +269,20 @@ def test_rows_travel_to_nodes_without_the_file(tmp_path: Path) -> None:
         rank.set_epoch(0)
 
 
+def test_rows_of_one_manifest_are_not_taken_for_those_of_another(tmp_path: Path) -> None:
+    """Workers keep rows from pass to pass, and the data set may get another manifest, or none, meanwhile."""
+    data: Any = torch.utils.data.Subset(None, range(19, 3, -1))  # type: ignore[arg-type]
+    with DataLoader(data, 4, seed=1, executor="ray", num_workers=1) as loader:
+        for name in ("one", "two", "one"):
+            path = tmp_path / f"{name}.txt"
+            path.write_text("".join(f"{name}{number}.jpg {number}\n" for number in range(20)))
+            data.dataset = OverManifest(ps.Manifest.open(path, cache_dir=tmp_path / "cache"))
+            path.unlink()
+            assert [row for batch in loader for row in batch[0]] == [f"{name}{k}.jpg" for k in range(19, 3, -1)]
+        data.dataset = Numbers(20)
+        assert len(rows(loader)) == 16
+
+
 def test_quick_batches_go_together() -> None:
     with DataLoader(Numbers(2000), 4, seed=1, executor="ray", num_workers=2) as loader:
         assert rows(loader) == rows(DataLoader(Numbers(2000), 4, seed=1))

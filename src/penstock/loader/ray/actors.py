@@ -87,6 +87,7 @@ class Actors:
         self._setup = ray.put(setup)
         for member in self.members.values():
             member.primed = False
+            member.far.clear()
 
     @property
     def closed(self) -> bool:

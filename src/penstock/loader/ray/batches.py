@@ -210,24 +210,24 @@ class RayBatches:
         return batch
 
     def _ask(self, batches: list[Batch], member: Member) -> None:
-        wanted: dict[int, set[int]] = {}
+        wanted: dict[str, set[int]] = {}
         for batch in batches:
             batch.worker = member.number
-            for number in member.far:
-                self._want(batch, number, [])
-                wanted.setdefault(number, set()).update(batch.wanted[number])
+            for key in member.far:
+                self._want(batch, key, [])
+                wanted.setdefault(key, set()).update(batch.wanted[key])
         rows = rows_for(self._desk.manifests, wanted) if wanted else None
         tasks, collate = [batch.packed for batch in batches], batches[0].collate
         call = self._actors.ask(member, batches, tasks, collate=collate, rows=rows)
         for batch in batches:
             batch.calls.append(call)
 
-    def _want(self, batch: Batch, number: int, rows: list[int]) -> None:
+    def _want(self, batch: Batch, key: str, rows: list[int]) -> None:
         """A worker needs rows of a manifest that it has not; likely those of the batch's other samples, too."""
-        length = len(self._desk.manifests[number])
-        likely = batch.task.indices if batch.task.place is None and number not in batch.wanted else []
+        length = len(self._desk.manifests[key])
+        likely = batch.task.indices if batch.task.place is None and key not in batch.wanted else []
         likely = [index for index in likely if type(index) is int and 0 <= index < length]
-        batch.wanted.setdefault(number, set()).update(rows, likely)
+        batch.wanted.setdefault(key, set()).update(rows, likely)
 
     def _choose(self, but: Member | None = None) -> Member | None:
         """Who makes the next batch; None if nobody should be given more.
@@ -338,9 +338,9 @@ class RayBatches:
         """An answer of a worker."""
         kind, payload, work, seconds, _ = answer
         if kind == "rows":
-            number, rows = payload
-            call.member.far.add(number)
-            self._want(batch, number, rows)
+            key, rows = payload
+            call.member.far.add(key)
+            self._want(batch, key, rows)
             self._ask([batch], call.member)
             return
         batch.worker = call.member.number

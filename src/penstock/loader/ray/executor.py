@@ -89,7 +89,7 @@ class RayExecutor:
         self._digest = digest
         self._desk.manifests = manifests
 
-    def _pickled(self, maker: Maker) -> tuple[bytes, list[Any]]:
+    def _pickled(self, maker: Maker) -> tuple[bytes, dict[str, Any]]:
         from penstock.loader.ray.far import pickle_with_handles
 
         name = type(maker.dataset).__name__

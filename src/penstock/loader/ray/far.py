@@ -9,6 +9,7 @@ So a call is made twice at first; from then on the program sends the rows of a b
 
 from __future__ import annotations
 
+import hashlib
 import io
 import operator
 import pickle
@@ -29,29 +30,29 @@ __all__ = ["FarManifest", "RowsWanted", "keep_rows", "pickle_with_handles", "row
 _KEPT = 200_000
 """Rows that a worker remembers: more than any batch has."""
 
-_rows: OrderedDict[tuple[int, int], Record] = OrderedDict()
-"""Of this worker's process, by number of the manifest and row."""
+_rows: OrderedDict[tuple[str, int], Record] = OrderedDict()
+"""Of this worker's process, by key of the manifest and row."""
 
 
 class RowsWanted(BaseException):
     """A worker lacks rows. No error of a sample, so nothing that catches those may catch it.
 
     Attributes:
-        number: of the manifest, in the order in which the program has pickled them.
+        key: of the manifest.
         rows: of it.
     """
 
-    def __init__(self, number: int, rows: list[int]) -> None:
-        super().__init__(number, rows)
-        self.number = number
+    def __init__(self, key: str, rows: list[int]) -> None:
+        super().__init__(key, rows)
+        self.key = key
         self.rows = rows
 
 
 class FarManifest:
     """Stands for a manifest whose file is elsewhere: single rows of it can be had."""
 
-    def __init__(self, number: int, rows: int, fingerprint: str, why: str) -> None:
-        self._number = number
+    def __init__(self, key: str, rows: int, fingerprint: str, why: str) -> None:
+        self._key = key
         self._why = why
         self.rows = rows
         self.fingerprint = fingerprint
@@ -72,10 +73,10 @@ class FarManifest:
             RowsWanted: some of them have not come.
         """
         wanted = np.asarray(indices, dtype=np.int64).tolist()
-        found = [_rows.get((self._number, row)) for row in wanted]
+        found = [_rows.get((self._key, row)) for row in wanted]
         missing = [row for row, record in zip(wanted, found, strict=True) if record is None]
         if missing:
-            raise RowsWanted(self._number, missing)
+            raise RowsWanted(self._key, missing)
         return [record for record in found if record is not None]
 
     def __getattr__(self, name: str) -> Any:
@@ -87,8 +88,10 @@ class FarManifest:
         )
 
 
-def pickle_with_handles(value: Any) -> tuple[bytes, list[Manifest]]:
-    """A pickle in which manifests are handles, and these manifests by number."""
+def pickle_with_handles(value: Any) -> tuple[bytes, dict[str, Manifest]]:
+    """A pickle in which manifests are handles, and these manifests by key: two of them never have the same one, also in
+    different pickles, since workers keep rows from pass to pass.
+    """
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     pickler.dump(value)
@@ -101,45 +104,46 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
         super().__init__(stream, protocol=5)
         self._kind = Manifest
-        self.manifests: list[Manifest] = []
+        self.manifests: dict[str, Manifest] = {}
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, self._kind):
             return super().reducer_override(value)
-        self.manifests.append(value)
         _, (arguments, fingerprints, view) = value.__reduce__()
         handle = pickle.dumps((arguments, fingerprints, view))
-        return _open, (handle, len(self.manifests) - 1, len(value), value.fingerprint)
+        key = hashlib.blake2b(handle, digest_size=16).hexdigest()
+        self.manifests[key] = value
+        return _open, (handle, key, len(value), value.fingerprint)
 
 
-def _open(handle: bytes, number: int, rows: int, fingerprint: str) -> Any:
+def _open(handle: bytes, key: str, rows: int, fingerprint: str) -> Any:
     from penstock.manifest.table import _reopen
 
     try:
         return _reopen(*pickle.loads(handle))
     except (ManifestIOError, ManifestChangedError) as error:
-        return FarManifest(number, rows, fingerprint, str(error))
+        return FarManifest(key, rows, fingerprint, str(error))
 
 
 def keep_rows(sent: bytes) -> None:
     """In a worker: rows that came with a call."""
-    for number, records in pickle.loads(sent).items():
+    for key, records in pickle.loads(sent).items():
         for row, record in records.items():
-            _rows[number, row] = record
-            _rows.move_to_end((number, row))
+            _rows[key, row] = record
+            _rows.move_to_end((key, row))
     while len(_rows) > _KEPT:
         _rows.popitem(last=False)
 
 
-def rows_for(manifests: list[Manifest], wanted: Mapping[int, Iterable[int]]) -> bytes:
+def rows_for(manifests: Mapping[str, Manifest], wanted: Mapping[str, Iterable[int]]) -> bytes:
     """In the program: rows, ready to be sent.
 
     Args:
-        manifests: by number.
-        wanted: by number, which rows.
+        manifests: by key.
+        wanted: by key, which rows.
     """
     found = {}
-    for number, rows in wanted.items():
+    for key, rows in wanted.items():
         unique = sorted(set(rows))
-        found[number] = dict(zip(unique, manifests[number].records(unique), strict=True))
+        found[key] = dict(zip(unique, manifests[key].records(unique), strict=True))
     return pickle.dumps(found)

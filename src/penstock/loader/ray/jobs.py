@@ -52,7 +52,7 @@ class Desk:
 
     def __init__(self, actors: Actors, budget: Budget, elastic: Elastic) -> None:
         self.actors = actors
-        self.manifests: list[Manifest] = []  # of the data set, by number
+        self.manifests: dict[str, Manifest] = {}  # of the data set, by key
         self.budget = budget
         self.elastic = elastic
         self.landing = Landing()
@@ -80,7 +80,7 @@ class Batch:
     Attributes:
         number: in its pass.
         packed: the task, pickled.
-        wanted: rows that workers lack, by the number of their manifest.
+        wanted: rows that workers lack, by the key of their manifest.
         collate: False for the samples of a task as they are.
         calls: that are under way for it.
         answer: kind, payload, work and buffers, once it is ``done``.
@@ -116,7 +116,7 @@ class Batch:
         self.hedged = False
         self.lost: list[str] = []
         self.why: Exception | None = None
-        self.wanted: dict[int, set[int]] = {}
+        self.wanted: dict[str, set[int]] = {}
         self.worker = 0
 
     def finish(self, kind: str, payload: Any = None, work: Any = None, arrays: list[Any] | None = None) -> None:

@@ -54,7 +54,7 @@ class Member:
         self.seconds = 0.0  # that a batch takes it, smoothed; 0 until there was one
         self.last = 0.0  # when it answered last
         self.primed = False  # has the data set
-        self.far: set[int] = set()  # manifests whose rows have to be sent to it
+        self.far: set[str] = set()  # manifests whose rows have to be sent to it
         self.cpus = 0.0  # that it takes of the cluster
 
     @property

@@ -184,7 +184,7 @@ class Worker:
                 try:
                     kind, payload, beside = self._answer(Task(*pickle.loads(packed)), work, collate)
                 except RowsWanted as wanted:
-                    kind, payload = "rows", (wanted.number, wanted.rows)
+                    kind, payload = "rows", (wanted.key, wanted.rows)
                 except Exception as error:
                     kind, payload = "error", _told(describe(error, self._where), error)
         return (kind, payload, work.packed(), time.perf_counter() - start, len(beside)), beside
