@@ -320,9 +320,18 @@ def test_what_makes_no_sense_is_refused() -> None:
     refused("cannot be pickled", Numbers(8), collate_fn=threading.Lock().acquire)
     with pytest.raises(ConfigError, match="ray_options is for"):
         DataLoader(Numbers(8), ray_options=RayOptions())
-    for wrong in ({"num_cpus": -1}, {"min_workers": 3, "max_workers": 2}, {"deadline": 0}, {"address": ""}):
-        with pytest.raises(ConfigError):
-            RayOptions(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="ray_options must be a RayOptions"):
+        DataLoader(Numbers(8), num_workers=1, executor="ray", ray_options={"num_cpus": 1})  # type: ignore[arg-type]
+    wrong: list[dict[str, Any]] = [
+        *({"num_cpus": -1}, {"num_cpus": "1"}, {"num_cpus": None}, {"num_cpus": float("nan")}),
+        *({"min_workers": 3, "max_workers": 2}, {"deadline": 0}, {"deadline": "3"}, {"start_timeout": None}),
+        *({"address": ""}, {"address": "10.0.0.1"}, {"address": 6379}, {"scheduling": "spread"}),
+        *({"resources": 3}, {"resources": {"loader": "1"}}, {"label_selector": "loader"}, {"label_selector": {"a": 1}}),
+        *({"runtime_env": "pip"}, {"name": 3}, {"hedge": "no"}),
+    ]
+    for arguments in wrong:
+        with pytest.raises(ConfigError, match=" ".join(arguments) if len(arguments) == 1 else None):
+            RayOptions(**arguments)
 
 
 def test_dpex() -> None:

@@ -224,24 +224,48 @@ def test_two_ranks(cluster: Any, tmp_path: Path) -> None:
     assert eventually(lambda: gone("rank"))
 
 
+def test_a_program_that_leaves_the_cluster_and_comes_back(cluster: Any) -> None:
+    """Its workers have ended with the connection: the pass is over, and the next one has new ones."""
+    code = """
+        import ray
+        from penstock.errors import ClusterError
+        loader, iterator = begin("returned")
+        ray.shutdown()
+        try:
+            next(iterator)
+        except ClusterError as error:
+            assert "ray.shutdown() was called" in str(error), error
+        else:
+            raise AssertionError("no error")
+        assert not ray.is_initialized()
+        loader.set_epoch(0)
+        assert rows([next(iter(loader))]) == rows(DataLoader(Numbers(400), 4, seed=1))[:4]
+        print("done")
+    """
+    with program(code, cluster) as process:
+        wait_for("done", process)
+
+
 def test_nobody_is_there(ray_environment: None) -> None:
     """Said at once, and nothing is started."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
     code = f"""
-        import ray, sys
+        import os, ray, sys
         sys.path[:0] = {sys.path[:4]!r}
         from penstock import DataLoader, RayOptions
         from penstock.errors import ClusterError
         from ray_support import Numbers
-        try:
-            iter(DataLoader(Numbers(4), executor="ray", num_workers=1, ray_options=RayOptions({address!r})))
-        except ClusterError as error:
-            assert "ray start --head" in str(error), error
-        else:
-            raise AssertionError("no error")
-        assert not ray.is_initialized()
+        for named, variable in ({address!r}, ""), (None, {address!r}):
+            os.environ["RAY_ADDRESS"] = variable
+            try:
+                iter(DataLoader(Numbers(4), executor="ray", num_workers=1, ray_options=RayOptions(named)))
+            except ClusterError as error:
+                assert "ray start --head" in str(error), error
+            else:
+                raise AssertionError("no error")
+            assert not ray.is_initialized()
     """
     begin = time.monotonic()
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)

@@ -98,7 +98,9 @@ def _check_executor(options: Options) -> None:
 
 
 def _check_ray(options: Options) -> None:
-    given = options.ray_options or RayOptions()
+    given = RayOptions() if options.ray_options is None else options.ray_options
+    if not isinstance(given, RayOptions):
+        raise ConfigError(f"ray_options must be a RayOptions, as in RayOptions(address=...), got {given!r}")
     given.limits(options.num_workers)
     given.threads(options.threads_per_worker)
     if options.on_worker_death == "restart":

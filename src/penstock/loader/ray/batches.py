@@ -341,7 +341,10 @@ class RayBatches:
             key, rows = payload
             call.member.far.add(key)
             self._want(batch, key, rows)
-            self._ask([batch], call.member)
+            if self._actors.members.get(call.member.number) is call.member:
+                self._ask([batch], call.member)
+            elif not batch.calls:  # it was lost a moment ago
+                self._faults.again.append(batch)
             return
         batch.worker = call.member.number
         batch.finish(kind, payload, Work(*work), beside)

@@ -6,6 +6,7 @@ program, as Ray sees to it; any other one goes on.
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any, NamedTuple
 
@@ -60,8 +61,8 @@ def attach(address: str | None) -> None:
     if address == "local":
         ray.init(address="local", configure_logging=False)
         return
-    if address not in (None, "auto"):
-        _knock(str(address))
+    named = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else str(address)
+    _knock(named)
     try:
         ray.init(address=address or "auto", configure_logging=False)
     except (ConnectionError, TimeoutError) as error:
@@ -109,7 +110,7 @@ def _knock(address: str) -> None:
     except OSError as error:
         raise ClusterError(
             f"no Ray cluster answers at {address} ({error}): start one with `ray start --head --port={port}`, or "
-            "leave address out to take the one that runs on this machine"
+            "leave address (and RAY_ADDRESS) out to take the one that runs on this machine"
         ) from error
 
 

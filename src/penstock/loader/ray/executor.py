@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.loader.fetch import Maker
-from penstock.loader.ray.cluster import attach, load_ray, nodes
+from penstock.loader.ray.cluster import attach, load_ray, nodes, session
 from penstock.loader.ray.options import RayOptions
 from penstock.loader.snapshots import has_state
 from penstock.loader.stream import StreamFetch
@@ -68,7 +68,9 @@ class RayExecutor:
 
     @property
     def _alive(self) -> bool:
-        return self._desk is not None and not self._desk.actors.closed
+        if self._desk is None or self._desk.actors.closed:
+            return False
+        return bool(self._desk.actors.session == session())  # they ended with their connection
 
     def prepare(self, maker: Maker) -> None:
         """Have workers that know this maker. They may still be starting.

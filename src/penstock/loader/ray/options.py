@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 from penstock.errors import ConfigError
 
 __all__ = ["RayOptions"]
+
+_LIKE = {
+    "resources": '{"loader": 1}',
+    "label_selector": '{"role": "loader"}',
+    "runtime_env": '{"env_vars": {"A": "b"}}',
+}
 
 
 @dataclass(frozen=True)
@@ -60,18 +67,38 @@ class RayOptions:
     name: str = "penstock"
 
     def __post_init__(self) -> None:
-        if self.address is not None and not (isinstance(self.address, str) and self.address):
+        if self.address not in (None, "auto", "local") and not (isinstance(self.address, str) and ":" in self.address):
             raise ConfigError(f"address must be 'host:port', 'auto', 'local' or None, got {self.address!r}")
+        self._check_kinds()
         for name in ("threads_per_worker", "min_workers", "max_workers", "memory"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be an integer of 1 or more, or None, got {value!r}")
-        if self.num_cpus < 0:
+        if not 0 <= self.num_cpus < math.inf:
             raise ConfigError(f"num_cpus must not be negative, got {self.num_cpus}")
         if self.min_workers is not None and self.max_workers is not None and self.min_workers > self.max_workers:
             raise ConfigError(f"min_workers={self.min_workers} is more than max_workers={self.max_workers}")
-        if (self.deadline is not None and self.deadline <= 0) or self.start_timeout <= 0:
+        if not ((self.deadline is None or self.deadline > 0) and self.start_timeout > 0):
             raise ConfigError(f"deadline and start_timeout are positive, got {self.deadline}, {self.start_timeout}")
+
+    def _check_kinds(self) -> None:
+        """What Ray would refuse, or misunderstand, when workers are started."""
+        for name in ("num_cpus", "deadline", "start_timeout"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) and (name != "deadline" or value is not None):
+                raise ConfigError(f"{name} must be a number, got {value!r}")
+        for name, kind in (("resources", (int, float)), ("label_selector", str), ("runtime_env", object)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            items = value.items() if isinstance(value, Mapping) else [(None, None)]
+            if not all(isinstance(key, str) and isinstance(item, kind) for key, item in items):
+                raise ConfigError(f"{name} must be a dict like {_LIKE[name]}, or None, got {value!r}")
+        if isinstance(self.scheduling, str) and self.scheduling not in ("SPREAD", "DEFAULT"):
+            raise ConfigError(f"scheduling is 'SPREAD', 'DEFAULT' or one of Ray's objects, got {self.scheduling!r}")
+        for name, wanted in (("name", str), ("hedge", bool)):
+            if not isinstance(getattr(self, name), wanted):
+                raise ConfigError(f"{name} must be a {wanted.__name__}, got {getattr(self, name)!r}")
 
     def limits(self, num_workers: int) -> tuple[int, int]:
         """Fewest and most workers.
