@@ -344,6 +344,9 @@ def test_dpex() -> None:
             assert loader.stats()["executor"] == name
             assert loader.persistent_workers
     assert len(list(ps.DpexDataLoader(data))) == 16
+    theirs = {"persistent_workers": False, "pin_memory_device": "", "in_order": False}  # torch's, which Dpex lacked
+    with ps.DpexDataLoader(data, True, num_workers=1, **theirs) as loader:
+        assert (loader.persistent_workers, loader.in_order) == (False, False)
     with pytest.raises(ConfigError, match="needs num_workers"):
         ps.DpexDataLoader(data, True)
     with pytest.raises(ConfigError, match="is for distribute_mode=True"):

@@ -82,6 +82,31 @@ def test_a_worker_that_exits_is_replaced(cluster: Any, tmp_path: Path) -> None:
         assert loader.stats()["lost_workers"] == 1
 
 
+@pytest.mark.parametrize("kind", ["object", "memory"])
+def test_an_object_that_is_lost_and_a_worker_that_ran_out_of_memory(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As Ray tells of them: the worker of the first one is kept, that of the other one replaced."""
+    import ray
+    from ray.exceptions import ObjectLostError, OutOfMemoryError
+
+    raised: list[Exception] = []
+
+    def get(ref: Any, *, timeout: float | None = None) -> Any:
+        if timeout is not None and not raised:  # an answer, not the greeting of a worker
+            error = ObjectLostError(ref.hex(), None, "") if kind == "object" else OutOfMemoryError("too much")
+            raised.append(error)
+            raise error
+        return real(ref, timeout=timeout)
+
+    with make(Numbers(40)) as loader:
+        real = ray.get
+        monkeypatch.setattr(ray, "get", get)
+        assert rows(loader) == truth(Numbers(40))
+        assert len(raised) == 1
+        assert loader.stats()["lost_workers"] == (kind == "memory")
+
+
 def test_a_sample_that_takes_every_worker_along_is_named(cluster: Any, tmp_path: Path) -> None:
     with make(Deadly(40, (17,), 99, tmp_path)) as loader:
         seen = []

@@ -30,7 +30,8 @@ class DpexDataLoader(DataLoader[T_co]):
         distribute_mode: True makes batches on a Ray cluster, False in processes of this machine (or inline, without
             workers).
         head_address: of the cluster, as ``RayOptions(address=)``; for ``distribute_mode=True``.
-        others: as torch's. With workers, they outlive a pass, as in Dpex.
+        others: as torch's, those that Dpex lacks by name only. Workers outlive a pass, as in Dpex, unless
+            ``persistent_workers=False``.
 
     Raises:
         ConfigError: ``distribute_mode=True`` without workers, or a ``head_address`` without ``distribute_mode``.
@@ -58,6 +59,9 @@ class DpexDataLoader(DataLoader[T_co]):
         generator: torch.Generator | None = None,
         *,
         prefetch_factor: int = 2,
+        persistent_workers: bool = True,
+        pin_memory_device: str = "",
+        in_order: bool = True,
     ) -> None:
         if not isinstance(distribute_mode, bool):
             raise ConfigError(
@@ -86,7 +90,9 @@ class DpexDataLoader(DataLoader[T_co]):
             multiprocessing_context,
             generator,
             prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=num_workers > 0,
+            persistent_workers=persistent_workers and num_workers > 0,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
             **options,
         )
         self.distribute_mode = distribute_mode
