@@ -139,6 +139,8 @@ class Failing(Numbers):
                 error = ValueError(f"sample {index} is broken")
                 error.handle = open(os.devnull)  # type: ignore[attr-defined]  # noqa: SIM115
                 raise error
+            if self.kind == "final":
+                raise GeneratorExit
             raise KeyError(index)
         return super().__getitem__(index)
 

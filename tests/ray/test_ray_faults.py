@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,6 +153,32 @@ def test_errors_keep_their_type_and_tell_where(cluster: Any, kind: str, expected
         if kind == "two":
             assert TwoArguments.__name__ in text
         assert len(rows(seen)) == 16
+
+
+def test_what_is_no_exception_is_said_of_its_sample(cluster: Any) -> None:
+    with make(Failing(20, 7, "final"), on_error="skip") as loader:
+        with pytest.warns(UserWarning, match="sample 7 ends its call by GeneratorExit"):
+            assert len(rows(loader)) == 19
+        assert loader.stats()["lost_workers"] == 0
+
+
+def test_rows_that_a_lost_worker_lacked_are_not_sent_to_it(ray_environment: None) -> None:
+    """Its answer may be taken in together with the news of its end."""
+    from penstock.loader.ray.batches import RayBatches
+    from penstock.loader.ray.jobs import Batch
+    from penstock.loader.ray.member import Member
+
+    batches: Any = SimpleNamespace(
+        _want=lambda *_: None,
+        _actors=SimpleNamespace(members={0: Member(0, None)}),  # the one in its place
+        _faults=SimpleNamespace(again=deque()),
+    )
+    batch: Any = Batch(0, None)  # type: ignore[arg-type]
+    call: Any = SimpleNamespace(member=Member(0, None))
+    for _ in range(2):
+        RayBatches._understand(batches, batch, call, ("rows", ("key", [1]), None, 0.0, 0), [])
+        batch.calls.append(call)  # another worker is at it already
+    assert list(batches._faults.again) == [batch]
 
 
 def test_a_worker_that_does_not_answer_is_given_up(cluster: Any) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from ray.exceptions import RayTaskError
+
 from penstock.errors import WorkerError
 from penstock.loader.ray.actors import Actors
 from penstock.loader.ray.jobs import Batch, Desk, Rules
@@ -123,6 +125,11 @@ def node_of(member: Member) -> str:
 
 def _hopeless(batch: Batch) -> WorkerError:
     (index,) = batch.task.indices
+    if isinstance(batch.why, RayTaskError):
+        return WorkerError(
+            f"sample {index!r} ends its call by {type(batch.why.cause).__name__}, which is no error of a sample; the "
+            f"last time on node {batch.lost[-1]}. Ray says: {batch.why}"
+        )
     return WorkerError(
         f"sample {index!r} takes its worker with it: {_ATTEMPTS} were lost over its batch, and then {len(batch.lost)} "
         f"over it alone, the last one on node {batch.lost[-1]}. Ray says: {batch.why}"
