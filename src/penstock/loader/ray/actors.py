@@ -77,7 +77,8 @@ class Actors:
         self.waiting = False
         self._lock = threading.RLock()
         self._close = weakref.finalize(self, _end, self.members, self.pid, self.session, self._lock)
-        _open.add(self)
+        with _opening:
+            _open.add(self)
         self.renew(setup)
         for number in range(count):
             self._start(number)
@@ -133,7 +134,9 @@ class Actors:
         Args:
             mine: CPUs that this one's workers have, or wait for.
         """
-        others = [other for other in _open if other is not self and other.session == self.session and not other.closed]
+        with _opening:  # a set must not grow while it is gone through
+            others = [other for other in _open if other is not self]
+        others = [other for other in others if other.session == self.session and not other.closed]
         theirs = sum(member.cpus for other in others for member in list(other.members.values()))
         if not theirs or not self.options.num_cpus or (mine and not self._turns):
             return False
@@ -381,5 +384,6 @@ def _end(members: dict[int, Member], pid: int, before: str, lock: threading.RLoc
             lock.release()
 
 
+_opening = threading.Lock()
 _open: weakref.WeakSet[Actors] = weakref.WeakSet()
 """Those of this program."""
