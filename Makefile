@@ -34,7 +34,7 @@ demo: $(STAMP) ## train on two ranks from real JPEG files, kill, resume; about t
 	@$(BIN)/penstock demo $(ARGS)
 
 test: lint ## lint, types and all tests; WORKERS=n processes, ARGS for pytest
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python tests/run.py -n $(WORKERS) $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy, changing nothing
 	@$(BIN)/ruff check .

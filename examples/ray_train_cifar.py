@@ -41,12 +41,13 @@ class Outcome(NamedTuple):
     speed: float
 
 
-def unpack(folder: Path) -> None:
-    """Images, and a manifest of each split."""
+def unpack(folder: Path, images: int | None) -> None:
+    """Images, and a manifest of each split, of so many of them."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(folder, filter="data")
     for split in ("train", "test"):
         paths = sorted((folder / split).glob("*/*.jpg"))
+        paths = paths[:: max(1, len(paths) // images)] if images else paths
         labels = {name: label for label, name in enumerate(sorted({path.parent.name for path in paths}))}
         lines = (f"{path.relative_to(folder)} {labels[path.parent.name]}\n" for path in paths)
         (folder / f"{split}.txt").write_text("".join(lines))
@@ -151,12 +152,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="for each loader of each rank (default: %(default)s)")
     parser.add_argument("--num-cpus", type=float, default=0.5, help="of each worker (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--images", type=int, help="train on so many of them (default: all)")
     parser.add_argument("--batch-size", type=int, default=100, help="of all ranks together")
     args = parser.parse_args()
     table = Table("", "last loss", "accuracy", "images/s", "the same at every step")
     with tempfile.TemporaryDirectory() as folder:
         args.folder = Path(folder)
-        unpack(args.folder)
+        unpack(args.folder, args.images)
         address = attach(args.address)
         for way in WAYS:
             without, there = run(args, way, None), run(args, way, address)

@@ -15,6 +15,11 @@ settings.register_profile("ci", parent=settings.get_profile("penstock"), derando
 settings.load_profile("ci" if os.environ.get("CI") else "penstock")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of Ray come last: its gRPC stays in the process, and what is forked after that hangs (see run.py)."""
+    items.sort(key=lambda item: Path(__file__).parent / "ray" in item.path.parents)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real data (``imagenet-sample/``, ``cifar10-jpg.tar.xz``); skips where there is none."""

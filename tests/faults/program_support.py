@@ -18,7 +18,7 @@ PROGRAM = """
 import ctypes, gc, os, signal, sys, threading, time
 import multiprocessing
 sys.path[:0] = {path!r}
-multiprocessing.set_forkserver_preload(["penstock.loader", "faults_support"])
+multiprocessing.set_forkserver_preload(["penstock.loader.dataloader", "faults_support"])
 import torch
 import penstock as ps
 from penstock import DataLoader

@@ -7,4 +7,4 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-multiprocessing.set_forkserver_preload(["torch.distributed.device_mesh", "penstock.loader", "pytest"])
+multiprocessing.set_forkserver_preload(["torch.distributed.device_mesh", "penstock.loader.dataloader", "pytest"])

@@ -21,7 +21,7 @@ LOADERS, EPOCHS = 20, 50
 PROGRAM = """
 import multiprocessing, sys
 sys.path[:0] = {path!r}
-multiprocessing.set_forkserver_preload(["torch.distributed.device_mesh", "penstock.loader", "soak_support"])
+multiprocessing.set_forkserver_preload(["torch.distributed.device_mesh", "penstock.loader.dataloader", "soak_support"])
 from soak_support import soak
 soak({loaders}, {epochs})
 """

@@ -15,20 +15,13 @@ from typing import Any
 
 import pytest
 
-FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "loader")]
+FOLDERS = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / name) for name in ("loader", "docs"))]
 sys.path[:0] = FOLDERS
 
 collect_ignore_glob = [] if importlib.util.find_spec("ray") else ["test_*.py"]
 
 _running = contextlib.ExitStack()
 _found: list[Any] = []
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker of xdist runs all of them: clusters are heavy."""
-    for item in items:
-        if Path(str(item.fspath)).parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture(autouse=True)
@@ -60,21 +53,7 @@ def cluster(ray_environment: None) -> Any:
     return _found[0]
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """It ends with the last test here: those of other folders fork, which a connected program should not."""
-    try:
-        return (yield)
-    finally:
-        if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
-            _end()
-
-
 def pytest_unconfigure() -> None:
-    """Also where tests were interrupted."""
-    _end()
-
-
-def _end() -> None:
+    """It ends with the tests, also where they were interrupted."""
     _found.clear()
     _running.close()

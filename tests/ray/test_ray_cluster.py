@@ -43,9 +43,13 @@ def begin(name):
 
 def states(prefix: str) -> dict[str, str]:
     """By name, the state of actors, by Ray's state API."""
+    import ray
     from ray.util.state import list_actors
 
-    return {actor.name: actor.state for actor in list_actors(limit=1000) if (actor.name or "").startswith(prefix)}
+    address = ray.get_runtime_context().gcs_address
+    return {
+        actor.name: actor.state for actor in list_actors(address, limit=1000) if (actor.name or "").startswith(prefix)
+    }
 
 
 def gone(prefix: str) -> bool:

@@ -326,7 +326,8 @@ def test_a_node_that_joins_and_one_that_is_lost_in_mid_epoch(cluster: Any, hedge
                 if node is None:
                     assert sum(n["workers"] for n in loader.stats()["nodes"].values()) <= 2
                     node = add_node(cluster, 9)
-                if not removed and counts_of(loader, node)["batches"] > 3:
+                nodes = loader.stats()["nodes"].values()  # both: a copy goes to the other one
+                if not removed and node and len(nodes) == 2 and min(seen["batches"] for seen in nodes) > 3:
                     removed = number
                     cluster.remove_node(node, allow_graceful=False)
                 if removed and number > removed + 60 and (hedge or counts_of(loader, node)["lost"]):

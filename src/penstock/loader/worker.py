@@ -101,11 +101,13 @@ def _outlive(parent: int) -> None:
         return
     try:
         watched = os.pidfd_open(parent)
-    except OSError:  # not allowed here, or the parent has ended already, which the pipe tells
+        poller = select.poll()
+        poller.register(watched, select.POLLIN)
+        poller.poll()
+    except ProcessLookupError:
+        pass  # it has ended already
+    except OSError:  # not allowed here
         return
-    poller = select.poll()
-    poller.register(watched, select.POLLIN)
-    poller.poll()
     time.sleep(_MOURNING)
     os._exit(1)
 
