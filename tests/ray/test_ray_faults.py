@@ -250,7 +250,7 @@ def test_workers_become_more_and_fewer(cluster: Any) -> None:
         loader.set_epoch(0)
         begin = time.monotonic()
         for batch in loader:  # and now it is the slow one
-            time.sleep(0.06)
+            time.sleep(0.15)  # with others at work on this machine, too
             assert len(batch["index"]) == 4
             if len(loader._engine.ray._desk.actors.members) < 2:  # type: ignore[union-attr]
                 break
