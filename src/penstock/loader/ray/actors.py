@@ -37,7 +37,6 @@ _PENDING = 30.0  # seconds after which workers that do not start are said
 _CROWDED = 5.0  # seconds after which it is looked once more whether other loaders are in the way
 _FETCH = 30.0  # seconds for an object that is said to be here
 _STARTS = 3  # workers that may fail to start, one after the other
-_SMOOTH = 0.2
 _AT_EXIT = 5.0  # seconds to wait for a turn, which a sampler of the user's may hold
 
 
@@ -292,7 +291,7 @@ class Actors:
 
     def learn(self, member: Member, seconds: float, samples: int, nbytes: int) -> None:
         """A worker has made a batch in so many seconds."""
-        member.seconds += (seconds - member.seconds) * (_SMOOTH if member.seconds else 1.0)
+        member.took(seconds)
         assert member.node is not None
         counts = self.counts[member.node.name]
         counts.batches += 1

@@ -325,8 +325,10 @@ class RayBatches:
             for batch, answer in zip(call.items, said, strict=False):
                 batch.calls.remove(call)
                 beside = [] if answer is None else list(itertools.islice(buffers, answer[-1]))
-                if batch.done:
-                    continue  # it was made twice
+                if batch.done:  # it was made twice, and this one was slower
+                    if answer is not None and answer[0] == "batch":
+                        call.member.took(answer[3])
+                    continue
                 if answer is not None:
                     self._understand(batch, call, answer, beside)
                 elif self._rules.turns:

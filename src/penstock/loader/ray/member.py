@@ -33,6 +33,9 @@ class Call:
         self.sent = time.monotonic()
 
 
+_SMOOTH = 0.2  # weight of the last batch
+
+
 class Answer(NamedTuple):
     """What became of calls: the value of one, or the error that all of them came to."""
 
@@ -65,6 +68,10 @@ class Member:
     def begun(self, call: Call) -> float:
         """When it turned to a call, as far as one can see from here."""
         return max(call.sent, self.last)
+
+    def took(self, seconds: float) -> None:
+        """It has made a batch in so many seconds."""
+        self.seconds += (seconds - self.seconds) * (_SMOOTH if self.seconds else 1.0)
 
     def expected(self, typical: float, now: float) -> float:
         """Seconds after which it would have done one more batch. One that has been slow is tried again in time."""
