@@ -197,6 +197,13 @@ class BothStream(IterableDataset[int]):
         self.place = state["place"]
 
 
+class ToldStream(StatefulStream):
+    """It can be told which epoch it is in, beside counting them."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs = epoch
+
+
 class HubStream(PlainStream):
     """As Hugging Face's iterable data sets do it: no state before the first item, one that stays at the end after it,
     and a loaded one counts for its own epoch only.

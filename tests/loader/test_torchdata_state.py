@@ -37,6 +37,7 @@ from state_support import (
     StatefulSampler,
     StatefulStream,
     TensorMap,
+    ToldStream,
     UnevenStream,
     as_they_are,
     bad_init,
@@ -414,6 +415,33 @@ def test_epochs_that_a_data_set_counts_are_restored() -> None:
         loader.load_state_dict(state)
         assert {epoch for batch in one_pass(loader) for _, epoch, _ in batch} == {1}
         assert {epoch for batch in one_pass(loader) for _, epoch, _ in batch} == {2}
+
+
+@pytest.mark.parametrize(
+    ("told", "how", "epoch"),
+    [
+        *[("nobody", "two", 0), ("the loader", "two", 4), ("the data set", "two", 4)],
+        *[("nobody", "persistent", 1), ("the loader", "persistent", 4), ("the data set", "persistent", 1)],
+    ],
+)
+def test_a_worker_that_has_delivered_nothing_goes_on_in_the_epoch_of_the_others(
+    told: str, how: str, epoch: int
+) -> None:
+    """In the second pass, of which only worker 0 has delivered a batch. Workers that stay count passes, and hear only
+    what the loader is told.
+    """
+    loader = over(ToldStream, **HOW[how])
+    one_pass(loader)
+    if told != "nobody":
+        (loader if told == "the loader" else loader.dataset).set_epoch(4)
+    with running(loader) as iterator:
+        take(iterator, 1)
+        state = travelled(loader.state_dict())
+        rest = take(iterator)
+    assert {seen for batch in rest for _, seen, _ in batch} == {epoch}
+    loader = over(ToldStream, **HOW[how])
+    loader.load_state_dict(state)
+    assert one_pass(loader) == rest
 
 
 # 7: a state handed out never changes.

@@ -93,7 +93,7 @@ class WorkerStates:
         num_workers: 0 for inline, which is a worker with the number 0. A stream's share is the same for 0 and 1.
         stream: whether batches come from iterators that the workers hold, so that each worker's place matters.
         initial: `capture` of the data set and collate function before anything began, without an iterator; or what
-            takes it, called when it is first needed.
+            takes it, called when it is first needed, and where new workers get copies of them as they are then.
 
     ``next`` is the worker whose batch comes next, in a stream that is read in turn; a resumed pass asks all workers,
     also those that had ended: they end again. ``number`` counts passes and loaded states.
@@ -105,7 +105,7 @@ class WorkerStates:
         self.num_workers = num_workers
         self.stream = stream
         self.next = 0
-        self._initial = initial
+        self._source = self._initial = initial
         self._known: list[Trail] | None = None
         self._loaded: Frozen | None = None
         self._resuming = False
@@ -140,6 +140,7 @@ class WorkerStates:
             return
         self.next = 0
         if fresh:
+            self._initial = self._source  # somebody may have told the data set of another epoch since
             self._known = self._untouched()
         for trail in self._trails:
             trail.begin()
