@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -74,6 +74,22 @@ MaxStreams = Annotated[int, _option("Streams at once; who comes beyond that has 
 Grace = Annotated[float, _option("Seconds that streams get to finish when it stops.", min=0.0, **_ADDRESS)]
 
 
+class _Access(NamedTuple):
+    """Who may ask: arguments of `Server`."""
+
+    token: str | None
+    tls: TLS | None
+    insecure: bool
+
+    def weakness(self, address: str) -> str | None:
+        """What is to be said of it where the server listens."""
+        if self.insecure:
+            return "whoever reaches this address can read what is served"
+        if self.token and not self.tls and not _is_loopback(address):
+            return "the token crosses the network in clear: use TLS"
+        return None
+
+
 @reading
 def command(
     files: Files = None,
@@ -102,48 +118,32 @@ def command(
     # gRPC's own lines are no JSON, and whoever connects can cause them at any rate. It reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "none")
     from penstock.server.logs import Log, LogHandler
-    from penstock.server.service import Limits, Server
+    from penstock.server.options import Limits
+    from penstock.server.service import Server
     from penstock.server.traffic import Traffic
 
     sources = named_files(files or [], name or [])
-    token, tls = _read_token(token_file), _tls(tls_cert, tls_key, tls_client_ca)
+    access = _Access(_read_token(token_file), _tls(tls_cert, tls_key, tls_client_ca), insecure)
     if metrics_host is not None and metrics_port is None:
         raise ConfigError("--metrics-host says where to listen for --metrics-port: give that too")
     _remove(ready_file)
     log = Log(sys.stderr, log_level.value)
     logging.getLogger().addHandler(LogHandler(log))
-    traffic = Traffic(log)
+    traffic, limits = Traffic(log), Limits(streams=max_streams)
     with Signals(*_RELOAD) as signals:
         manifests = {each: how.open(source) for each, source in sources.items()}
-        with Server(
-            manifests,
-            host=host,
-            port=port,
-            token=token,
-            tls=tls,
-            insecure=insecure,
-            limits=Limits(streams=max_streams),
-            observer=traffic,
-        ) as server:
+        with Server(manifests, host=host, port=port, limits=limits, observer=traffic, **access._asdict()) as server:
             traffic.serve(manifests)
             with _status(traffic, server, metrics_host or "127.0.0.1", metrics_port, log) as status:
                 signals.catch(*_STOP)
                 with _ready(ready_file, server.address):
                     _announce(server, status, log)
-                    if insecure:
-                        log.write("warning", "insecure", what="whoever reaches this address can read what is served")
-                    elif token and not tls and not _is_loopback(server.address):
-                        log.write("warning", "insecure", what="the token crosses the network in clear: use TLS")
+                    if weakness := access.weakness(server.address):
+                        log.write("warning", "insecure", what=weakness)
                     last = _until_stopped(signals, server, log)
                 log.write("info", "stopping", signal=last.name, streams=traffic.snapshot().active, grace=grace)
                 _stop(server, status, grace)
-    left = traffic.snapshot().active
-    log.close()
-    log.write("info", "stopped", unfinished=left or None)
-    code = 130 if last == signal.SIGINT else 0
-    if left:
-        os._exit(code)  # the end of the interpreter would wait for the clients of these
-    raise typer.Exit(code)
+    _end(last, traffic.snapshot().active, log)
 
 
 def named_files(files: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -274,3 +274,13 @@ def _stop(server: Server, status: Status | None, grace: float) -> None:
     if status is not None:
         status.stop()
     server.close(grace=grace)
+
+
+def _end(last: signal.Signals, left: int, log: Log) -> NoReturn:
+    """End the program by the signal that it got; ``left`` streams did not finish."""
+    log.close()
+    log.write("info", "stopped", unfinished=left or None)
+    code = 130 if last == signal.SIGINT else 0
+    if left:
+        os._exit(code)  # the end of the interpreter would wait for the clients of these
+    raise typer.Exit(code)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "Client": "client",
     "DataSetInfo": "client",
-    "Limits": "service",
-    "Observer": "service",
+    "Limits": "options",
+    "Observer": "options",
     "RemoteManifest": "remote",
     "Server": "service",
     "Slice": "protocol",
@@ -21,9 +21,10 @@ __all__ = ["TLS", "Client", "DataSetInfo", "Limits", "Observer", "RemoteManifest
 if TYPE_CHECKING:
     from penstock.server.auth import TLS
     from penstock.server.client import Client, DataSetInfo
+    from penstock.server.options import Limits, Observer
     from penstock.server.protocol import Slice
     from penstock.server.remote import RemoteManifest
-    from penstock.server.service import Limits, Observer, Server
+    from penstock.server.service import Server
 
 
 def __getattr__(name: str) -> Any:

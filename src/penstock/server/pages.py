@@ -68,9 +68,7 @@ class Pages:
         """Have rows gathered by one of the threads."""
         try:
             return _Part(begin, end, self.threads.submit(self._gather, begin, end))
-        except (
-            RuntimeError
-        ) as error:  # none are begun after the interpreter's end has begun, or where there are too many
+        except RuntimeError as error:  # at the interpreter's end, or where there are too many threads
             raise ServerUnavailableError(f"the server is stopping, or out of threads: {error}") from None
 
     def _finish(self, part: _Part) -> Iterator[Sized]:

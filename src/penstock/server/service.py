@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -42,49 +42,14 @@ from penstock.order.permutation import Indices
 from penstock.server.auth import TLS, BearerToken, check_exposure, check_token
 from penstock.server.catalog import Catalog, Served, Version
 from penstock.server.connections import process
+from penstock.server.options import Limits, Observer, Silent
 from penstock.server.pages import Pages, Sized, cut
 from penstock.server.protocol import Slice, decode, decode_key, decode_prefix, decode_rows, encode, encode_error
 from penstock.server.streams import Streams, cut_connections
 
-__all__ = ["Limits", "Observer", "Server"]
+__all__ = ["Server"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server allows.
-
-    ``streams``: calls at once, each of which has a thread and a page; ``slice_rows``: rows of one slice; ``page_rows``:
-    rows of one record batch, and of one request for rows by number; ``message_bytes``: of one record batch, unless it
-    is a single row.
-    """
-
-    streams: int = 1024
-    slice_rows: int = 1 << 40
-    page_rows: int = 1 << 18
-    message_bytes: int = 64 << 20
-
-    def __post_init__(self) -> None:
-        if min(self.streams, self.slice_rows, self.page_rows, self.message_bytes) < 1:
-            raise ConfigError(f"limits must be positive: {self}")
-
-
-class Observer(Protocol):
-    """Told of what happens; called from the server's threads, so it must be quick. ``peer`` is gRPC's text, such as
-    ``ipv4:127.0.0.1:5000``; ``kind`` the name of a class in `penstock.errors`, or ``InternalError``."""
-
-    def stream_started(self, name: str, peer: str) -> None: ...
-    def rows(self, name: str, count: int, nbytes: int) -> None: ...
-    def stream_ended(self, name: str, peer: str, error: str | None) -> None: ...
-    def error(self, name: str | None, kind: str) -> None: ...
-
-
-class _Silent:
-    def stream_started(self, name: str, peer: str) -> None: ...
-    def rows(self, name: str, count: int, nbytes: int) -> None: ...
-    def stream_ended(self, name: str, peer: str, error: str | None) -> None: ...
-    def error(self, name: str | None, kind: str) -> None: ...
 
 
 class Server:
@@ -121,7 +86,7 @@ class Server:
     ) -> None:
         host = host.removeprefix("[").removesuffix("]")  # as in addresses, for IPv6
         check_exposure(host, token, tls, insecure)
-        self._observer: Observer = _Silent() if observer is None else observer
+        self._observer: Observer = Silent() if observer is None else observer
         self._catalog = Catalog(manifests)
         self._streams = Streams(limits.streams if limits else Limits().streams)
         options: dict[str, Any] = {} if tls is None else tls.options()

@@ -1,0 +1,50 @@
+"""Options of a `Server` that are classes: what it allows, and who is told of what happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.errors import ConfigError
+
+__all__ = ["Limits", "Observer", "Silent"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server allows.
+
+    ``streams``: calls at once, each of which has a thread and a page; ``slice_rows``: rows of one slice; ``page_rows``:
+    rows of one record batch, and of one request for rows by number; ``message_bytes``: of one record batch, unless it
+    is a single row.
+    """
+
+    streams: int = 1024
+    slice_rows: int = 1 << 40
+    page_rows: int = 1 << 18
+    message_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if min(self.streams, self.slice_rows, self.page_rows, self.message_bytes) < 1:
+            raise ConfigError(f"limits must be positive: {self}")
+
+
+class Observer(Protocol):
+    """Told of what happens; called from the server's threads, so it must be quick. ``peer`` is gRPC's text, such as
+    ``ipv4:127.0.0.1:5000``; ``kind`` the name of a class in `penstock.errors`, or ``InternalError``."""
+
+    def stream_started(self, name: str, peer: str) -> None:
+        return
+
+    def rows(self, name: str, count: int, nbytes: int) -> None:
+        return
+
+    def stream_ended(self, name: str, peer: str, error: str | None) -> None:
+        return
+
+    def error(self, name: str | None, kind: str) -> None:
+        return
+
+
+class Silent(Observer):
+    """Tells nobody."""
