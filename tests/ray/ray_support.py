@@ -18,6 +18,9 @@ import penstock as ps
 
 STORE = 150 << 20
 
+STARTS = 90.0
+"""Seconds in which workers start, which import torch, on a machine that has other things to do."""
+
 
 @contextmanager
 def running_cluster(
@@ -65,6 +68,20 @@ def eventually(check: Callable[[], bool], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def workers_of(loader: Any) -> int:
+    """How many have joined."""
+    return sum(node["workers"] for node in loader.stats()["nodes"].values())
+
+
+def all_joined(loader: Any, count: int) -> bool:
+    """Whether so many do in time; its first epoch is the next one again."""
+    end = time.monotonic() + STARTS
+    while workers_of(loader) < count and time.monotonic() < end:
+        next(iter(loader))  # they are greeted by the consumer
+    loader.set_epoch(0)
+    return workers_of(loader) == count
 
 
 class Numbers(Dataset[Any]):
@@ -197,7 +214,7 @@ class Infos(Dataset[Any]):
     """What ``get_worker_info()`` and ``worker_init_fn`` leave behind."""
 
     def __len__(self) -> int:
-        return 64
+        return 100_000
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,22 @@ import numpy as np
 import pytest
 import torch
 from matrix_support import DATA, bits
-from ray_support import Counter, Infos, Lazy, Numbers, OverManifest, Shares, alive, eventually, init, refuse, rows
+from ray_support import (
+    STARTS,
+    Counter,
+    Infos,
+    Lazy,
+    Numbers,
+    OverManifest,
+    Shares,
+    alive,
+    all_joined,
+    eventually,
+    init,
+    refuse,
+    rows,
+    workers_of,
+)
 
 import penstock as ps
 from penstock import DataLoader, RayOptions
@@ -31,11 +47,6 @@ HOW: dict[str, dict[str, Any]] = {
 
 def make(kind: str, **how: Any) -> DataLoader[Any]:
     return DataLoader(DATA[kind](N), SIZE, shuffle=True, seed=11, **how)
-
-
-def workers_of(loader: DataLoader[Any]) -> int:
-    """How many have joined."""
-    return sum(node["workers"] for node in loader.stats()["nodes"].values())
 
 
 @pytest.mark.parametrize("name", HOW)
@@ -163,8 +174,13 @@ def test_a_changed_data_set_is_seen_by_the_next_pass() -> None:
 
 
 def test_worker_info_init_and_seeds() -> None:
+    seen: set[Any] = set()
+    end = time.monotonic() + STARTS
     with DataLoader(Infos(), 4, executor="ray", num_workers=2, worker_init_fn=init) as loader:
-        seen = {tuple(row) for batch in loader for row in zip(*(column.tolist() for column in batch), strict=True)}
+        for batch in loader:
+            seen.update(zip(*(column.tolist() for column in batch), strict=True))
+            if len({row[0] for row in seen}) == 2 or time.monotonic() > end:
+                break
     assert {row[0] for row in seen} == {0, 1}
     assert {row[1] for row in seen} == {2}
     assert all(row[3] == row[0] for row in seen)
@@ -201,6 +217,7 @@ def test_streams_with_a_state_go_on() -> None:
 def test_out_of_order_batches_are_the_same_ones() -> None:
     data = Numbers(48, slow={0: 0.5})
     with DataLoader(data, 4, seed=1, executor="ray", num_workers=3, in_order=False) as loader:
+        assert all_joined(loader, 3)
         found = [rows([batch]) for batch in loader]
     expected = [rows([batch]) for batch in DataLoader(data, 4, seed=1)]
     assert sorted(found) == sorted(expected)

@@ -17,7 +17,7 @@ from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
-from ray_support import Numbers, Shares, alive, eventually, rows
+from ray_support import STARTS, Numbers, Shares, alive, eventually, rows
 
 from penstock import DataLoader, RayOptions
 from penstock.errors import ClusterError
@@ -82,7 +82,7 @@ def test_workers_have_names_and_keep_to_their_labels(cluster: Any) -> None:
     with DataLoader(Numbers(16), 4, executor="ray", num_workers=2, ray_options=options) as loader:
         assert len(rows(loader)) == 16
         both = [f"labelled-{digits}" for digits in sorted({name.split("-")[1] for name in states("labelled-")})]
-        assert eventually(lambda: states("labelled-") == {f"{both[0]}-{k}": "ALIVE" for k in range(2)}, 30)
+        assert eventually(lambda: states("labelled-") == {f"{both[0]}-{k}": "ALIVE" for k in range(2)}, STARTS)
         (node,) = loader.stats()["nodes"]
         expected = next(n for n in cluster.worker_nodes if n._ray_params.labels.get("number") == "1")
         assert expected.node_id[:6] in node

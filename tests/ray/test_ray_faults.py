@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from ray_support import (
+    STARTS,
     Counter,
     Deadly,
     Failing,
@@ -24,8 +25,10 @@ from ray_support import (
     TwoArguments,
     add_node,
     alive,
+    all_joined,
     eventually,
     rows,
+    workers_of,
 )
 
 from penstock import DataLoader, RayOptions
@@ -205,8 +208,7 @@ def test_a_slow_worker_does_not_hold_up_the_others(cluster: Any) -> None:
     """Its batches are made once more elsewhere, and it gets less to do."""
     data, took, hedged = SlowWorker(160, seconds=0.02), [], []
     with make(data, 3) as loader:
-        while sum(node["workers"] for node in loader.stats()["nodes"].values()) < 3:
-            next(iter(loader))
+        assert all_joined(loader, 3)
         for more in (0.0, 0.18):
             data.more = more
             loader.set_epoch(0)
@@ -240,13 +242,12 @@ def test_time_is_up_and_a_sample_of_seven_seconds(cluster: Any) -> None:
 
 def test_workers_become_more_and_fewer(cluster: Any) -> None:
     options = RayOptions(min_workers=1, max_workers=2)
-    with make(Numbers(4000, seconds=0.01), 1, ray_options=options) as loader:
-        most = 0
+    with make(Numbers(40_000, seconds=0.01), 1, ray_options=options) as loader:
+        end = time.monotonic() + STARTS
         for _ in loader:  # the consumer does nothing but wait
-            most = max(most, len(loader._engine.ray._desk.actors.members))  # type: ignore[union-attr]
-            if most == 2:
+            if workers_of(loader) == 2 or time.monotonic() > end:
                 break
-        assert most == 2
+        assert workers_of(loader) == 2
         loader.set_epoch(0)
         begin = time.monotonic()
         for batch in loader:  # and now it is the slow one
@@ -300,7 +301,7 @@ def test_close_ends_the_wait_of_another_thread(cluster: Any) -> None:
     with make(Numbers(40, seconds=5.0), 1) as loader:
         consumer = threading.Thread(target=consume, args=(iter(loader),), daemon=True)
         consumer.start()
-        assert eventually(lambda: bool(loader.stats()["nodes"]))
+        assert eventually(lambda: bool(loader.stats()["nodes"]), STARTS)
         begin = time.monotonic()
         loader.close()
         consumer.join(10)
