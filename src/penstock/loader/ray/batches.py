@@ -18,16 +18,14 @@ from ray import cloudpickle
 
 from penstock.errors import WorkerError
 from penstock.loader.delivery import timed_out
-from penstock.loader.fetch import Fetch
-from penstock.loader.pack import unpack
 from penstock.loader.ray.ahead import Ahead
+from penstock.loader.ray.careful import make_carefully, sample_of
 from penstock.loader.ray.far import rows_for
 from penstock.loader.ray.faults import Faults, node_of
 from penstock.loader.ray.jobs import Batch, Desk, Rules
 from penstock.loader.ray.member import Answer, Call, Member
 from penstock.loader.remote import rebuild
 from penstock.loader.work import Made, Task, Work
-from penstock.random import current_key
 
 __all__ = ["RayBatches"]
 
@@ -366,7 +364,9 @@ class RayBatches:
         self.number = self.number + 1 if self._rules.stream else batch.number
         kind, payload, work, arrays = batch.take()
         if kind == "careful":
-            return self._carefully(batch.task)
+            made = make_carefully(batch.task, self._maker, self._make_alone)
+            self._heed_closing()  # it is no sample's fault
+            return Made(*made, self.number, way="message")
         if kind == "raise":
             raise payload
         if kind == "error":
@@ -384,21 +384,7 @@ class RayBatches:
         member, indices = first.calls[0].member, first.task.indices
         return f": worker {member.number} on node {node_of(member)} owes batch {first.number}, samples {indices[:8]}"
 
-    # One by one.
-
-    def _carefully(self, task: Task) -> Made:
-        """A batch that three workers were lost over: collated here, of samples that are made there one at a time, so
-        that the one at fault is found, and ``on_error`` decides what becomes of it.
-        """
-        maker: Fetch = self._maker
-        items = _Items(self, maker.dataset, task.place)
-        fetch = Fetch(items, maker.collate_fn, batched=maker.batched, seed_globals=False, on_error=maker.on_error)
-        work = Work()
-        batch = fetch(Task(task.indices, task.keys), work)
-        self._heed_closing()  # it is no sample's fault
-        return Made(batch, work, self.number, way="message")
-
-    def make_alone(self, task: Task) -> Any:
+    def _make_alone(self, task: Task) -> Any:
         """The only sample of a task, by a worker that does nothing else meanwhile.
 
         Raises:
@@ -415,25 +401,4 @@ class RayBatches:
                     again.remove(batch)
                     self._ask([batch], idle[0])
             self._wait(batch, None)
-        kind, payload, _, arrays = batch.take()
-        if kind == "raise":
-            raise payload
-        if kind == "error":
-            raise rebuild(payload)
-        return unpack(payload[0], [array.copy() for array in arrays])[0]
-
-
-class _Items:
-    """A data set of which each item is made in the cluster, with the key that is in force here."""
-
-    def __init__(self, batches: RayBatches, dataset: Any, place: Any) -> None:
-        self._batches = batches
-        self._dataset = dataset
-        self._place = place
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        key = current_key()
-        return self._batches.make_alone(Task([index], [0 if key is None else key], self._place))
+        return sample_of(batch)

@@ -1,6 +1,6 @@
 """What to do about workers that are lost, silent or slow.
 
-lost     what it owed is made by others, at most three times; then sample by sample, see `careful`
+lost     what it owed is made by others, at most three times; then sample by sample, see `penstock.loader.ray.careful`
 silent   for longer than the deadline: as if it were lost, since a network that is cut says nothing
 slow     the batch that the consumer waits for takes three times as long as others: made once more, elsewhere
 """

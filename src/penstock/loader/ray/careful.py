@@ -1,0 +1,62 @@
+"""A batch that three workers were lost over: one sample at a time, so that the one at fault is found.
+
+    samples, one by one  ->  each by a worker that does nothing else  ->  ``on_error``  ->  collated here
+
+Invariant: the batch is what it would have been, but for what ``on_error`` makes of the samples at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.loader.fetch import Fetch
+from penstock.loader.pack import unpack
+from penstock.loader.ray.jobs import Batch
+from penstock.loader.remote import rebuild
+from penstock.loader.work import Task, Work
+from penstock.random import current_key
+
+__all__ = ["make_carefully", "sample_of"]
+
+
+def make_carefully(task: Task, maker: Fetch, make_alone: Callable[[Task], Any]) -> tuple[Any, Work]:
+    """The batch, collated here, and what that took.
+
+    Args:
+        make_alone: has the only sample of a task made in the cluster.
+    """
+    items = _Items(maker.dataset, task.place, make_alone)
+    fetch = Fetch(items, maker.collate_fn, batched=maker.batched, seed_globals=False, on_error=maker.on_error)
+    work = Work()
+    return fetch(Task(task.indices, task.keys), work), work
+
+
+def sample_of(batch: Batch) -> Any:
+    """The sample of a batch of one that was not collated.
+
+    Raises:
+        Exception: what became of it instead.
+    """
+    kind, payload, _, arrays = batch.take()
+    if kind == "raise":
+        raise payload
+    if kind == "error":
+        raise rebuild(payload)
+    return unpack(payload[0], [array.copy() for array in arrays])[0]
+
+
+class _Items:
+    """A data set of which each item is made in the cluster, with the key that is in force here."""
+
+    def __init__(self, dataset: Any, place: Any, make_alone: Callable[[Task], Any]) -> None:
+        self._dataset = dataset
+        self._place = place
+        self._make_alone = make_alone
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        key = current_key()
+        return self._make_alone(Task([index], [0 if key is None else key], self._place))
