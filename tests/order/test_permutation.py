@@ -17,7 +17,7 @@ from scipy import stats
 from penstock.errors import OrderError
 from penstock.order import ORDER_VERSION, Permutation, derive_key, make_order
 from penstock.order.hashing import mix, mix_array, splitmix64
-from penstock.order.permutation import MAX_N, TABLE_LIMIT
+from penstock.order.permutation import MAX_N, TABLE_LIMIT, normalise
 
 # All keys here are fixed, so no test can fail by chance; p-values say how extraordinary a sound permutation would be.
 
@@ -97,6 +97,17 @@ def test_shapes_types_and_errors() -> None:
     assert empty[np.empty(0, dtype=int)].size == 0
     with pytest.raises(IndexError):
         empty[0]
+
+
+@pytest.mark.parametrize("n", [10, MAX_N])
+@pytest.mark.parametrize("bad", [2**63, 2**64 - 10, 2**64 - 1])
+def test_numbers_that_int64_takes_for_negative_ones_are_out_of_range(n: int, bad: int) -> None:
+    for index in (bad, np.uint64(bad), np.array([0, bad, 1], np.uint64)):
+        with pytest.raises(IndexError, match=f"index {bad} is out of range for {n} elements"):
+            normalise(index, n)
+    with pytest.raises(IndexError, match="out of range"):
+        Permutation(n, 0)[np.array([bad], np.uint64)]
+    assert normalise(np.array([0, n - 1], np.uint64), n).tolist() == [0, n - 1]
 
 
 def test_the_argument_is_not_changed() -> None:
