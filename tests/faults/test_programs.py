@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -231,6 +233,19 @@ def test_workers_that_hang_end_with_a_killed_program(how: str, tmp_path: Path) -
         assert not wait_gone(program.pids, 7)
         assert alive(child), "the pipes were not held for so long"
         assert "Traceback" not in program.err
+
+
+def test_a_worker_whose_parent_died_before_it_could_watch_it_ends() -> None:
+    """As one that is spawned, which takes seconds to come so far."""
+    parent = subprocess.Popen([sys.executable, "-c", ""])
+    parent.wait(30)
+    code = f"""
+import threading, time
+from penstock.loader.worker import _outlive
+threading.Thread(target=_outlive, args=({parent.pid},), daemon=True).start()
+time.sleep(20)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=100, check=False).returncode == 1
 
 
 # The end of the interpreter. More programs: test_torch_suite_faults.
