@@ -106,14 +106,16 @@ class Numbers(Dataset[Any]):
         return item
 
 
-class SlowWorker(Numbers):
-    """The worker with the number 0 takes some seconds more."""
+class SlowNode(Numbers):
+    """A sample takes some seconds more on one of the nodes."""
 
     more = 0.0
+    node = ""
 
     def __getitem__(self, index: int) -> Any:
-        info = get_worker_info()
-        if info is not None and info.id == 0:
+        import ray
+
+        if self.more and ray.is_initialized() and ray.get_runtime_context().get_node_id() == self.node:
             time.sleep(self.more)
         return super().__getitem__(index)
 

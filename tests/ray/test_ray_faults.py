@@ -21,7 +21,7 @@ from ray_support import (
     Failing,
     Numbers,
     Shares,
-    SlowWorker,
+    SlowNode,
     TwoArguments,
     add_node,
     alive,
@@ -135,27 +135,30 @@ def test_the_error_policy_passes_over_it(cluster: Any, tmp_path: Path) -> None:
         assert loader.stats()["errors"]["types"] == {"WorkerError": 2}
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("two", RuntimeError), ("unpicklable", ValueError), ("key", KeyError)])
-def test_errors_keep_their_type_and_tell_where(cluster: Any, kind: str, expected: type[Exception]) -> None:
-    with make(Failing(20, 7, kind)) as loader:
-        seen, caught = [], []
-        iterator = iter(loader)
-        while True:
-            try:
-                seen.append(next(iterator))
-            except StopIteration:
-                break
-            except Exception as error:
-                caught.append(error)
-        assert len(caught) == 1
-        assert isinstance(caught[0], expected)
-        text = f"{caught[0]} {' '.join(caught[0].__notes__)}"
-        assert "in DataLoader Ray worker" in text
-        assert "while loading sample 7" in text
-        assert "Traceback" in text
-        if kind == "two":
-            assert TwoArguments.__name__ in text
-        assert len(rows(seen)) == 16
+def test_errors_keep_their_type_and_tell_where(cluster: Any) -> None:
+    data = Failing(20, 7, "")
+    with make(data) as loader:
+        for kind, expected in ("two", RuntimeError), ("unpicklable", ValueError), ("key", KeyError):
+            data.kind = kind
+            loader.set_epoch(0)
+            seen, caught = [], []
+            iterator = iter(loader)
+            while True:
+                try:
+                    seen.append(next(iterator))
+                except StopIteration:
+                    break
+                except Exception as error:
+                    caught.append(error)
+            assert len(caught) == 1
+            assert isinstance(caught[0], expected)
+            text = f"{caught[0]} {' '.join(caught[0].__notes__)}"
+            assert "in DataLoader Ray worker" in text
+            assert "while loading sample 7" in text
+            assert "Traceback" in text
+            if kind == "two":
+                assert TwoArguments.__name__ in text
+            assert len(rows(seen)) == 16
 
 
 def test_what_is_no_exception_is_said_of_its_sample(cluster: Any) -> None:
@@ -204,11 +207,15 @@ def _exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_a_slow_worker_does_not_hold_up_the_others(cluster: Any) -> None:
-    """Its batches are made once more elsewhere, and it gets less to do."""
-    data, took, hedged = SlowWorker(160, seconds=0.02), [], []
-    with make(data, 3) as loader:
-        assert all_joined(loader, 3)
+def test_a_slow_node_does_not_hold_up_the_others(cluster: Any) -> None:
+    """Its batches are made once more elsewhere, and it gets less to do, since it is known how long it took for them."""
+    data, took, hedged = SlowNode(160, seconds=0.02), [], []
+    options = RayOptions(num_cpus=2, label_selector={"number": "in(0,1)"})  # a worker on each
+    with make(data, 2, ray_options=options) as loader:
+        assert all_joined(loader, 2)
+        slow, other = loader._engine.ray._desk.actors.ready()  # type: ignore[union-attr]
+        assert slow.node != other.node
+        data.node = slow.node.id
         for more in (0.0, 0.18):
             data.more = more
             loader.set_epoch(0)
@@ -220,8 +227,10 @@ def test_a_slow_worker_does_not_hold_up_the_others(cluster: Any) -> None:
             hedged.append(loader.stats()["hedged_batches"])
             assert rows(batches) == truth(Numbers(160))
     print(f"without {took[0]:.2f} s, with a straggler {took[1]:.2f} s, hedged {hedged[1] - hedged[0]}")
+    print(f"seconds of a batch: {slow.seconds:.2f}, elsewhere {other.seconds:.2f}")
     assert hedged[1] - hedged[0] >= 1
-    assert took[1] < 0.8 * 40 / 3 * 0.8  # what it would take if everything waited for it
+    assert took[1] < 0.8 * 40 / 3 * 0.8  # what it would take if everything waited for one of three
+    assert slow.seconds > 2 * other.seconds  # though a copy of each of its batches was there before it
 
 
 def test_time_is_up_and_a_sample_of_seven_seconds(cluster: Any) -> None:
