@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,14 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("penstock"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "penstock")
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected is no work of the garbage collector: tests for leaks call it often, and in
+    workers it would copy every page that they share with this process.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import interpreter_support
 import numpy as np
 import pytest
 
@@ -50,21 +51,23 @@ def blocks(document: Path) -> list[tuple[str, str]]:
     return BLOCK.findall(document.read_text())
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
 def run(arguments: list[str], folder: Path) -> None:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(arguments, cwd=folder, env=environment(), capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
 
 
 def run_server(command: str, folder: Path) -> None:
     """Start ``penstock serve``, wait until it listens, and stop it. Ports are any free ones."""
     command = re.sub(r"port \d+", "port 0", command)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with (folder / "serve.log").open("wb") as log:
         server = subprocess.Popen(
             ["bash", "-c", f"exec {command}"],
             cwd=folder,
-            env=environment,
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -102,7 +105,8 @@ def run_python(document: Path, tmp_path: Path) -> None:
     """The Python blocks of a document, in this folder."""
     script = tmp_path / f"{document.stem}_blocks.py"
     script.write_text("\n\n".join(code for language, code in blocks(document) if language == "python"))
-    run([sys.executable, "-W", "ignore", str(script)], tmp_path)
+    done = interpreter_support.run(["-W", "ignore", str(script)], cwd=tmp_path, env=environment(), timeout=170)
+    assert done.returncode == 0, f"{script.name}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from interpreter_support import Popen
 
 HERE = Path(__file__).parent
 
@@ -43,8 +43,7 @@ class Program:
         script = folder / "program.py"
         script.write_text(PROGRAM.format(path=path, how=how, body=textwrap.indent(textwrap.dedent(body), "    ")))
         with self._files[0].open("w") as out, self._files[1].open("w") as err:
-            command = [sys.executable, "-W", "ignore", str(script)]
-            self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+            self.process = Popen(["-W", "ignore", str(script)], stdout=out, stderr=err, start_new_session=True)
 
     def __enter__(self) -> Program:
         return self

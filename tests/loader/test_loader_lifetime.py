@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter_support import run
 from leak_support import anonymous, left, wait_until_as
 from loader_support import EXECUTORS, Draws, Slow, Squares, Stream, batches
 
@@ -172,7 +172,7 @@ def test_programs_end_with_an_iterator_alive(end: str, code: int, executor: str,
         pytest.skip("torch's own workers")
     path = [str(Path(__file__).parent), *[entry for entry in sys.path if entry.endswith("src")]]
     program = PROGRAM.format(path=path, executor=executor, persistent=persistent, end=end)
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60)
+    done = run(["-W", "ignore", "-c", program], timeout=60)
     assert done.returncode == code, done.stderr
     assert done.stdout == "ready\n"
     assert ("the program broke" in done.stderr) == (code == 1)

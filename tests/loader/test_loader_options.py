@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreter_support import run
 
 import penstock as ps
 from penstock.errors import ConfigError, PartitionError, StateError
@@ -167,9 +166,7 @@ def test_interpreter_ends_in_order_with_threads_in_native_code(tmp_path: Path, c
         {close}
     """
     for _ in range(6):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
-        )
+        done = run(["-c", textwrap.dedent(script)], timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
 
 

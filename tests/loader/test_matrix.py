@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreter_support import run
 from matrix_support import DATA, bits
 
 from penstock import DataLoader
@@ -230,9 +229,7 @@ def test_a_new_process_goes_on(truth: Any, kind: str, name: str) -> None:
         del iterator
     path = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src")]
     program = PROGRAM.format(path=path, kind=kind, n=N, size=SIZE, how=HOW[name], state=state)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run(["-W", "ignore", "-c", program], timeout=60)
     assert done.returncode == 0, done.stderr
     expected = truth[kind][0][3:] + truth[kind][1]
     assert done.stdout.split() == [hashlib.sha256(str(batch).encode()).hexdigest() for batch in expected]

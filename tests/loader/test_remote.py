@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 import traceback
 from typing import Any
 
 import pytest
+from interpreter_support import run
 from process_support import RAISERS, Mute, Raises, TwoWords, Unspeakable
 
 from penstock import DataLoader
@@ -163,5 +162,6 @@ if __name__ == "__main__":
     print(json.dumps(found))
 """
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    done = run([str(script)], timeout=120)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["fork", "spawn", "forkserver"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreter_support import run
 from loader_support import Draws, Faulty, GlobalDraws, Slow, Squares, bad_collate, outcomes, plain
 from torch.utils.data import get_worker_info
 
@@ -419,7 +419,7 @@ def test_programs_end_at_once_with_an_iterator_alive(end: str, code: int) -> Non
     path = [str(Path(__file__).parent), *[entry for entry in sys.path if entry.endswith("src")]]
     program = PROGRAM.format(path=path, end=end + "\nlast = time.monotonic()")
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    done = run(["-c", program], timeout=100)
     assert done.returncode == code, done.stderr
     assert done.stdout == "ready\n"
     assert ("KeyError" in done.stderr) == (code == 1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter_support import run
 from leak_support import wait_gone
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch_suite_support import (
@@ -252,9 +253,7 @@ LEAVE = {
 def run_program(body: str, how: dict[str, Any]) -> tuple[subprocess.CompletedProcess[str], list[int]]:
     path = [HERE, *[entry for entry in sys.path if entry.endswith("src")]]
     text = PROGRAM.format(path=path, how=how, body=textwrap.indent(body, "    "))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run(["-W", "ignore", "-c", text], timeout=60)
     lines = [line for line in done.stdout.splitlines() if line.startswith("pids")]
     return done, [int(pid) for line in lines for pid in line.split()[1:]]
 
@@ -287,9 +286,7 @@ def test_programs_end_under_other_start_methods(name: str, method: str, tmp_path
     path = [HERE, *[entry for entry in sys.path if entry.endswith("src")]]
     file = tmp_path / "program.py"
     file.write_text(PROGRAM.format(path=path, how=OURS[method], body=textwrap.indent(body, "    ")))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(file)], capture_output=True, text=True, timeout=90, check=False
-    )
+    done = run(["-W", "ignore", str(file)], timeout=90)
     pids = [int(pid) for line in done.stdout.splitlines() if line.startswith("pids") for pid in line.split()[1:]]
     assert done.returncode == code, done.stderr
     assert not wait_gone(pids, 5)

@@ -6,7 +6,6 @@ import math
 import os
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreter_support import Popen
 from scipy import stats
 
 from penstock.errors import ManifestIOError, SamplerError, StateError
@@ -207,10 +207,7 @@ def test_many_processes_build_one_table(tmp_path: Path) -> None:
         "table = alias.shared_table(np.arange(1.0, 100_000.0), sys.argv[1])\n"
         "print(int(table.alias.sum()))\n"
     )
-    children = [
-        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
+    children = [Popen(["-c", program, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(3)]
     output = [child.communicate()[0].split() for child in children]
     assert [child.returncode for child in children] == [0, 0, 0]
     assert sum(line.count("built") for line in output) == 1

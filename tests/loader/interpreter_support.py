@@ -1,0 +1,187 @@
+"""Programs for tests, in forks of an interpreter that has imported torch and Penstock, which takes longer than they do.
+
+A program is the top level of ``__main__`` in a process of its own, whose parent is this one; it ends as interpreters
+do, with all that runs at their end. `Popen` and `run` are those of `subprocess`, with text; their first argument is
+what follows the name of the interpreter on a command line::
+
+    done = run(["-W", "ignore", "-c", "import torch; print(torch.ones(3))"], timeout=60)
+
+With ``PENSTOCK_TEST_FULL=1`` each has an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import multiprocessing.process
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+FULL = os.environ.get("PENSTOCK_TEST_FULL") == "1"
+
+_START = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch, penstock.loader.dataloader, interpreter_support
+exec(interpreter_support.serve({connection}))
+"""
+_HEADER = 8  # digits: the length of a request, or a process id
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Popen(subprocess.Popen[str]):
+    """A program: ``["-W", "ignore", "-c", text]``, or a script and its arguments after the ``-W``."""
+
+    def __init__(self, arguments: list[str], **options: Any) -> None:
+        super().__init__([sys.executable, *arguments], text=True, **options)
+
+    if not FULL:
+
+        def _execute_child(self, args: list[str], *options: Any) -> None:
+            _, _, _, _, cwd, env, _, _, _, *pipes = options[:15]
+            session = options[20]
+            files = [number if given == -1 else given for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
+            environment = dict(os.environ if env is None else env)
+            try:
+                request = [args[1:], os.path.abspath(cwd or os.curdir), environment, bool(session)]
+                self.pid = _here().start(json.dumps(request).encode(), files)
+                self._child_created = True
+            finally:
+                self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def run(arguments: list[str], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A program until it ends, and whoever has its pipes; raises `subprocess.TimeoutExpired`."""
+    with Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+class _Interpreter:
+    """Imports once, and forks for each program. Ends with the process that started it."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        program = _START.format(folder=str(Path(__file__).parent), connection=theirs.fileno())
+        command = [sys.executable, "-c", program]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        theirs.close()
+        _receive(self._connection, 1)
+
+    def start(self, request: bytes, files: list[int]) -> int:
+        """Process id of the program. It is an orphan when it begins, and this process takes it in."""
+        with self._lock:
+            take_in = ctypes.CDLL(None, use_errno=True).prctl
+            assert take_in(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
+            try:
+                socket.send_fds(self._connection, [b"%08d" % len(request)], files)
+                self._connection.sendall(request)
+                return int(_receive(self._connection, _HEADER))
+            finally:
+                take_in(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+_started: dict[int, _Interpreter] = {}
+
+
+def _here() -> _Interpreter:
+    """That of this process; a fork starts one of its own."""
+    if os.getpid() not in _started:
+        _started[os.getpid()] = _Interpreter()
+    return _started[os.getpid()]
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        more = connection.recv(size - len(received))
+        if not more:
+            raise EOFError("the interpreter that programs are forked from has ended")
+        received += more
+    return received
+
+
+# In that interpreter.
+
+
+def serve(number: int) -> Any:
+    """Fork for each request; in the fork, return the program. What has been imported is no work of its collector."""
+    connection = socket.socket(fileno=number)
+    gc.collect()
+    gc.freeze()
+    connection.sendall(b"+")
+    while True:
+        header, files, _, _ = socket.recv_fds(connection, _HEADER, 3)
+        if not header:
+            os._exit(0)
+        request = json.loads(_receive(connection, int(header)))
+        told, tell = os.pipe()
+        between = os.fork()
+        if between == 0:
+            between = os.getpid()
+            program = os.fork()
+            if program:
+                os.write(tell, b"%08d" % program)
+                os._exit(0)
+            while os.getppid() == between:
+                time.sleep(0.0005)
+            connection.close()
+            os.close(told)
+            os.close(tell)
+            return _become(files, *request)
+        os.waitpid(between, 0)
+        connection.sendall(os.read(told, _HEADER))
+        for each in (told, tell, *files):
+            os.close(each)
+
+
+def _become(files: list[int], arguments: list[str], folder: str, environment: dict[str, str], session: bool) -> Any:
+    """Make of this process what `python *arguments` is at the first line of its program; its code."""
+    if session:
+        os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    os.chdir(folder)
+    multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
+    os.environ.clear()
+    os.environ.update(environment)
+    with suppress(KeyError):
+        sys.modules["numpy"].random.seed()
+    while arguments[0] == "-W":
+        sys.warnoptions.append(arguments[1])
+        warnings.simplefilter(arguments[1])  # type: ignore[arg-type]
+        arguments = arguments[2:]
+    main = vars(sys.modules["__main__"])
+    main.clear()
+    main.update(__name__="__main__", __builtins__=sys.modules["builtins"], __doc__=None, __spec__=None, __loader__=None)
+    name, *rest = arguments
+    sys.path.remove(str(Path(__file__).parent))
+    words = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [word for word in words if word and word not in sys.path]
+    if name == "-c":
+        text, *rest = rest
+        sys.path[0] = ""
+        sys.argv = ["-c", *rest]
+        return compile(text, "<string>", "exec", dont_inherit=True)
+    sys.path[0] = str(Path(name).absolute().parent)
+    sys.argv = arguments
+    main["__file__"] = str(Path(name).absolute())
+    return compile(Path(name).read_bytes(), name, "exec", dont_inherit=True)
