@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,14 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("penstock"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "penstock")
+
+
+# Before torch is imported. Its threads wait for each other at full speed, and tests are run in more than one process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Imported once, for all processes that tests start by the forkserver. tests/integration adds to it.
+FORKSERVER = ["torch.distributed.device_mesh", "penstock.loader.dataloader", "pytest"]
+multiprocessing.set_forkserver_preload(FORKSERVER)
 
 
 def pytest_collection_finish() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "loader"))
-multiprocessing.set_forkserver_preload(["torch.distributed.device_mesh", "penstock.loader.dataloader", "pytest"])
