@@ -46,7 +46,7 @@ class Popen(subprocess.Popen[str]):
         super().__init__([sys.executable, *arguments], text=True, **options)
 
     if not ALONE:
-
+        # What `subprocess` does to start a process, private: arguments and duties as in Python 3.11.
         def _execute_child(self, args: list[str], *options: Any) -> None:
             _, _, _, _, cwd, env, _, _, _, *pipes = options[:15]
             session = options[20]
