@@ -29,9 +29,13 @@ __all__ = [
     "ServerLimitError",
     "ServerTLSError",
     "ServerUnavailableError",
+    "ShardChangedError",
+    "ShardError",
+    "ShardIOError",
     "StateError",
     "TicketError",
     "TooManyErrors",
+    "TruncatedShardError",
     "UnknownDataSetError",
     "WorkerError",
 ]
@@ -71,6 +75,22 @@ class ManifestChangedError(ManifestError):
 
 class ManifestIOError(ManifestError, OSError):
     """A manifest or its index that cannot be read or written: missing, a folder, no permission, disk full."""
+
+
+class ShardError(PenstockError, ValueError):
+    """A tar shard, or its index, with bad content. The message names the shard and the byte."""
+
+
+class TruncatedShardError(ShardError):
+    """A shard that ends in the middle of a member, or without its end mark."""
+
+
+class ShardChangedError(ShardError):
+    """A shard that was truncated, rewritten or touched while it was open."""
+
+
+class ShardIOError(ShardError, OSError):
+    """A shard or an index that cannot be read or written: missing, a folder, no permission, disk full."""
 
 
 class ImageError(PenstockError, ValueError):

@@ -1,0 +1,92 @@
+"""Shards as streams of tar data, whatever they are compressed with: gzip, bzip2, xz, zstandard or nothing.
+
+with open_stream("train-0001.tar.gz") as file:
+    for member, data in walk_stream(file, "train-0001.tar.gz"): ...
+
+The first bytes decide, not the name. Compressed shards can only be read from front to back.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+from typing import IO, Any, BinaryIO, cast
+
+import zstandard
+
+from penstock.errors import ShardIOError
+from penstock.storage import io_error
+
+__all__ = ["compression_of", "decompress", "open_stream"]
+
+_MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+_LONGEST = max(map(len, _MAGIC))
+_BUFFER = 1 << 20
+
+
+def compression_of(head: bytes) -> str | None:
+    """``"gz"``, ``"bz2"``, ``"xz"`` or ``"zst"`` by the first bytes (six are enough); None for anything else."""
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+
+
+def open_stream(source: str | os.PathLike[str] | BinaryIO) -> BinaryIO:
+    """The tar data of a shard, to be read from front to back, and closed (``with`` works).
+
+    Args:
+        source: a path, or an open file, which is closed along with the stream.
+
+    Raises:
+        ShardIOError: the file cannot be opened. Bad data is found by `walk_stream`, which names it.
+    """
+    if isinstance(source, str | os.PathLike):
+        try:
+            raw: BinaryIO = open(source, "rb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise ShardIOError(str(io_error(source, error))) from error
+    else:
+        raw = source
+    return decompress(raw)
+
+
+def decompress(file: BinaryIO) -> BinaryIO:
+    """The same of an open file that may not be able to seek."""
+    buffered = file if hasattr(file, "peek") else io.BufferedReader(_Raw(file), _BUFFER)
+    kind = compression_of(buffered.peek(_LONGEST)[:_LONGEST])
+    if kind is None:
+        return buffered
+    opened: Any
+    if kind == "gz":
+        opened = gzip.GzipFile(fileobj=buffered)
+    elif kind == "bz2":
+        opened = bz2.BZ2File(buffered)
+    elif kind == "xz":
+        opened = lzma.LZMAFile(buffered)  # noqa: SIM115
+    else:
+        opened = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
+    return cast(BinaryIO, io.BufferedReader(_Raw(opened, buffered), _BUFFER))
+
+
+class _Raw(io.RawIOBase):
+    """Anything with ``read``, as a raw file that a buffer can be put upon; closes what it was made of."""
+
+    def __init__(self, file: BinaryIO, *others: IO[bytes]) -> None:
+        self._files = (file, *others)
+        self._read = file.read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        data = self._read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            for file in self._files:
+                file.close()
