@@ -83,8 +83,9 @@ class RankDataset(ShareDataset):
             raise ConfigError(
                 "progress= is for indexing a file or gathering rows (preload=True): there is neither here"
             )
+        manifest = source if isinstance(source, Manifest) else Manifest.open(source, progress=progress)
         share = Share(
-            source if isinstance(source, Manifest) else Manifest.open(source, progress=progress),
+            manifest,
             rank=rank,
             world_size=world_size,
             process_group=process_group,
@@ -97,7 +98,7 @@ class RankDataset(ShareDataset):
             window=window,
         )
         super().__init__(share, load)
-        self._preload = Preload(share.manifest, share.rows_at, progress=progress) if preload else None
+        self._preload = Preload(manifest, share.rows_at, progress=progress) if preload else None
 
     def __len__(self) -> int:
         if self._preload is not None and get_worker_info() is None:

@@ -78,7 +78,8 @@ class ServerDataset(BatchedDataset):
     @property
     def manifest(self) -> Manifest:
         """The served manifest."""
-        return self._share.manifest
+        manifest: Manifest = self._share.manifest
+        return manifest
 
     def __len__(self) -> int:
         return len(self._share.manifest)

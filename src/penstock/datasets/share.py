@@ -1,4 +1,5 @@
-"""One rank's share of a manifest: what `RankDataset` and `MPDataset` have in common.
+"""One rank's share of a manifest, or of anything else with rows: what `RankDataset`, `ShardDataset` and others have in
+common.
 
     epoch's order (seed, epoch)  ->  partition (rank, mini-epoch)  ->  rows of the manifest
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,6 @@ import torch.distributed as dist
 from penstock import distributed
 from penstock.datasets.place import Place, SharedPlace
 from penstock.errors import ConfigError, PartitionError, StateError
-from penstock.manifest import Manifest
 from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
 from penstock.order.hashing import derive_key
 from penstock.order.partition import REMAINDERS
@@ -28,7 +28,23 @@ from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 from penstock.random import sample_key, sample_keys
 from penstock.state import STATE_VERSION, State, check_state, read_int
 
-__all__ = ["Share", "SharePass", "Slice"]
+__all__ = ["Share", "SharePass", "Slice", "Table"]
+
+
+class Table(Protocol):
+    """What is shared out: so many rows, with an identity. A `Manifest`, a `ShardSet`."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the rows: content alone, neither paths nor times."""
+
+    def prefix_fingerprint(self, rows: int) -> str:
+        """The fingerprint of the first rows alone, for tables that are only appended to."""
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Whether a table with this fingerprint and so many rows has since grown to be this one."""
 
 
 class Slice(NamedTuple):
@@ -70,7 +86,7 @@ class Share:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: Table,
         *,
         rank: int | None = None,
         world_size: int | None = None,
@@ -83,7 +99,7 @@ class Share:
         block_size: int | None = None,
         window: int | None = None,
     ) -> None:
-        self.manifest = manifest
+        self.manifest: Any = manifest  # a Table; who made it knows of what kind
         if shuffle not in SHUFFLES:
             raise ConfigError(f"unknown shuffle {shuffle!r}: use one of {', '.join(map(repr, SHUFFLES))}")
         if remainder not in REMAINDERS:

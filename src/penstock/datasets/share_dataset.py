@@ -9,14 +9,14 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from penstock.datasets.base import BatchedDataset
 from penstock.datasets.place import Place
 from penstock.datasets.share import Share, SharePass, Slice
-from penstock.manifest import Manifest, Record
+from penstock.manifest import Manifest
 from penstock.order.permutation import Indices, normalise
 from penstock.random import in_sample, load_each, sample_scope
 from penstock.samplers.base import Pass
@@ -37,7 +37,7 @@ class ShareDataset(BatchedDataset, abc.ABC):
     fork_safe = True
     """Whether workers may be forked: not if the manifest is on a server."""
 
-    def __init__(self, share: Share, load: Callable[[Record], Any] | None) -> None:
+    def __init__(self, share: Share, load: Callable[[Any], Any] | None) -> None:
         self._share = share
         self.load = load
         self.fork_safe = self.fork_safe and bool(getattr(share.manifest, "fork_safe", True))
@@ -47,10 +47,14 @@ class ShareDataset(BatchedDataset, abc.ABC):
         sample."""
 
     @abc.abstractmethod
-    def _read(self, slice_: Slice, local: Indices) -> list[Record]:
+    def _read(self, slice_: Slice, local: Indices) -> list[Any]:
         """The records of some samples of a slice, in this order."""
 
-    def _read_one(self, slice_: Slice, local: int, row: int) -> Record:
+    def _items(self, records: list[Any]) -> list[Any]:
+        """The items of records where there is no ``load``."""
+        return [(record.path, record.label, record.row) for record in records]
+
+    def _read_one(self, slice_: Slice, local: int, row: int) -> Any:
         """The record of one sample, which stands in this row of the manifest."""
         return self._read(slice_, np.array([local]))[0]
 
@@ -62,7 +66,7 @@ class ShareDataset(BatchedDataset, abc.ABC):
     @property
     def manifest(self) -> Manifest:
         """The manifest behind the data set."""
-        return self._share.manifest
+        return cast(Manifest, self._share.manifest)
 
     @property
     def rank(self) -> int:
@@ -116,7 +120,7 @@ class ShareDataset(BatchedDataset, abc.ABC):
         position, row = slice_.locate(index)
         record = self._read_one(slice_, index % len(slice_), row)
         if self.load is None:
-            return record.path, record.label, record.row
+            return self._items([record])[0]
         if in_sample():
             return self.load(record)
         with sample_scope(self._share.key(position)):
@@ -132,10 +136,10 @@ class ShareDataset(BatchedDataset, abc.ABC):
         that is given."""
         records = self.records(indices, place)
         if self.load is None:
-            return [(record.path, record.label, record.row) for record in records]
+            return self._items(records)
         return load_each(self.load, records, keys)
 
-    def records(self, indices: Sequence[int], place: Place | None = None) -> list[Record]:
+    def records(self, indices: Sequence[int], place: Place | None = None) -> list[Any]:
         """The manifest's records at these indices, whatever ``load`` makes of them."""
         slice_ = self._share.current() if place is None else self._share.slice_at(place)
         return self._read(slice_, normalise(indices, len(slice_)))
