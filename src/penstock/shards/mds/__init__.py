@@ -1,0 +1,13 @@
+"""MDS, the shards of MosaicML Streaming: read at random, in any order, with a state.
+
+* `index`, `shard`: what is on disk, checked before it is believed.
+* `encodings`, `compression`, `files`: columns, compressed shards, hashes.
+* `folder`: the samples by their numbers; `dataset`: one rank's share of them.
+"""
+
+from __future__ import annotations
+
+from penstock.shards.mds.dataset import MDSDataset
+from penstock.shards.mds.folder import MDSFolder
+
+__all__ = ["MDSDataset", "MDSFolder"]

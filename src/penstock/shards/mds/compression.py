@@ -1,0 +1,98 @@
+"""The compressions of MDS shards: a whole file in, a whole file out.
+
+Invariant: what comes out has the size that the index announces, or it is a `ShardError`. The output is bounded by that
+size while it is made, so a small file cannot fill the memory.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import zlib
+from collections.abc import Callable
+
+import pyarrow as pa
+import zstandard
+
+from penstock.errors import ShardError
+
+__all__ = ["COMPRESSIONS", "algorithm_of", "decompress"]
+
+
+def algorithm_of(compression: str) -> str:
+    """The algorithm in ``compression``, which is ``algorithm`` or ``algorithm:level``.
+
+    Raises:
+        ShardError: one that MDS does not have.
+
+    >>> algorithm_of("zstd:7")
+    'zstd'
+    """
+    algorithm, _, level = compression.partition(":")
+    if algorithm not in COMPRESSIONS or (level and not level.isdigit()):
+        raise ShardError(f"unknown compression {compression!r}: MDS has {', '.join(COMPRESSIONS)}")
+    return algorithm
+
+
+def decompress(algorithm: str, data: bytes, size: int, *, name: str) -> bytes:
+    """The content of a compressed file.
+
+    Args:
+        algorithm: a key of `COMPRESSIONS`.
+        data: the whole file.
+        size: bytes of the content.
+        name: of the file, for the message.
+
+    Raises:
+        ShardError: the file is broken, or its content has another size.
+    """
+    try:
+        content = COMPRESSIONS[algorithm](data, size)
+    except (OSError, ValueError, EOFError, zlib.error, zstandard.ZstdError, pa.ArrowException) as error:
+        raise ShardError(f"{name} cannot be decompressed as {algorithm}: {error}. Copy it again") from error
+    if len(content) != size:
+        found = f"more than {size}" if len(content) > size else str(len(content))
+        raise ShardError(f"{name} has {found} bytes when decompressed, and the index says {size}: copy it again")
+    return content
+
+
+def _gzip(data: bytes, size: int) -> bytes:
+    return gzip.GzipFile(fileobj=io.BytesIO(data)).read(size + 1)
+
+
+def _bz2(data: bytes, size: int) -> bytes:
+    return bz2.BZ2File(io.BytesIO(data)).read(size + 1)
+
+
+def _zstd(data: bytes, size: int) -> bytes:
+    return zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read(size + 1)
+
+
+def _brotli(data: bytes, size: int) -> bytes:
+    content: bytes = pa.CompressedInputStream(pa.BufferReader(data), "brotli").read(size + 1)
+    return content
+
+
+def _snappy(data: bytes, size: int) -> bytes:
+    """The raw block format, which begins with the size of the content, 7 bits a byte."""
+    known = shift = 0
+    for byte in data[:5]:
+        known |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if known != size:  # Arrow would fill the rest with whatever was in its memory
+        raise ValueError(f"its block holds {known} bytes")
+    content: bytes = pa.Codec("snappy").decompress(data, decompressed_size=size, asbytes=True)
+    return content
+
+
+COMPRESSIONS: dict[str, Callable[[bytes, int], bytes]] = {
+    "br": _brotli,
+    "bz2": _bz2,
+    "gz": _gzip,
+    "snappy": _snappy,
+    "zstd": _zstd,
+}
+"""The registry of compressions: a new one is a function ``(file, size of the content) -> content`` and an entry."""

@@ -1,0 +1,297 @@
+"""The encodings of MDS columns, from bytes to values.
+
+    ============================================  ==============================================================
+    ``bytes``, ``str``, ``json``                  as they are; UTF-8; UTF-8 JSON
+    ``int``                                       8 bytes, a Python int
+    ``uint8`` ... ``int64``, ``float16`` ...      1 to 8 bytes, a NumPy scalar
+    ``str_int``, ``str_float``, ``str_decimal``   text, as a Python int, float or `decimal.Decimal`
+    ``ndarray``, ``ndarray:T``, ``ndarray:T:D``   an array; a type T or shape D not in the name stands before it
+    ``pil``                                       raw pixels with their mode and size
+    ``jpeg``, ``png``                             an encoded file
+    ``jpeg_array``, ``list[jpeg|png|pil]``        several of them behind their sizes
+    ``pkl``                                       a pickle: runs code when read, refused unless allowed
+    ============================================  ==============================================================
+
+All integers are little-endian. Images become Pillow images; with ``images="rgb"`` uint8 arrays (height, width, 3),
+decoded by `penstock.images` at about twice Pillow's speed, and with ``images="bytes"`` they stay as they are stored.
+
+Promise: a value that does not fill its bytes exactly is a `ValueError` (`penstock.shards.mds.shard` adds where it was),
+never a shorter one. Arrays are copies, which may be written to.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, ShardError
+
+__all__ = ["IMAGES", "Decoder", "encoding_size", "make_decoder"]
+
+Decoder = Callable[[bytes], Any]
+
+IMAGES = ("pil", "rgb", "bytes")
+
+_SCALARS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+_ARRAY_TYPES = {
+    8: "uint8",
+    9: "int8",
+    16: "uint16",
+    17: "int16",
+    18: "float16",
+    32: "uint32",
+    33: "int32",
+    34: "float32",
+    64: "uint64",
+    65: "int64",
+    66: "float64",
+}
+_MODES = {"1": 1, "L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "YCbCr": 3, "LAB": 3, "HSV": 3}
+_WIDE_MODES = {"I": 4, "F": 4, "I;16": 2}
+_U32 = struct.Struct("<I")
+
+
+def encoding_size(encoding: str) -> int | None:
+    """Bytes of a value whose encoding fixes that, else None.
+
+    Raises:
+        ShardError: an encoding that MDS does not have.
+    """
+    if encoding == "int":
+        return 8
+    if encoding in _SCALARS:
+        return np.dtype(encoding).itemsize
+    if encoding.partition(":")[0] == "ndarray":
+        dtype, shape = _array_spec(encoding)
+        return None if dtype is None or shape is None else dtype.itemsize * math.prod(shape)
+    if encoding not in _PLAIN and encoding not in _IMAGES and encoding != "pkl":
+        raise ShardError(f"unknown encoding {encoding!r}")
+    return None
+
+
+def make_decoder(encoding: str, *, images: str = "pil", allow_pickle: bool = False) -> Decoder:
+    """The function from the bytes of a value to the value.
+
+    Args:
+        encoding: as it stands in ``column_encodings``.
+        images: what becomes of images: ``"pil"``, ``"rgb"`` or ``"bytes"``.
+        allow_pickle: whether columns of encoding ``pkl`` are read.
+
+    Raises:
+        ConfigError: pickle that was not allowed, images as Pillow images where Pillow is not installed.
+        ShardError: an encoding that MDS does not have.
+    """
+    encoding_size(encoding)
+    if encoding == "int":
+        return partial(_integer, 8)
+    if encoding in _SCALARS:
+        return partial(_scalar, np.dtype(encoding).newbyteorder("<"))
+    if encoding.partition(":")[0] == "ndarray":
+        return partial(_array, *_array_spec(encoding))
+    if encoding == "pkl":
+        if not allow_pickle:
+            raise ConfigError(
+                "reading a pickle runs whatever code its writer put there: if you trust these shards, say "
+                "allow_pickle=True"
+            )
+        return pickle.loads
+    if encoding in _PLAIN:
+        return _PLAIN[encoding]
+    return _IMAGES[encoding](images)
+
+
+# Scalars, text and arrays.
+
+
+def _integer(size: int, data: bytes) -> int:
+    if len(data) != size:
+        raise ValueError(f"an integer of {size} bytes cannot be {len(data)} bytes long")
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
+    if len(data) != dtype.itemsize:
+        raise ValueError(f"a {dtype.name} has {dtype.itemsize} bytes, not {len(data)}")
+    return np.frombuffer(data, dtype)[0]
+
+
+def _text(data: bytes) -> str:
+    return str(data, "utf-8")
+
+
+def _json(data: bytes) -> Any:
+    return json.loads(_text(data))
+
+
+def _str_int(data: bytes) -> int:
+    return int(_text(data))
+
+
+def _str_float(data: bytes) -> float:
+    return float(_text(data))
+
+
+def _str_decimal(data: bytes) -> Decimal:
+    try:
+        return Decimal(_text(data))
+    except ArithmeticError:
+        raise ValueError(f"{data[:40]!r} is no decimal number") from None
+
+
+def _array_spec(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | None]:
+    """Type and shape as far as the name of the encoding fixes them."""
+    name, *rest = encoding.split(":")
+    if name != "ndarray" or len(rest) > 2 or (rest and rest[0] not in _ARRAY_TYPES.values()):
+        raise ShardError(f"unknown encoding {encoding!r}")
+    dtype = np.dtype(rest[0]).newbyteorder("<") if rest else None
+    if len(rest) < 2:
+        return dtype, None
+    sides = rest[1].split(",")
+    if not all(side.isascii() and side.isdigit() and len(side) < 12 for side in sides):
+        raise ShardError(f"unknown encoding {encoding!r}: its shape is no list of positive integers")
+    return dtype, tuple(map(int, sides))
+
+
+def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: bytes) -> Any:
+    begin = 0
+    if dtype is None:
+        code = data[0] if data else -1
+        if code not in _ARRAY_TYPES:
+            raise ValueError(f"an array of unknown type {code}")
+        dtype, begin = np.dtype(_ARRAY_TYPES[code]).newbyteorder("<"), 1
+    if shape is None:
+        if len(data) <= begin:
+            raise ValueError("an array without a shape")
+        ndim, width = divmod(data[begin], 4)
+        side = 1 << width
+        begin += 1
+        if len(data) < begin + ndim * side:
+            raise ValueError(f"an array whose shape has {ndim} sides ends within them")
+        shape = tuple(int.from_bytes(data[at : at + side], "little") for at in range(begin, begin + ndim * side, side))
+        begin += ndim * side
+    if len(data) - begin != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"an array of {dtype.name} {shape} cannot be {len(data) - begin} bytes long")
+    return np.frombuffer(data, dtype, offset=begin).astype(dtype.newbyteorder("=")).reshape(shape)
+
+
+_PLAIN: dict[str, Decoder] = {
+    "bytes": bytes,
+    "str": _text,
+    "json": _json,
+    "str_int": _str_int,
+    "str_float": _str_float,
+    "str_decimal": _str_decimal,
+}
+
+
+# Images. Each is made from bytes by a function for the kind (encoded or raw) and for what is wanted.
+
+
+def _parts(data: bytes, begin: int) -> list[bytes]:
+    """The values of a list: a count, their sizes, then they themselves, from ``begin`` on."""
+    if len(data) < begin + 4:
+        raise ValueError(f"a list of {len(data)} bytes has no count")
+    count = _U32.unpack_from(data, begin)[0]
+    at = begin + 4 + 4 * count
+    if len(data) < at:
+        raise ValueError(f"a list of {count} values ends within their sizes")
+    sizes = np.frombuffer(data, "<u4", count, begin + 4).tolist()
+    if at + sum(sizes) != len(data):
+        raise ValueError(f"a list whose values take {sum(sizes)} bytes has {len(data) - at}")
+    parts = []
+    for size in sizes:
+        parts.append(data[at : at + size])
+        at += size
+    return parts
+
+
+def _list(begin: int, decode: Decoder, data: bytes) -> list[Any]:
+    return [decode(part) for part in _parts(data, begin)]
+
+
+def _pixels(data: bytes) -> tuple[str, tuple[int, int], bytes]:
+    """Mode, size and pixels of a raw image."""
+    if len(data) < 12:
+        raise ValueError(f"a raw image of {len(data)} bytes has no header")
+    width, height, length = struct.unpack_from("<3I", data)
+    if length > 8 or len(data) < 12 + length:
+        raise ValueError(f"a raw image whose mode has {length} letters")
+    mode = str(data[12 : 12 + length], "ascii")
+    each = _MODES.get(mode) or _WIDE_MODES.get(mode)
+    if each is None:
+        raise ValueError(f"a raw image of unknown mode {mode!r}")
+    row = -(-width // 8) if mode == "1" else width * each
+    if len(data) != 12 + length + row * height:
+        raise ValueError(f"a raw image of {width} x {height} {mode} cannot have {len(data) - 12 - length} bytes")
+    return mode, (width, height), data[12 + length :]
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError(
+            "images as Pillow images need Pillow: pip install pillow, or take images='rgb' (arrays) or images='bytes'"
+        ) from None
+    return Image
+
+
+def _raw_pillow(data: bytes) -> Any:
+    mode, size, pixels = _pixels(data)
+    return _pillow().frombytes(mode, size, pixels)
+
+
+def _raw_rgb(data: bytes) -> Any:
+    mode, (width, height), pixels = _pixels(data)
+    if mode in ("RGB", "L"):
+        array = np.frombuffer(pixels, np.uint8).reshape(height, width, -1)
+        return array.copy() if mode == "RGB" else np.repeat(array, 3, axis=2)
+    if mode in _WIDE_MODES:
+        raise ValueError(f"a raw image of mode {mode} has no uint8 colours: read it with images='pil'")
+    return np.array(_pillow().frombytes(mode, (width, height), pixels).convert("RGB"))
+
+
+def _file_pillow(data: bytes) -> Any:
+    image = _pillow().open(io.BytesIO(data))
+    try:
+        image.load()
+    except SyntaxError as error:  # what Pillow says of a broken PNG
+        raise ValueError(str(error)) from error
+    return image
+
+
+def _file_rgb(data: bytes) -> Any:
+    from penstock.images.decode import decode
+
+    return decode(data)
+
+
+def _image_decoder(decoders: dict[str, Decoder], begin: int | None, images: str) -> Decoder:
+    decode = decoders[images]
+    if images == "pil":
+        _pillow()  # at once, not at the first sample
+    return decode if begin is None else partial(_list, begin, decode)
+
+
+_FILE: dict[str, Decoder] = {"pil": _file_pillow, "rgb": _file_rgb, "bytes": bytes}
+_RAW: dict[str, Decoder] = {"pil": _raw_pillow, "rgb": _raw_rgb, "bytes": bytes}
+
+_IMAGES: dict[str, Callable[[str], Decoder]] = {
+    "pil": partial(_image_decoder, _RAW, None),
+    "jpeg": partial(_image_decoder, _FILE, None),
+    "png": partial(_image_decoder, _FILE, None),
+    "jpeg_array": partial(_image_decoder, _FILE, 0),
+    "jpegarray": partial(_image_decoder, _FILE, 0),
+    "list[jpeg]": partial(_image_decoder, _FILE, 4),
+    "list[png]": partial(_image_decoder, _FILE, 4),
+    "list[pil]": partial(_image_decoder, _RAW, 4),
+}

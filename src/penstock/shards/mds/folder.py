@@ -1,0 +1,239 @@
+"""`MDSFolder`: the samples of an MDS data set by their numbers, without an order of its own.
+
+    folder = MDSFolder("data/imagenet-mds", split="train")
+    folder[0], folder[-1]                        the first sample and the last: dicts of their columns
+    folder.records([5, 3, 5])                    some, in this order; each shard is gone through once
+
+It is map-style, so any sampler goes on top; `MDSDataset` has an order, a share and a state of its own.
+"""
+
+from __future__ import annotations
+
+import bisect
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.datasets.base import BatchedDataset
+from penstock.datasets.place import Place
+from penstock.errors import ConfigError, ShardChangedError, ShardError, ShardIOError
+from penstock.order.permutation import normalise
+from penstock.shards.mds.encodings import IMAGES
+from penstock.shards.mds.files import Files
+from penstock.shards.mds.index import Columns, Index, parse_index, prefix_fingerprint
+from penstock.shards.mds.shard import Reader, Shard
+
+__all__ = ["MDSFolder"]
+
+_FEWEST, _MOST = 64, 1024  # shards that are open at a time
+
+
+class MDSFolder(BatchedDataset):
+    """The samples of an MDS data set, map-style. Every process of a machine shares the pages of the files.
+
+    Args:
+        path: the folder that holds ``index.json``; of a merged index, the folder above the parts.
+        split: a sub-folder of it, such as ``"train"``.
+        columns: which columns to read; by default all. Others cost nothing but their place in the file.
+        images: ``"pil"`` makes Pillow images, as MosaicML's reader does; ``"rgb"`` uint8 arrays (height, width, 3),
+            faster; ``"bytes"`` leaves them encoded.
+        allow_pickle: read columns of encoding ``pkl``, which runs code that their writer chose.
+        validate_hash: check each file by this hash of the index before its first use, such as ``"xxh64"``; by default
+            sizes, headers and samples are checked, contents are not.
+        cache_dir: where compressed shards are unpacked to; by default the user's cache folder. They stay there, and
+            take their uncompressed size.
+
+    Raises:
+        ConfigError: arguments that make no sense, pickle that was not allowed.
+        ShardIOError: a missing file or folder.
+        ShardError: an index or shard that is damaged. (When a sample is read: it names shard, sample and column.)
+
+    Opening reads the index alone. It pickles as a handle: the other side opens the same folder and refuses another.
+    """
+
+    pure = True
+    fork_safe = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split: str | None = None,
+        columns: Sequence[str] | None = None,
+        images: str = "pil",
+        allow_pickle: bool = False,
+        validate_hash: str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if images not in IMAGES:
+            raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, IMAGES))}")
+        if isinstance(columns, str):
+            raise ConfigError(f"columns={columns!r} has to be a list of names")
+        self.path = os.path.join(_local(path, "path"), *([split] if split else []))
+        self._names = None if columns is None else tuple(columns)
+        self.images = images
+        self.allow_pickle = allow_pickle
+        cache = None if cache_dir is None else os.path.abspath(_local(cache_dir, "cache_dir"))
+        self._files = Files(self.path, cache_dir=cache, validate_hash=validate_hash)
+        self._index = _read_index(self.path)
+        self._starts: list[int] = self._index.starts.tolist()
+        self._readers: dict[Columns, Reader] = {}
+        self._open: dict[int, Shard] = {}
+        for columns_ in {shard.columns for shard in self._index.shards}:
+            self._reader(columns_)
+
+    # What it is.
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __repr__(self) -> str:
+        return f"<MDSFolder of {len(self):,} samples in {len(self._index.shards):,} shards: {self.path}>"
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the samples: sizes, columns and hashes in the index, without paths."""
+        return self._index.fingerprint
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that are read, with their encodings; those of the first shard."""
+        if not self._index.shards:
+            return {}
+        names, encodings, _ = self._index.shards[0].columns
+        there = dict(zip(names, encodings, strict=True))
+        return there if self._names is None else {name: there[name] for name in self._names}
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        """Samples of each shard."""
+        return [shard.samples for shard in self._index.shards]
+
+    def prefix_fingerprint(self, samples: int) -> str:
+        """The fingerprint that this data set had when it ended after so many samples, before shards were added.
+
+        Raises:
+            ShardError: no shard ends there.
+        """
+        return prefix_fingerprint(self._index, samples)
+
+    def is_prefix_of_current(self, fingerprint: str, samples: int) -> bool:
+        """Whether a data set with this fingerprint and so many samples has since grown to be this one."""
+        return samples in self._starts and prefix_fingerprint(self._index, samples) == fingerprint
+
+    # Samples.
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One sample; negative numbers count from the end, IndexError outside."""
+        number, length = operator.index(index), len(self)
+        if not -length <= number < length:
+            raise IndexError(f"index {number} is out of range for {length} samples")
+        return self._sample(number % length)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Several samples, in this order."""
+        return self.records(indices)
+
+    def load_samples(
+        self, indices: Sequence[int], keys: Sequence[int] | None, place: Place | None = None
+    ) -> list[dict[str, Any]]:
+        """The same for our loaders; samples draw nothing, so their keys do not matter."""
+        return self.records(indices)
+
+    def records(self, indices: Any) -> list[dict[str, Any]]:
+        """Several samples, in this order; they are read in the order of the file."""
+        numbers = normalise(indices, len(self))
+        order = np.argsort(numbers, kind="stable").tolist()
+        samples: list[Any] = [None] * len(order)
+        for place, number in zip(order, numbers[order].tolist(), strict=True):
+            samples[place] = self._sample(number)
+        return samples
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """All samples in the order of the file."""
+        return map(self._sample, range(len(self)))
+
+    def _sample(self, number: int) -> dict[str, Any]:
+        shard = bisect.bisect_right(self._starts, number) - 1
+        return self._shard(shard)[number - self._starts[shard]]
+
+    def _shard(self, number: int) -> Shard:
+        """An open shard. Threads may open the same one twice, which does no harm; what is dropped lives as long as
+        somebody reads from it."""
+        shard = self._open.get(number)
+        if shard is None:
+            info = self._index.shards[number]
+            shard = Shard(self._files.shard(info), info, self._reader(info.columns))
+            self._open[number] = shard
+            while len(self._open) > _open_files():
+                self._open.pop(next(iter(self._open.copy())), None)
+        return shard
+
+    def _reader(self, columns: Columns) -> Reader:
+        reader = self._readers.get(columns)
+        if reader is None:
+            try:
+                reader = Reader(columns, self._names, images=self.images, allow_pickle=self.allow_pickle)
+            except ConfigError as error:
+                raise ConfigError(f"{self.path}: {error}") from None
+            self._readers[columns] = reader
+        return reader
+
+    # Travelling.
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {
+            "columns": self._names,
+            "images": self.images,
+            "allow_pickle": self.allow_pickle,
+            "validate_hash": self._files.validate_hash,
+            "cache_dir": self._files.cache_dir,
+        }
+        return _reopen, (type(self), self.path, options, self.fingerprint)
+
+
+def _reopen(kind: type[MDSFolder], path: str, options: dict[str, Any], fingerprint: str) -> MDSFolder:
+    folder = kind(path, **options)
+    if folder.fingerprint != fingerprint:
+        raise ShardChangedError(f"{path} no longer holds the data set that was opened there: open it again")
+    return folder
+
+
+def _local(path: str | os.PathLike[str], what: str) -> str:
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{what} has to be a path, got {path!r}")
+    if text.startswith("file://"):
+        return text.removeprefix("file://")
+    if "://" in text:
+        raise ConfigError(f"{what}={text!r}: MDS is read from folders of this machine; copy it there first")
+    return text
+
+
+def _read_index(folder: str) -> Index:
+    path = Path(folder).absolute() / "index.json"
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        splits = sorted(found.parent.name for found in Path(folder).glob("*/index.json"))
+        hint = f"; there is one in {', '.join(splits)}: name it with split=" if splits else ""
+        raised = ShardIOError(f"cannot read {path}: {error.strerror or error}{hint}")
+        raised.errno = error.errno
+        raise raised from error
+    try:
+        return parse_index(text, str(path))
+    except MemoryError:
+        raise ShardError(f"{path} is too large for this machine's memory") from None
+
+
+def _open_files() -> int:
+    """How many shards may be open: a quarter of what this process may open."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return _FEWEST
+    return max(_FEWEST, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))

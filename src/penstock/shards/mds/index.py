@@ -1,0 +1,192 @@
+"""The index of an MDS data set: ``index.json``, version 2, read once and kept small.
+
+    {"version": 2, "shards": [{"column_names": [...], "column_encodings": [...], "column_sizes": [8, null, ...],
+                               "compression": "zstd:7", "format": "mds", "version": 2, "samples": 1000,
+                               "raw_data": {"basename": "shard.00000.mds", "bytes": ..., "hashes": {"sha1": ...}},
+                               "zip_data": {"basename": "shard.00000.mds.zstd", ...}}, ...]}
+
+A merged index has folders in its ``basename``. Everything that reading relies on is checked here, so that a damaged
+index is a `ShardError` that names the shard and the entry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.errors import ShardError
+from penstock.shards.mds.compression import algorithm_of
+from penstock.shards.mds.encodings import encoding_size
+
+__all__ = ["Columns", "Index", "Part", "ShardInfo", "parse_index", "prefix_fingerprint"]
+
+_MAX_BYTES = 1 << 32  # offsets are 32 bits
+
+
+class Columns(NamedTuple):
+    """The columns of a shard, in the order in which a sample holds them."""
+
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+
+
+class Part(NamedTuple):
+    """A file of a shard: the shard itself, or the compressed one."""
+
+    basename: str
+    size: int
+    hashes: dict[str, str]
+
+
+class ShardInfo(NamedTuple):
+    """What the index says of one shard."""
+
+    samples: int
+    columns: Columns
+    raw: Part
+    packed: Part | None
+    compression: str | None
+    """The algorithm of ``packed``, without a level."""
+
+
+class Index(NamedTuple):
+    """A parsed index; ``starts`` has the number of the first sample of each shard, and at the end that of all."""
+
+    shards: list[ShardInfo]
+    starts: npt.NDArray[np.int64]
+    fingerprint: str
+    """Identity of the samples: sizes, columns and hashes of the uncompressed shards in order, without their paths, so a
+    copy elsewhere has the same one. 32 hex digits."""
+
+
+def parse_index(text: bytes, path: str) -> Index:
+    """Read the text of an ``index.json``.
+
+    Args:
+        text: the file.
+        path: of the file, for messages.
+
+    Raises:
+        ShardError: it is no index of MDS shards in version 2, or damaged.
+
+    Memory: a few hundred bytes a shard; shards with the same columns share them.
+    """
+    try:
+        index = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ShardError(f"{path} is no JSON: {error}. Write it again with the shards") from None
+    if not isinstance(index, dict) or "shards" not in index:
+        raise ShardError(f"{path} is no index of MDS shards: there is no 'shards' in it")
+    if index.get("version") != 2 or isinstance(index.get("version"), bool):
+        raise ShardError(f"{path} has version {index.get('version')!r}, and only version 2 is known")
+    if not isinstance(index["shards"], list):
+        raise ShardError(f"{path}: 'shards' is no list")
+    known: dict[Columns, Columns] = {}
+    shards = []
+    for number, entry in enumerate(index["shards"]):
+        where = f"{path}, shard {number}"
+        shard = _shard(entry, where)
+        columns = known.setdefault(shard.columns, shard.columns)
+        shards.append(shard._replace(columns=columns))
+    counts = np.array([0, *(shard.samples for shard in shards)], dtype=np.int64)
+    return Index(shards, np.cumsum(counts), _fingerprint(shards))
+
+
+def _shard(entry: Any, where: str) -> ShardInfo:
+    if not isinstance(entry, Mapping):
+        raise ShardError(f"{where} is no object")
+    if entry.get("format") != "mds":
+        raise ShardError(f"{where} has format {entry.get('format')!r}: only 'mds' is read")
+    if entry.get("version") != 2 or isinstance(entry.get("version"), bool):
+        raise ShardError(f"{where} has version {entry.get('version')!r}, and only version 2 is known")
+    samples = _count(entry.get("samples"), _MAX_BYTES // 4, f"{where}: 'samples'")
+    raw = _part(entry.get("raw_data"), f"{where}, raw_data")
+    packed = None if entry.get("zip_data") is None else _part(entry["zip_data"], f"{where}, zip_data")
+    compression = entry.get("compression")
+    if compression is not None:
+        if not isinstance(compression, str):
+            raise ShardError(f"{where}: 'compression' is {compression!r}, no name")
+        compression = _named(where, algorithm_of, compression)
+    if packed is not None and compression is None:
+        raise ShardError(f"{where} has zip_data, but no compression")
+    return ShardInfo(samples, _columns(entry, where), raw, packed, compression)
+
+
+def _columns(entry: Mapping[str, Any], where: str) -> Columns:
+    lists = [entry.get(f"column_{name}") for name in ("names", "encodings", "sizes")]
+    if not all(isinstance(values, list) for values in lists):
+        raise ShardError(f"{where}: column_names, column_encodings and column_sizes have to be lists")
+    names, encodings, sizes = (list(values or ()) for values in lists)
+    if not len(names) == len(encodings) == len(sizes) or not names:
+        raise ShardError(
+            f"{where} has {len(names)} column_names, {len(encodings)} column_encodings and {len(sizes)} column_sizes"
+        )
+    if not all(isinstance(value, str) for value in (*names, *encodings)):
+        raise ShardError(f"{where}: names and encodings of columns have to be text")
+    if len(set(names)) != len(names):
+        raise ShardError(f"{where} has two columns of the same name")
+    for name, encoding, size in zip(names, encodings, sizes, strict=True):
+        column = f"{where}, column {name!r}"
+        fixed = _named(column, encoding_size, encoding)
+        if size is not None:
+            _count(size, _MAX_BYTES, f"{column}: size")
+        if fixed is not None and size not in (None, fixed):
+            raise ShardError(f"{column}: a value of encoding {encoding} has {fixed} bytes, not {size}")
+    return Columns(tuple(names), tuple(encodings), tuple(sizes))
+
+
+def _part(entry: Any, where: str) -> Part:
+    if not isinstance(entry, Mapping):
+        raise ShardError(f"{where} is no object")
+    basename, hashes = entry.get("basename"), entry.get("hashes") or {}
+    if not isinstance(basename, str) or not _is_inside(basename):
+        raise ShardError(f"{where}: basename {basename!r} is no file within the folder of the index")
+    if not isinstance(hashes, Mapping) or not all(isinstance(text, str) for text in (*hashes, *hashes.values())):
+        raise ShardError(f"{where}: 'hashes' has to give a text for each algorithm")
+    return Part(basename, _count(entry.get("bytes"), _MAX_BYTES, f"{where}: 'bytes'"), dict(hashes))
+
+
+def _is_inside(basename: str) -> bool:
+    """Whether this is a relative path that stays below where it begins: an index may come from anywhere."""
+    path = PurePosixPath(basename)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in basename
+
+
+def _count(value: Any, limit: int, what: str) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ShardError(f"{what} is {value!r}: it has to be an integer from 0 to {limit}")
+    return value
+
+
+def _named(where: str, function: Any, value: str) -> Any:
+    try:
+        return function(value)
+    except ShardError as error:
+        raise ShardError(f"{where}: {error}") from None
+
+
+def _fingerprint(shards: Sequence[ShardInfo]) -> str:
+    digest = xxhash.xxh3_128()
+    for shard in shards:
+        identity = [shard.samples, *shard.columns, shard.raw.size, sorted(shard.raw.hashes.items())]
+        digest.update(json.dumps(identity, ensure_ascii=True).encode())
+    return digest.hexdigest()
+
+
+def prefix_fingerprint(index: Index, samples: int) -> str:
+    """The fingerprint of the first shards, which hold so many samples together.
+
+    Raises:
+        ShardError: no shard ends there.
+    """
+    number = int(np.searchsorted(index.starts, samples, "right")) - 1
+    if samples < 0 or index.starts[number] != samples:
+        raise ShardError(f"no shard ends after {samples} samples")
+    return _fingerprint(index.shards[:number])
