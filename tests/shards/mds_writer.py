@@ -21,8 +21,17 @@ from PIL import Image
 
 FIXED = {
     "int": "<q",
-    **{"uint8": "<B", "uint16": "<H", "uint32": "<I", "uint64": "<Q", "int8": "<b", "int16": "<h", "int32": "<i"},
-    **{"int64": "<q", "float16": "<e", "float32": "<f", "float64": "<d"},
+    "uint8": "<B",
+    "uint16": "<H",
+    "uint32": "<I",
+    "uint64": "<Q",
+    "int8": "<b",
+    "int16": "<h",
+    "int32": "<i",
+    "int64": "<q",
+    "float16": "<e",
+    "float32": "<f",
+    "float64": "<d",
 }
 CODES = {"uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "float16": 18, "uint32": 32, "int32": 33, "float32": 34}
 CODES |= {"uint64": 64, "int64": 65, "float64": 66}
@@ -126,8 +135,13 @@ def write_mds(
         data = shard_bytes(columns, part, chosen)
         entry: dict[str, Any] = {
             **describe(columns),
-            **{"compression": chosen, "format": "mds", "hashes": list(hashes), "samples": len(part), "version": 2},
-            **{"size_limit": 1 << 26, "zip_data": None},
+            "compression": chosen,
+            "format": "mds",
+            "hashes": list(hashes),
+            "samples": len(part),
+            "version": 2,
+            "size_limit": 1 << 26,
+            "zip_data": None,
             "raw_data": file_entry(f"{prefix}shard.{number:05d}.mds", data, hashes),
         }
         if chosen is None or keep in ("both", "raw"):

@@ -54,8 +54,7 @@ VALUES: dict[str, list[Any]] = {
     "str_int": [10**40, -7, 0],
     "str_float": [float("inf"), float("-inf"), -0.0, 0.1, float("nan")],
     "str_decimal": [Decimal("1.500"), Decimal("-1E+30")],
-    "pil": [picture(1), picture(2, "L"), picture(3, "1", (9, 3)), picture(4, "LA"), picture(5, "RGBA")]
-    + [picture(6, "CMYK"), picture(7, "I"), picture(8, "F")],
+    "pil": [*(picture(1, mode) for mode in ("RGB", "L", "LA", "RGBA", "CMYK", "I", "F")), picture(3, "1", (9, 3))],
     "json": [None, {"a": [1, "ü"]}, "x"],
 }
 
@@ -238,7 +237,7 @@ def test_hashes_are_checked(compression: str | None, tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(ShardError, match=rf"{path.name} has sha1 .* and the index says"):
         MDSFolder(tmp_path, validate_hash="sha1")[0]
-    with pytest.raises(ConfigError, match="no hash by md5 .* it has those by sha1"):
+    with pytest.raises(ConfigError, match=r"no hash by md5 .* it has those by sha1"):
         MDSFolder(tmp_path, validate_hash="md5")[0]
     with pytest.raises(ConfigError, match="unknown hash 'md6'"):
         MDSFolder(tmp_path, validate_hash="md6")
@@ -276,9 +275,10 @@ def test_broken_compressed_files(algorithm: str, tmp_path: Path) -> None:
         path.write_bytes(broken)
         folder = MDSFolder(tmp_path, cache_dir=tmp_path / f"cache{k}")
         try:
-            assert len(folder.records(range(200))) == 200
+            message, count = "", len(folder.records(range(200)))
         except ShardError as error:
-            assert path.name in str(error) or ".mds, sample" in str(error) or ".mds has" in str(error)
+            message, count = str(error), 0
+        assert count == 200 or path.name in message or ".mds" in message
 
 
 def test_a_shard_that_changes_is_noticed(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import random
 import struct
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,14 @@ def text(sample: dict[str, Any]) -> str:
     return repr({name: value.tolist() if hasattr(value, "tolist") else value for name, value in sample.items()})
 
 
+def outcome(read: Callable[[], Any]) -> tuple[Any, str]:
+    """What was read, or the message of an error of ours."""
+    try:
+        return read(), ""
+    except (ShardError, ConfigError) as error:
+        return None, str(error)
+
+
 def mutate(rng: random.Random, data: bytes, end: int) -> bytes:
     """Change some bytes before ``end``; or cut, or double a piece."""
     out = bytearray(data)
@@ -72,13 +82,9 @@ def test_mutated_shard_headers(tmp_path: Path) -> None:
         path.unlink()
         path.write_bytes(mutate(rng, data, header_end))
         folder._open.clear()
-        try:
-            found = [text(sample) for sample in folder]
-        except ShardError as error:
-            assert "shard.00000.mds" in str(error)
-        else:
-            assert found == expected
-            right += 1
+        found, error = outcome(lambda: [text(sample) for sample in folder])
+        assert found == expected or "shard.00000.mds" in error
+        right += not error
     assert right < MUTATIONS // 4, "most mutations must be noticed: only the header's text may change unnoticed"
 
 
@@ -98,26 +104,21 @@ def test_mutated_sizes_of_columns(tmp_path: Path) -> None:
         path.unlink()
         path.write_bytes(out)
         folder._open.clear()
-        try:
-            assert text(folder[number]) == expected[number]
-        except ShardError as error:
-            assert f"sample {number}" in str(error)
+        found, error = outcome(lambda n=number: text(folder[n]))
+        assert found == expected[number] or f"sample {number}" in error
 
 
 def test_mutated_indices(tmp_path: Path) -> None:
     write_mds(tmp_path, COLUMNS, samples(8), per_shard=3, hashes=["sha1"])
     expected = [text(sample) for sample in MDSFolder(tmp_path)]
+    whole_shards = [expected, expected[:3], expected[3:], expected[:6], expected[:3] + expected[6:]]
     path = tmp_path / "index.json"
     data = path.read_bytes()
     rng = random.Random(2)
     for _ in range(MUTATIONS):
         path.write_bytes(mutate(rng, data, len(data) - 4))
-        try:
-            found = [text(sample) for sample in MDSFolder(tmp_path)]
-        except (ShardError, ConfigError) as error:
-            assert str(tmp_path) in str(error)
-        else:
-            assert found in (expected, expected[:3], expected[3:], expected[:6], expected[:3] + expected[6:])
+        found, error = outcome(lambda: [text(sample) for sample in MDSFolder(tmp_path)])
+        assert found in whole_shards or str(tmp_path) in error
 
 
 def values(rng: random.Random, data: Any) -> Any:
@@ -141,11 +142,8 @@ def test_odd_values_in_indices(tmp_path: Path) -> None:
     index = json.loads(path.read_text())
     for _ in range(MUTATIONS // 2):
         path.write_text(json.dumps(values(rng, index)))
-        try:
-            found = [text(sample) for sample in MDSFolder(tmp_path)]
-        except (ShardError, ConfigError):
-            continue
-        assert set(found) <= expected
+        found, error = outcome(lambda: [text(sample) for sample in MDSFolder(tmp_path)])
+        assert error or set(found) <= expected
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,5 @@ def test_values_of_random_bytes(encoding: str) -> None:
     decode = make_decoder(encoding)
     for _ in range(MUTATIONS // 3):
         data = bytes(rng.choice([0, 1, 4, 5, 8, 255, rng.randrange(256)]) for _ in range(rng.randrange(40)))
-        try:
+        with suppress(ValueError, OSError):  # what the reader turns into a ShardError with the place
             decode(data)
-        except (ValueError, OSError) as error:  # what the reader turns into a ShardError with the place
-            assert str(error)
