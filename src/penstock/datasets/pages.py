@@ -28,7 +28,7 @@ from penstock.datasets.place import Place
 from penstock.datasets.readahead import ReadAhead, is_run
 from penstock.datasets.share import Share, Slice
 from penstock.errors import ConfigError
-from penstock.manifest import Record
+from penstock.manifest import Manifest, Record
 from penstock.order.permutation import Indices
 from penstock.server.protocol import Slice as Request
 
@@ -107,7 +107,7 @@ class Pages:
         except Exception:
             self._drop(ahead)  # who tries again begins anew
             raise
-        manifest = self._share.manifest
+        manifest: Manifest = self._share.manifest
         if ahead is None or found is None:
             records = manifest.records(rows)
             with self._lock:
@@ -148,7 +148,7 @@ class Pages:
     @property
     def _row_bytes(self) -> float:
         """What a row takes in memory, about."""
-        manifest = self._share.manifest
+        manifest: Manifest = self._share.manifest
         return manifest.nbytes / max(1, len(manifest)) + 8
 
     def _drop(self, ahead: ReadAhead | None) -> None:

@@ -77,7 +77,7 @@ class _Mapped:
     """Blocks out of a buffer."""
 
     def __init__(self, buffer: Buffer, shard: str, position: int) -> None:
-        self._buffer, self.shard, self.position = buffer, shard, position
+        self._buffer, self.shard, self.position = buffer, shard, min(position, len(buffer))
 
     def take(self, count: int) -> bytes:
         data = bytes(self._buffer[self.position : self.position + count])

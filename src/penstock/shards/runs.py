@@ -1,0 +1,271 @@
+"""Whole samples of a mapped tar archive, many at a time: `penstock.shards.grouping`'s rules in NumPy.
+
+    for run in scan_runs(mapped, "a.tar"):        # a Run: some hundreds of samples
+        for sample in run.samples(mapped, "a.tar"): ...
+
+The result is that of `group(walk(...))`: the same samples and errors, tens of times faster. Memory: a few MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.shards.grouping import KEY, LOCAL_PATH, URL, Handler, Sample, duplicate, split_name
+from penstock.shards.header import decode_name
+from penstock.shards.scan import Bytes, Files, Ints, Source, scan_files
+
+__all__ = ["Extensions", "Run", "scan_runs"]
+
+_FEW = 12  # extensions up to which each is compared with all files at once
+_SLASH, _DOT, _LINE, _UNDERSCORE = b"/.\n_"
+
+
+class Extensions(dict[bytes, int]):
+    """Numbers of extensions, by what stands in the names; ``names`` are those in lower case. Grows as it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __missing__(self, raw: bytes) -> int:
+        name = decode_name(raw).lower()
+        if name not in self.names:
+            self.names.append(name)
+        number = self.names.index(name)
+        if len(self) < 1 << 16:
+            self[raw] = number
+        return number
+
+
+class Run(NamedTuple):
+    """Consecutive samples of one archive.
+
+    The files of sample ``i`` are ``files[first[i] : first[i + 1]]``; ``keys`` has a row of bytes for each sample, filled
+    up with zeros, of length ``key_lengths[i]``; ``extensions`` has a number for each file.
+    """
+
+    files: Files
+    first: Ints
+    keys: Bytes
+    key_lengths: Ints
+    extensions: Ints
+    names: list[str]
+
+    @property
+    def count(self) -> int:
+        """How many samples."""
+        return len(self.first) - 1
+
+    def key_texts(self) -> list[str]:
+        """The keys."""
+        rows, width = self.keys.shape
+        lengths = self.key_lengths.tolist()
+        raw = self.keys.tobytes()
+        starts = range(0, rows * width, width)
+        if raw.isascii():
+            text = raw.decode("ascii")
+            return [text[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+        return [decode_name(raw[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
+
+    def columns(self) -> list[str] | None:
+        """The extensions that every sample has, in the same order; None if samples differ."""
+        if not self.count:
+            return None
+        width = int(self.first[1])
+        if len(self.extensions) != width * self.count or (np.diff(self.first) != width).any():
+            return None
+        table = self.extensions.reshape(-1, width)
+        if (table != table[0]).any():
+            return None
+        return [self.names[number] for number in table[0].tolist()]
+
+    def samples(self, source: Source, url: str, *, local_path: str | None = None, start: int = 0) -> Iterator[Sample]:
+        """The samples from ``start`` on, their data copied out of ``source`` as bytes, each when it is asked for."""
+        columns = self.columns() if local_path is None else None
+        keys = self.key_texts()
+        begins, ends = self.files.offset, self.files.offset + self.files.size
+        if columns is None or len(columns) > 2:
+            yield from self._any(source, url, local_path, start, keys, begins.tolist(), ends.tolist())
+        elif len(columns) == 1:
+            one = columns[0]
+            for key, a, b in zip(keys[start:], begins[start:].tolist(), ends[start:].tolist(), strict=True):
+                yield {KEY: key, URL: url, one: source[a:b]}
+        else:
+            one, two = columns
+            limits = (array[k + 2 * start :: 2].tolist() for k in (0, 1) for array in (begins, ends))
+            for key, a, b, c, d in zip(keys[start:], *limits, strict=True):
+                yield {KEY: key, URL: url, one: source[a:b], two: source[c:d]}
+
+    def _any(
+        self, source: Source, url: str, local: str | None, start: int, keys: list[str], begins: Any, ends: Any
+    ) -> Iterator[Sample]:
+        names = [self.names[number] for number in self.extensions.tolist()]
+        first = self.first.tolist()
+        for i in range(start, self.count):
+            sample: Sample = {KEY: keys[i], URL: url}
+            for at in range(first[i], first[i + 1]):
+                sample[names[at]] = source[begins[at] : ends[at]]
+                if local is not None and at == first[i]:
+                    sample[LOCAL_PATH] = local
+            yield sample
+
+
+def scan_runs(
+    source: Source,
+    url: str,
+    *,
+    start: int = 0,
+    require_end: bool = True,
+    handler: Handler | None = None,
+    extensions: Extensions | None = None,
+) -> Iterator[Run]:
+    """All samples of an archive in order.
+
+    Args:
+        source: the archive, as a map or bytes.
+        url: its name, for messages.
+        start: the first header of the sample to begin with.
+        require_end: see `walk`.
+        handler: asked about an extension that comes twice in a sample: True leaves the second file out, False ends.
+        extensions: numbers to use for extensions.
+
+    Raises:
+        TruncatedShardError, ShardError: as `walk` and `group` do. Samples that are whole come before the error.
+    """
+    known = Extensions() if extensions is None else extensions
+    waiting: list[Files] = []
+    held = 0  # files of the sample that may go on, from earlier windows
+    for files in scan_files(source, url, start=start, require_end=require_end):
+        waiting.append(files)
+        if sum(part.count for part in waiting) < 2 * held:
+            continue  # one huge sample: not to be put together again for every window
+        run = _group(Files.join(waiting), known)
+        cut = int(run.first[-2]) if run.count else 0
+        # The last sample may go on in the next window.
+        waiting = [run.files.take(slice(cut, None))]
+        held = waiting[0].count
+        if run.count > 1:
+            go_on = yield from _distinct(_part(run, run.count - 1), url, handler)
+            if not go_on:
+                return
+    yield from _distinct(_group(Files.join(waiting), known), url, handler)
+
+
+def _group(files: Files, known: Extensions) -> Run:
+    """Files as samples; what is no component is left out."""
+    names, lengths = files.names, files.lengths
+    rows, width = names.shape
+    columns = np.arange(width)
+    is_dot = names == _DOT
+    is_slash = names == _SLASH
+    if is_slash.any():
+        base = width - is_slash[:, ::-1].argmax(1)
+        base[~is_slash.any(1)] = 0
+        is_dot &= columns >= base[:, None]
+    else:
+        base = np.zeros(rows, np.int64)
+    dot = is_dot.argmax(1)
+    keep = is_dot.any(1)
+    if rows:
+        odd = (keep & (dot == base)) | (names[:, 0] == _UNDERSCORE) | (names == _LINE).any(1)
+        for row in np.flatnonzero(odd).tolist():
+            parts = split_name(decode_name(files.name(row)))
+            keep[row] = parts is not None
+            if parts is not None:
+                dot[row] = len(parts[0].encode("utf-8", "surrogateescape"))
+    if not keep.all():
+        files, dot, lengths = files.take(keep), dot[keep], lengths[keep]
+        names, rows = files.names, files.count
+    keys = np.where(columns < dot[:, None], names, 0).astype(np.uint8)
+    keys = np.ascontiguousarray(keys[:, : int(dot.max(initial=0)) + 1])
+    texts = keys.view(f"S{keys.shape[1]}").ravel()
+    new = np.ones(rows + 1, bool)
+    new[1:-1] = (texts[1:] != texts[:-1]) | (dot[1:] != dot[:-1])
+    first = np.flatnonzero(new)
+    return Run(files, first, keys[first[:-1]], dot[first[:-1]], _numbers(names, dot, lengths, known), known.names)
+
+
+def _numbers(names: Bytes, dot: Ints, lengths: Ints, known: Extensions) -> Ints:
+    """Numbers of the extensions."""
+    longest = int((lengths - dot).max(initial=1)) - 1
+    if not len(names) or not longest:
+        return np.full(len(names), known[b""] if len(names) else 0, np.int64)
+    places = dot[:, None] + np.arange(1, longest + 1)
+    raw = np.take_along_axis(names, np.minimum(places, names.shape[1] - 1), 1)
+    raw = np.where(places < lengths[:, None], raw, 0).astype(np.uint8)
+    if longest <= 8:
+        packed = np.zeros((len(raw), 8), np.uint8)
+        packed[:, :longest] = raw
+        texts: npt.NDArray[Any] = packed.view(np.uint64).ravel()
+    else:
+        texts = raw.view(f"S{longest}").ravel()
+    result = np.full(len(raw), -1, np.int64)
+    for _ in range(_FEW):
+        row = int(result.argmin())
+        if result[row] >= 0:
+            return result
+        result[texts == texts[row]] = known[raw[row].tobytes().rstrip(b"\0")]
+    return np.fromiter((known[text] for text in raw.view(f"S{longest}").ravel().tolist()), np.int64, len(raw))
+
+
+def _part(run: Run, count: int) -> Run:
+    """The first samples of a run."""
+    stop = int(run.first[count])
+    return run._replace(
+        files=run.files.take(slice(stop)),
+        first=run.first[: count + 1],
+        keys=run.keys[:count],
+        key_lengths=run.key_lengths[:count],
+        extensions=run.extensions[:stop],
+    )
+
+
+def _distinct(run: Run, url: str, handler: Handler | None) -> Generator[Run, None, bool]:
+    """The run, without files whose extension was there before in their sample; returns whether to go on."""
+    if not run.count or _all_differ(run):
+        if run.count:
+            yield run
+        return True
+    keep = np.ones(run.files.count, bool)
+    first = run.first.tolist()
+    for number in range(run.count):
+        seen = {KEY: 0, URL: 0}
+        for row in range(first[number], first[number + 1]):
+            extension = run.names[run.extensions[row]]
+            if extension not in seen:
+                seen[extension] = 0
+                continue
+            name = decode_name(run.files.name(row))
+            error = duplicate(name, extension, seen, url, int(run.files.header[row]))
+            if handler is not None and handler(error):
+                keep[row] = False
+                continue
+            if number:
+                yield _without(_part(run, number), keep[: first[number]])
+            if handler is None:
+                raise error
+            return False
+    yield _without(run, keep)
+    return True
+
+
+def _all_differ(run: Run) -> bool:
+    """Whether no sample has an extension twice, or one of our own names as an extension."""
+    if KEY in run.names or URL in run.names:
+        return False
+    columns = run.columns()
+    if columns is not None:
+        return len(set(columns)) == len(columns)
+    number = np.repeat(np.arange(run.count), np.diff(run.first)) * len(run.names) + run.extensions
+    number.sort()
+    return not (number[1:] == number[:-1]).any()
+
+
+def _without(run: Run, keep: npt.NDArray[np.bool_]) -> Run:
+    """The run without some of its files."""
+    before = np.concatenate([[0], np.cumsum(keep)])
+    return run._replace(files=run.files.take(keep), first=before[run.first], extensions=run.extensions[keep])

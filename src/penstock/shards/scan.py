@@ -1,0 +1,241 @@
+"""The files of a mapped tar archive, found many headers at a time.
+
+    for files in scan_files(mapped, "a.tar"):        # Files: some hundreds of them, as arrays
+        files.offset, files.size, files.name(0)
+
+One step looks at a window of the archive: which blocks have the magic of a header, what sizes and checksums they hold,
+and which of them are reached from the window's first header, so that a tar archive inside of a member is not taken for
+members. Usual headers (files and folders with names in their place, and a PAX header that sets the time alone, which is
+how WebDataset writes) are handled in NumPy; every other one by `penstock.shards.tar`, which is also what the result is
+defined by: the same members, the same errors.
+
+Memory: a window's headers, about 1 MiB.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.shards.header import BLOCK
+from penstock.shards.tar import Member, member_at
+
+__all__ = ["NO_FILES", "Bytes", "Files", "Ints", "Source", "scan_files"]
+
+Source = mmap.mmap | bytes
+"""A whole archive in memory: slices of it are bytes."""
+
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+_SMALLEST, _LARGEST = 512, 32768  # blocks looked at in one step: few at first, more where headers are far apart
+_ENOUGH = 1024  # headers in a step
+_MAGIC = int.from_bytes(b"usta", "little")
+_FILE, _DIR, _PAX = b"05x"
+_OCTAL = 8.0 ** np.arange(10, -1, -1)
+_CHECKSUM = np.array([[*_OCTAL[-6:], 0, 0], [1] * 8]).T  # the number it says, and the sum of its own bytes
+_OFFSET = 48 * _OCTAL[-6:].sum()
+_DIGITS, _ZEROS = 0xF8F8F8F8, 0x30303030  # "0" to "7" are 48 to 55
+_USTAR, _GNU = (int.from_bytes(rest, "little") for rest in (b"r\x0000", b"r  \0"))
+_NAME = 100
+_MTIME = np.frombuffer(b" mtime=", np.uint8)
+
+
+class Files(NamedTuple):
+    """Files of an archive in order, as arrays over them.
+
+    ``names`` has a row of bytes for each name, filled up with zeros; ``lengths`` the lengths of the names. The others
+    are those of `Member`.
+    """
+
+    names: Bytes
+    lengths: Ints
+    header: Ints
+    offset: Ints
+    size: Ints
+    end: Ints
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return len(self.header)
+
+    def name(self, index: int) -> bytes:
+        """One name."""
+        return self.names[index, : self.lengths[index]].tobytes()
+
+    def take(self, which: slice | npt.NDArray[np.bool_]) -> Files:
+        """Some of them."""
+        return Files(*(array[which] for array in self))
+
+    @staticmethod
+    def join(parts: list[Files]) -> Files:
+        """One after the other."""
+        parts = [part for part in parts if part.count]
+        if len(parts) < 2:
+            return parts[0] if parts else NO_FILES
+        width = max(part.names.shape[1] for part in parts)
+        names = np.zeros((sum(part.count for part in parts), width), np.uint8)
+        row = 0
+        for part in parts:
+            names[row : row + part.count, : part.names.shape[1]] = part.names
+            row += part.count
+        return Files(names, *(np.concatenate([part[field] for part in parts]) for field in range(1, 6)))
+
+    @staticmethod
+    def of(members: list[Member]) -> Files:
+        """From members of `penstock.shards.tar`."""
+        raw = [member.name.encode("utf-8", "surrogateescape") for member in members]
+        width = max(map(len, raw), default=0) + 1
+        names = np.frombuffer(b"".join(name.ljust(width, b"\0") for name in raw), np.uint8).reshape(len(raw), width)
+        lengths = np.fromiter(map(len, raw), np.int64, len(raw))
+        rest = np.array([(m.header, m.offset, m.size, m.end) for m in members], np.int64).reshape(-1, 4).T
+        return Files(names, lengths, *rest)
+
+
+NO_FILES = Files(np.zeros((0, 1), np.uint8), *(np.zeros(0, np.int64) for _ in range(5)))
+
+
+class _Window:
+    """All blocks of a stretch of the archive that look like headers, and what they say."""
+
+    def __init__(self, buffer: memoryview, start: int, blocks: int) -> None:
+        count = max(0, min((len(buffer) - start) // BLOCK, blocks))
+        self.start = start
+        self.stop = start + count * BLOCK
+        whole = buffer[start : self.stop] if count else memoryview(b"")
+        self._blocks = np.frombuffer(whole, np.uint8).reshape(count, BLOCK)
+        magic = np.ndarray((count,), "<u4", buffer, start + 257, (BLOCK,)) if count else np.zeros(0, np.uint32)
+        self.number: Ints = np.flatnonzero(magic == _MAGIC)
+        self.raw: Bytes = self._blocks[self.number]
+        self._read(self.raw)
+        linked = np.zeros(len(self.number), bool)
+        linked[:-1] = self.next[:-1] == self.number[1:]
+        self._stops = np.flatnonzero(~(linked & self.usual))
+
+    def _read(self, raw: Bytes) -> None:
+        kind = raw[:, 156]
+        self.size: Ints = ((raw[:, 124:135].astype(np.float64) - 48) @ _OCTAL).astype(np.int64)
+        high, middle, low = (_words(raw, at) for at in (124, 128, 132))
+        usual = ((high & _DIGITS) == _ZEROS) & ((middle & _DIGITS) == _ZEROS) & ((low & 0xDFF8F8F8) == 0x00303030)
+        usual &= _checksums_hold(raw) & (raw[:, 0] != 0) & (raw[:, _NAME - 1] == 0)
+        # ustar with an empty prefix, or GNU's, whose bytes there are something else
+        rest = _words(raw, 261)
+        usual &= ((rest == _USTAR) & (raw[:, 345] == 0)) | (rest == _GNU)
+        is_dir, self.is_pax, self.is_file = kind == _DIR, kind == _PAX, kind == _FILE
+        self.next: Ints = self.number + 1 + np.where(is_dir, 0, (self.size + (BLOCK - 1)) // BLOCK)
+        if self.is_pax.any():
+            usual &= ~self.is_pax | self._sets_time_only(usual)
+        self.usual = usual & (self.is_file | is_dir | self.is_pax)
+
+    def _sets_time_only(self, usual: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Which PAX headers have one record, the time, and a usual member behind them in this window."""
+        result = np.zeros(len(self.number), bool)
+        rows = np.flatnonzero(self.is_pax & usual)
+        rows = rows[rows + 1 < len(self.number)]
+        rows = rows[self.number[rows + 1] == self.next[rows]]
+        data, size = self._blocks[:, :_NAME][self.number[rows] + 1], self.size[rows]
+        tens, ones = data[:, 0] - np.uint8(48), data[:, 1] - np.uint8(48)
+        good = (tens < 10) & (ones < 10) & (tens.astype(np.int64) * 10 + ones == size) & (size > 9)
+        good &= (data[:, 2:9] == _MTIME).all(1)
+        good &= data[np.arange(len(rows)), np.clip(size - 1, 0, _NAME - 1)] == 10
+        following = rows + 1
+        good &= usual[following] & ~self.is_pax[following] & (self.is_file | (self.raw[:, 156] == _DIR))[following]
+        result[rows[good]] = True
+        return result
+
+    def run(self, position: int) -> tuple[int, int]:
+        """Rows of the usual headers from a byte on that lead from one to the next; none if there is no such header."""
+        block = (position - self.start) // BLOCK
+        row = int(np.searchsorted(self.number, block))
+        if row == len(self.number) or self.number[row] != block:
+            return 0, 0
+        stop = int(self._stops[np.searchsorted(self._stops, row)])
+        return row, stop + bool(self.usual[stop])
+
+    def files(self, first: int, stop: int) -> Files:
+        """The files among these rows."""
+        rows = first + np.flatnonzero(self.is_file[first:stop])
+        names = self.raw[rows, :_NAME]
+        used = np.flatnonzero(names.any(0))
+        names = names[:, : int(used[-1]) + 2 if len(used) else 1]  # at least a column of zeros
+        ends = names == 0
+        lengths = ends.argmax(1)
+        if int(lengths.sum()) + int(ends.sum()) != names.size:  # something behind a zero
+            names = np.where(np.arange(names.shape[1]) < lengths[:, None], names, 0).astype(np.uint8)
+        before = np.maximum(rows - 1, 0)
+        extended = (rows > first) & self.is_pax[before]
+        header = self.start + np.where(extended, self.number[before], self.number[rows]) * BLOCK
+        offset = self.start + (self.number[rows] + 1) * BLOCK
+        return Files(names, lengths, header, offset, self.size[rows], self.start + self.next[rows] * BLOCK)
+
+    def end(self, row: int) -> tuple[int, int]:
+        """Where the data of a row ends, and where the next header is."""
+        data = self.start + (int(self.number[row]) + 1) * BLOCK
+        following = self.start + int(self.next[row]) * BLOCK
+        return data + (int(self.size[row]) if following > data else 0), following
+
+
+def _words(raw: Bytes, at: int) -> npt.NDArray[np.uint32]:
+    """Four bytes of each header as a number."""
+    return np.ndarray((len(raw),), "<u4", raw, at, (BLOCK,)) if len(raw) else np.zeros(0, np.uint32)
+
+
+def _checksums_hold(raw: Bytes) -> npt.NDArray[np.bool_]:
+    """Whether the headers' checksums, written in the usual way (six digits, NUL or space), are right."""
+    stored, own = (raw[:, 148:156].astype(np.float64) @ _CHECKSUM).T
+    digits = (_words(raw, 148) & _DIGITS) == _ZEROS
+    digits &= (_words(raw, 152) & 0x00DFF8F8) == 0x00003030
+    # In 32 bits, which NumPy adds up several times faster than in 64.
+    return np.asarray(digits & (raw.sum(1, dtype=np.uint32) - own + 256 == stored - _OFFSET))
+
+
+def scan_files(source: Source, shard: str, *, start: int = 0, require_end: bool = True) -> Iterator[Files]:
+    """The regular files of an archive in order, a window at a time.
+
+    Args, raises: those of `penstock.shards.tar.walk`. Files that stand before an error come before it.
+
+    Cost: about a third of a microsecond a file where they are small.
+    """
+    buffer = memoryview(source)
+    position, blocks, ended = start, _SMALLEST, False
+    while not ended:
+        window = _Window(buffer, position, blocks)
+        if len(window.number) < _ENOUGH:
+            blocks = min(blocks * 2, _LARGEST)
+        parts: list[Files] = []
+        slow: list[Member] = []
+        error: Exception | None = None
+        try:
+            while not ended and (position < window.stop or (not parts and not slow)):
+                first, stop = window.run(position)
+                if stop > first and window.end(stop - 1)[0] <= len(buffer):
+                    _flush(parts, slow)
+                    parts.append(window.files(first, stop))
+                    position = window.end(stop - 1)[1]
+                    continue
+                member = member_at(buffer, shard, position, require_end=require_end)
+                if member is None:
+                    ended = True
+                else:
+                    position = member.end
+                    if member.kind == "file":
+                        slow.append(member)
+        except Exception as caught:
+            error = caught
+        _flush(parts, slow)
+        found = Files.join(parts)
+        if found.count:
+            yield found
+        if error is not None:
+            raise error
+
+
+def _flush(parts: list[Files], slow: list[Member]) -> None:
+    if slow:
+        parts.append(Files.of(slow))
+        slow.clear()

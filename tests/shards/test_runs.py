@@ -1,0 +1,151 @@
+"""The fast scan of a map against the plain walk: the same members, samples and errors, whatever the archive."""
+
+from __future__ import annotations
+
+import io
+import random
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shard_support import FORMATS, make_tar, mutated, samples
+
+from penstock.shards.grouping import Handler, Sample, group
+from penstock.shards.runs import scan_runs
+from penstock.shards.scan import Files, scan_files
+from penstock.shards.tar import walk
+
+PARTS = st.text(st.sampled_from("ab_.é\n"), min_size=0, max_size=5)
+NAMES = st.builds(
+    lambda parts, extension, long: ("x" * long + "/".join(parts) + extension).strip("/") or "n.a",
+    st.lists(PARTS, min_size=1, max_size=3),
+    st.sampled_from([".jpg", ".JPG", ".seg.png", ".cls", "", ".long-extension", "."]),
+    st.sampled_from([0, 0, 0, 95, 98, 99, 100, 101, 150]),
+)
+
+
+def outcome(iterate: Any) -> tuple[list[Any], tuple[type, str] | None]:
+    got = []
+    try:
+        for item in iterate:
+            got.append(item)
+    except Exception as error:
+        return got, (type(error), str(error))
+    return got, None
+
+
+def slow(data: bytes, handler: Handler | None = None, local: str | None = None) -> Any:
+    pairs = ((m, data[m.offset : m.offset + m.size]) for m in walk(data, "u"))
+    return outcome(group(pairs, "u", handler=handler, local_path=local))
+
+
+def fast(data: bytes, handler: Handler | None = None, local: str | None = None) -> Any:
+    return outcome(s for run in scan_runs(data, "u", handler=handler) for s in run.samples(data, "u", local_path=local))
+
+
+def check(data: bytes) -> None:
+    ours = [
+        (files.name(i), *(int(array[i]) for array in (files.offset, files.size, files.header, files.end)))
+        for files in outcome(scan_files(data, "u"))[0]
+        for i in range(files.count)
+    ]
+    theirs = [
+        (m.name.encode("utf-8", "surrogateescape"), m.offset, m.size, m.header, m.end)
+        for m in outcome(walk(data, "u"))[0]
+        if m.kind == "file"
+    ]
+    assert ours == theirs
+    for handler, local in ((None, None), (lambda e: True, None), (lambda e: False, None), (None, "/p")):
+        expected, got = slow(data, handler, local), fast(data, handler, local)
+        assert got == expected
+        assert [list(s) for s in got[0]] == [list(s) for s in expected[0]]
+
+
+@given(
+    members=st.lists(st.tuples(NAMES, st.binary(max_size=1100)), max_size=30),
+    format=st.sampled_from(["gnu", "pax"]),
+    mtime=st.sampled_from([0, 1.5]),
+)
+def test_equals_the_walk(members: list[tuple[str, bytes]], format: str, mtime: float) -> None:
+    check(make_tar(members, format=FORMATS[format], mtime=mtime))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("mtime", [0, 1.5])
+@pytest.mark.parametrize("extensions", [("jpg",), ("jpg", "cls"), ("a", "b", "c"), ("seg.png", "longextension")])
+def test_many_windows(format: str, mtime: float, extensions: tuple[str, ...]) -> None:
+    if format != "pax" and mtime:
+        mtime = 5
+    check(make_tar(samples(900, extensions), format=FORMATS[format], mtime=mtime))
+
+
+def test_samples_that_differ() -> None:
+    members = samples(300, ("jpg",)) + samples(300, ("jpg", "cls"), prefix="t") + samples(50, ("x", "y"), prefix="u/")
+    members += [("README", b"1"), ("__meta__/a.b", b""), ("d/", b""), *samples(200, ("cls",), prefix="v.")]
+    check(make_tar(members, format=tarfile.GNU_FORMAT))
+
+
+def test_archives_within_members_are_data() -> None:
+    inner = make_tar(samples(40, size=300), format=tarfile.USTAR_FORMAT)
+    members = [(f"a{i}.tar", inner if i % 2 else b"x") for i in range(30)]
+    check(make_tar(members, format=tarfile.USTAR_FORMAT))
+
+
+def test_one_huge_sample() -> None:
+    check(make_tar([(f"a.{i}", b"x") for i in range(5000)]))
+
+
+def test_names_with_rubbish_behind_their_end() -> None:
+    data = bytearray(make_tar([("a.jpg", b"1"), ("a.cls", b"2")], format=tarfile.USTAR_FORMAT))
+    data[20:25] = b".rub/"
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    check(bytes(data))
+
+
+@pytest.mark.parametrize("format", ["v7", "gnu", "oldgnu", "posix", "ustar"])
+def test_gnu_tar(tmp_path: Path, format: str) -> None:
+    for i in range(200):
+        (tmp_path / f"f{i:03d}.jpg").write_bytes(b"x" * (i * 7))
+        (tmp_path / f"f{i:03d}.cls").write_bytes(b"1")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    archive = tmp_path / "out.tar"
+    subprocess.run(["tar", f"--format={format}", "-C", tmp_path, "-cf", archive, *names], check=True)
+    check(archive.read_bytes())
+
+
+def test_cuts() -> None:
+    data = make_tar(samples(20, size=900), mtime=1.5)
+    for length in range(0, len(data), 256):
+        check(data[:length])
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_mutated_headers(format: str, seal: bool) -> None:
+    members = [*samples(6, size=700), ("n" * 150 + ".x", b"long")] if format != "ustar" else samples(6, size=700)
+    data = make_tar(members, format=FORMATS[format], mtime=1.5 if format == "pax" else 1)
+    headers = [b for m in walk(data, "x") for b in range(m.header, m.offset, 512)]
+    rng = random.Random(format)
+    for _ in range(600):
+        check(mutated(data, rng, lambda r: r.choice(headers) + r.randrange(512), seal=seal))
+
+
+def test_joining_names_of_several_widths() -> None:
+    whole = list(scan_files(make_tar(samples(3)), "u"))
+    joined = Files.join([*whole, *scan_files(make_tar([("n" * 120 + ".x", b"")]), "u"), *whole])
+    assert joined.count == 13
+    assert joined.name(6) == b"n" * 120 + b".x"
+    assert joined.name(12) == joined.name(5) == b"s00002.cls"
+
+
+def test_start_in_the_middle() -> None:
+    data = make_tar(samples(10), mtime=1.5)
+    header = next(iter(scan_runs(data, "u"))).files.header[8]
+    got: list[Sample] = [s for run in scan_runs(data, "u", start=int(header)) for s in run.samples(data, "u")]
+    assert [s["__key__"] for s in got] == [f"s{i:05d}" for i in range(4, 10)]
+    assert io.BytesIO(data).read(1)
