@@ -33,6 +33,11 @@ __all__ = [
     "ShardError",
     "ShardIOError",
     "StateError",
+    "StorageAuthError",
+    "StorageChangedError",
+    "StorageError",
+    "StorageNotFoundError",
+    "StorageUnavailableError",
     "TicketError",
     "TooManyErrors",
     "TruncatedShardError",
@@ -147,3 +152,23 @@ class UnknownDataSetError(ServerError, LookupError):
 
 class ServerChangedError(ServerError):
     """A server that holds other data than the job began with, or that does not know its version (fingerprint)."""
+
+
+class StorageError(PenstockError, OSError):
+    """An object in a store that cannot be read, or a cache folder that cannot be used. The message names it."""
+
+
+class StorageNotFoundError(StorageError, FileNotFoundError):
+    """There is no such object."""
+
+
+class StorageAuthError(StorageError, PermissionError):
+    """Credentials that are missing, wrong, or not enough for this object."""
+
+
+class StorageChangedError(StorageError):
+    """An object that was replaced while it was open. The message says what differs."""
+
+
+class StorageUnavailableError(StorageError, ConnectionError):
+    """A store that goes on failing, or does not answer in time. The message names object, attempt and rank."""

@@ -1,0 +1,190 @@
+"""Downloading one object into a folder, so that a process killed at any byte leaves something to go on from.
+
+    NAME              the object's bytes, each block in its place
+    .journal          16 bytes for each block that is complete: its number and its xxh3, u64 each, little-endian
+    .entry.json       what it is; with the hashes of all blocks once it is complete
+
+A block goes into the file first and into the journal after. What the journal names is read and hashed before it is
+believed, so that a power cut that lost pages costs a few blocks, never a wrong byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+
+from penstock.errors import StorageUnavailableError
+from penstock.storage.backend import Cancel, Stat
+from penstock.storage.cache import write_atomically
+from penstock.threads import Daemon
+
+__all__ = ["ENTRY", "PIECE", "Download", "fill", "hash_blocks", "read_entry", "write_entry"]
+
+ENTRY, JOURNAL = ".entry.json", ".journal"
+PIECE = 4 << 20  # the blocks that are hashed, and fetched, one by one
+_RECORD = struct.Struct("<QQ")
+_GRACE = 10.0
+
+
+class Download(Protocol):
+    """What is needed of an object to get all of it: see `penstock.storage.remote.RemoteSource`."""
+
+    url: str
+    size: int
+    fingerprint: str
+    stat: Stat
+    storage: Any
+
+    def fetch(self, begin: int, end: int, cancel: Cancel | None = None) -> bytearray: ...
+
+    def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None: ...
+
+
+def read_entry(folder: Path) -> dict[str, Any] | None:
+    """What a folder says that it holds; None for anything that is not readable, whole and of this version."""
+    try:
+        entry = json.loads((folder / ENTRY).read_bytes())
+    except (OSError, ValueError):
+        return None
+    sound = isinstance(entry, dict) and entry.get("version") == 1 and isinstance(entry.get("size"), int)
+    return entry if sound and isinstance(entry.get("name"), str) and "/" not in entry["name"] else None
+
+
+def write_entry(folder: Path, entry: dict[str, Any]) -> None:
+    """Write it, all at once."""
+    with write_atomically(folder / ENTRY) as out:
+        out.write(json.dumps(entry).encode())
+
+
+def hash_blocks(descriptor: int, size: int) -> list[str]:
+    """The xxh3 of each block of an open file, as hex."""
+    pieces = ((begin, min(PIECE, size - begin)) for begin in range(0, size, PIECE))
+    return [xxhash.xxh3_64_hexdigest(os.pread(descriptor, length, begin)) for begin, length in pieces]
+
+
+def fill(source: Download, folder: Path, name: str, progress: Callable[[int], object]) -> list[str]:
+    """Download all of ``source`` into ``folder/name``, going on from what a killed process has left there.
+
+    Returns:
+        The xxh3 of each block.
+
+    Raises:
+        StorageError: what `transfer` raises. What is complete stays, for the next attempt.
+        OSError: the disk.
+
+    The caller holds the lock of this folder. Memory: a block for each of `Storage.parallel` requests.
+    """
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        os.ftruncate(descriptor, source.size)
+        if source.stat.ranged:
+            hashes = _fill_blocks(source, folder, descriptor, progress)
+        else:
+            hashes = _fill_in_order(source, descriptor, progress)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    (folder / JOURNAL).unlink(missing_ok=True)
+    return hashes
+
+
+def _fill_in_order(source: Download, descriptor: int, progress: Callable[[int], object]) -> list[str]:
+    """From a server without ranges: one answer from beginning to end, hashed from the file afterwards."""
+    guard, cancel = threading.Lock(), Cancel()
+
+    def write(position: int, piece: bytes | memoryview) -> None:
+        with guard:
+            if not cancel.is_set():
+                _write_all(descriptor, piece, position)
+        progress(len(piece))
+
+    try:
+        source.fetch_into(write, 0, source.size, cancel)
+    finally:
+        with guard:  # an answer that was given up must not write into whatever has this descriptor next
+            cancel.set()
+    return hash_blocks(descriptor, source.size)
+
+
+def _fill_blocks(source: Download, folder: Path, descriptor: int, progress: Callable[[int], object]) -> list[str]:
+    count = -(-source.size // PIECE)
+    done = _recover(folder / JOURNAL, descriptor, source.size)
+    progress(sum(min(PIECE, source.size - number * PIECE) for number in done))
+    missing = iter([number for number in range(count) if number not in done])
+    guard, cancel = threading.Lock(), Cancel()
+    results: queue.SimpleQueue[tuple[int, int] | BaseException] = queue.SimpleQueue()
+    with open(folder / JOURNAL, "ab", buffering=0) as journal:
+
+        def work(_: Daemon) -> None:
+            try:
+                while True:
+                    with guard:
+                        number = next(missing, None)
+                    if number is None or cancel.is_set():
+                        return
+                    begin = number * PIECE
+                    data = source.fetch(begin, min(begin + PIECE, source.size), cancel)
+                    value = xxhash.xxh3_64_intdigest(data)
+                    with guard:
+                        if cancel.is_set():  # the files may be closed already
+                            return
+                        _write_all(descriptor, data, begin)
+                        journal.write(_RECORD.pack(number, value))
+                    results.put((number, value))
+            except BaseException as error:
+                results.put(error)
+
+        left = count - len(done)
+        patience = source.storage.patience.deadline + _GRACE
+        try:
+            for _ in range(min(source.storage.parallel, left)):
+                Daemon(work, name="penstock-download", wake=cancel.set)
+            for _ in range(left):
+                result = results.get(timeout=patience)
+                if isinstance(result, BaseException):
+                    raise result
+                done[result[0]] = result[1]
+                progress(min(PIECE, source.size - result[0] * PIECE))
+        except queue.Empty:
+            raise StorageUnavailableError(
+                f"nothing of {source.url} arrived for {patience:g} s, nor an error; giving up"
+            ) from None
+        finally:
+            cancel.set()
+            with guard:
+                pass  # whoever was writing is done, and nobody begins to
+    return [f"{done[number]:016x}" for number in range(count)]
+
+
+def _recover(journal: Path, descriptor: int, size: int) -> dict[int, int]:
+    """The blocks that an earlier process completed, each of them looked at; the journal is cut to whole records."""
+    try:
+        records = journal.read_bytes()
+    except FileNotFoundError:
+        return {}
+    whole = len(records) // _RECORD.size * _RECORD.size
+    if whole < len(records):
+        os.truncate(journal, whole)
+    found: dict[int, int] = {}
+    for number, value in _RECORD.iter_unpack(records[:whole]):
+        begin = number * PIECE
+        if begin < size:
+            data = os.pread(descriptor, min(PIECE, size - begin), begin)
+            if xxhash.xxh3_64_intdigest(data) == value:
+                found[number] = value
+    return found
+
+
+def _write_all(descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(descriptor, view, position)
+        position, view = position + written, view[written:]

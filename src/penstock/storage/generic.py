@@ -1,0 +1,82 @@
+"""Objects of any other file system that fsspec knows: gs, az, hf, ...
+
+These are asked for ranges in fsspec's own way, which tells nothing of the version that the bytes are of. So size and
+etag are looked at again after each range: one more request, and never bytes of two versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import fsspec
+
+from penstock.errors import StorageAuthError, StorageError, StorageNotFoundError
+from penstock.storage.backend import Cancel, Receiver, Stat, Transient, call_in_thread
+from penstock.storage.urls import scheme, shown
+
+__all__ = ["GenericBackend"]
+
+T = TypeVar("T")
+_ETAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id", "xet_hash", "oid", "hash")
+_TIMES = ("last_modified", "LastModified", "updated", "mtime", "last_commit", "modified", "created")
+
+
+class GenericBackend:
+    """By ``info`` and ``cat_file``. Calls go to a thread of their own, since any of them may block for ever."""
+
+    def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
+        self._protocol = protocol
+        self._fs = fsspec.filesystem(protocol, **{"skip_instance_cache": True, "use_listings_cache": False, **options})
+
+    def stat(self, url: str, *, idle: float, deadline: float, cancel: Cancel) -> Stat:
+        return self._call(lambda: self._stat(url), url, deadline, cancel)
+
+    def fetch(
+        self, url: str, begin: int, end: int | None, into: Receiver, *, idle: float, deadline: float, cancel: Cancel
+    ) -> None:
+        def read() -> tuple[bytes, Stat]:
+            data: bytes = self._fs.cat_file(self._path(url), begin, end)
+            return data, self._stat(url)
+
+        data, stat = self._call(read, url, deadline, cancel)
+        into.begun(stat, begin)
+        into.piece(data)
+
+    def glob(self, url: str, *, deadline: float) -> list[str]:
+        def find() -> list[str]:
+            prefix = f"{scheme(url)}://"
+            return sorted(name if "://" in name else prefix + name for name in self._fs.glob(self._path(url)))
+
+        return self._call(find, url, deadline, Cancel())
+
+    def _path(self, url: str) -> str:
+        path: str = self._fs._strip_protocol(url)
+        return path
+
+    def _stat(self, url: str) -> Stat:
+        self._fs.invalidate_cache()
+        info = self._fs.info(self._path(url))
+        if info.get("type") == "directory" or info.get("size") is None:
+            raise StorageNotFoundError(f"{shown(url)} is a folder or has no size; name an object in it")
+        etag = next((str(info[name]) for name in _ETAGS if info.get(name)), "")
+        modified = next((str(info[name]) for name in _TIMES if info.get(name)), "")
+        return Stat(int(info["size"]), etag, modified)
+
+    def _call(self, function: Callable[[], T], url: str, deadline: float, cancel: Cancel) -> T:
+        try:
+            return call_in_thread(function, deadline=deadline, cancel=cancel)
+        except (Transient, StorageError, TimeoutError):
+            raise
+        except FileNotFoundError:
+            raise StorageNotFoundError(f"{shown(url)} does not exist") from None
+        except PermissionError as error:
+            raise StorageAuthError(f"{shown(url)}: access refused ({error}); check the credentials") from None
+        except Exception as error:
+            status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+            reason = f"{type(error).__name__}: {error}"
+            if status in (401, 403):
+                raise StorageAuthError(f"{shown(url)}: access refused ({reason}); check the credentials") from None
+            if isinstance(error, TypeError | ValueError | NotImplementedError):
+                raise StorageError(f"cannot read {shown(url)}: {reason}") from error
+            raise Transient(reason) from None

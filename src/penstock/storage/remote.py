@@ -1,0 +1,369 @@
+"""Objects wherever they are: `open_source` gives size, version, parts and streams of a file or a remote object.
+
+    source = open_source("s3://bucket/shards/000.tar")
+    source.size, source.etag, source.fingerprint
+    source.read_at(512, 1024)                     1,024 bytes from byte 512 on
+    with source.stream() as file: ...             a file that reads ahead, in parallel
+    local_path("https://host/train.txt")          a complete copy on this machine
+
+Promises: every byte is of the version that was opened, or the read is an error that says what changed; every wait has a
+deadline; what was cut goes on at the byte. Connections are made when they are first used, by each process for itself,
+so that sources may be pickled, and forked, at any time.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any, Protocol
+
+from penstock.errors import ConfigError, StorageAuthError, StorageChangedError, StorageError, StorageNotFoundError
+from penstock.storage.backend import Backend, Cancel, Stat
+from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch, read_parallel
+from penstock.storage.store import Cache, CachedFile
+from penstock.storage.transfer import Patience, stat_object, transfer
+from penstock.storage.urls import is_remote, local_part, scheme, shown
+
+__all__ = ["FileSource", "RemoteSource", "Source", "Storage", "local_path", "open_source", "read_object"]
+
+
+class Source(Protocol):
+    """A file or an object, opened: `FileSource`, `RemoteSource`."""
+
+    url: str
+    size: int
+    etag: str
+    fingerprint: str
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+
+    def stream(self, begin: int = 0, end: int | None = None) -> IO[bytes] | BlockStream:
+        """A binary file over ``[begin, end)``; its position counts from the object's beginning."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How remote objects are reached. Small and picklable, for `Manifest.open`, `ImageDataset` and workers.
+
+    Args:
+        options: of the fsspec file system: ``{"anon": True}``, ``{"endpoint_url": ...}``, ``{"headers": {...}}``.
+            Credentials are usually found without, where the stores' own tools look for them.
+        cache: the `Cache` for local copies, or its folder; None for ``penstock/objects`` in the user's cache folder.
+        idle: seconds without a byte after which a connection is given up.
+        deadline: seconds for one request with all its repetitions, of a few MiB at most.
+        attempts: failures in a row, without progress between them, before it is an error.
+        parallel: requests under way at a time for one stream or download.
+        block: bytes of each of them.
+
+    Raises:
+        ConfigError: numbers that are not positive.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cache: Cache | str | os.PathLike[str] | None = None
+    idle: float = 30.0
+    deadline: float = 300.0
+    attempts: int = 6
+    parallel: int = PARALLEL
+    block: int = BLOCK
+
+    def __post_init__(self) -> None:
+        for name in ("idle", "deadline", "attempts", "parallel", "block"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
+
+    @property
+    def patience(self) -> Patience:
+        """The three numbers that say when to give up."""
+        return Patience(self.idle, self.deadline, self.attempts)
+
+    def the_cache(self) -> Cache:
+        """The cache that local copies go to."""
+        return self.cache if isinstance(self.cache, Cache) else Cache(self.cache)
+
+    def open(self, url: str | os.PathLike[str]) -> FileSource | RemoteSource:
+        """See `open_source`."""
+        return RemoteSource(os.fspath(url), self) if is_remote(url) else FileSource(local_part(url))
+
+    def read(self, url: str | os.PathLike[str]) -> bytes:
+        """See `read_object`."""
+        if not is_remote(url):
+            source = FileSource(local_part(url))
+            return source.read_at(0, source.size)
+        text, data = os.fspath(url), bytearray()
+        backend = backend_for(text, self)
+        transfer(backend, text, 0, None, known=None, write=lambda _, piece: data.extend(piece), patience=self.patience)
+        return bytes(data)
+
+    def local_path(self, url: str | os.PathLike[str], *, progress: bool | None = None) -> str:
+        """See the function `local_path`."""
+        if not is_remote(url):
+            path = local_part(url)
+            if not os.path.exists(path):
+                raise StorageNotFoundError(errno.ENOENT, "there is no such file", path)
+            return path
+        return str(RemoteSource(os.fspath(url), self).local(keep=True, progress=progress).path)
+
+    def glob(self, url: str) -> list[str]:
+        """The addresses that a pattern in a store matches, sorted: ``s3://bucket/train-*.tar``.
+
+        Raises:
+            StorageNotFoundError: none does.
+        """
+        found = backend_for(url, self).glob(url, deadline=time.monotonic() + self.deadline)
+        if not found:
+            raise StorageNotFoundError(f"no object matches {shown(url)}")
+        return found
+
+
+class FileSource:
+    """A local file as a source. Reads are checked against size and modification time of the open file."""
+
+    def __init__(self, path: str) -> None:
+        self.url = path
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+            status = os.fstat(self._file.fileno())
+        except FileNotFoundError:
+            raise StorageNotFoundError(f"{path} does not exist") from None
+        except PermissionError:
+            raise StorageAuthError(f"{path}: no permission to read it") from None
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+        self.size, self.etag = status.st_size, ""
+        self.fingerprint = f"{status.st_size}:{status.st_mtime_ns}"
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset`` on, fewer at the end alone.
+
+        Raises:
+            StorageChangedError: the file was truncated, or written to.
+        """
+        size = max(0, min(size, self.size - offset))
+        self._check()
+        pieces, got = [], 0
+        while got < size:
+            piece = os.pread(self._file.fileno(), size - got, offset + got)
+            if not piece:
+                break
+            pieces.append(piece)
+            got += len(piece)
+        self._check()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def stream(self, begin: int = 0, end: int | None = None) -> BlockStream:
+        """The file's bytes as a stream."""
+        stop = self.size if end is None else min(end, self.size)
+        return BlockStream(_reader(self), begin, stop, parallel=1, deadline=3600.0, name=self.url)
+
+    def _check(self) -> None:
+        status = os.fstat(self._file.fileno())
+        if f"{status.st_size}:{status.st_mtime_ns}" != self.fingerprint:
+            raise StorageChangedError(
+                f"{self.url} was changed while it was open (it had {self.size:,} bytes and has {status.st_size:,}). "
+                "Open it again; to update a file in use, write a new one and rename it over the old"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileSource, (self.url,)
+
+
+class RemoteSource:
+    """One version of a remote object.
+
+    Args:
+        url: its address.
+        storage: how it is reached.
+        stat: the version to be read, for copies in other processes; looked up where it is not given.
+
+    Raises:
+        StorageNotFoundError, StorageAuthError, StorageUnavailableError, StorageError.
+
+    Safe from several threads, after a fork, and pickled: the other process reads the same version, or gets an error.
+    """
+
+    def __init__(self, url: str, storage: Storage | None = None, stat: Stat | None = None) -> None:
+        self.url, self.storage = url, storage if storage is not None else Storage()
+        backend = backend_for(url, self.storage)
+        self.stat = stat if stat is not None else stat_object(backend, url, patience=self.storage.patience)
+        self.size, self.etag, self.fingerprint = self.stat.size, self.stat.etag, self.stat.fingerprint
+        self._local: CachedFile | None = None
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset`` on, fewer at the end alone; those of large reads come in parallel.
+
+        Raises:
+            StorageChangedError: the object was replaced.
+            StorageUnavailableError: the store goes on failing.
+
+        From a server that knows no ranges the object is first fetched as a whole, into the cache.
+        """
+        stop = min(offset + size, self.size)
+        if offset >= stop:
+            return b""
+        if not self.stat.ranged:
+            return self._whole().read_at(offset, stop - offset)
+        how = self.storage
+        return read_parallel(self.fetch, offset, stop, block=how.block, parallel=how.parallel, deadline=how.deadline)
+
+    def stream(self, begin: int = 0, end: int | None = None) -> BlockStream:
+        """The bytes ``[begin, end)`` as a file that reads ahead. Memory: `Storage.parallel` blocks."""
+        how, stop = self.storage, self.size if end is None else min(end, self.size)
+        fetch: Fetch = self.fetch
+        if not self.stat.ranged:
+            fetch = _reader(self._whole())
+        return BlockStream(
+            fetch, begin, stop, block=how.block, parallel=how.parallel, deadline=how.deadline, name=shown(self.url)
+        )
+
+    def fetch(self, begin: int, end: int, cancel: Cancel | None = None) -> bytearray:
+        """The bytes ``[begin, end)`` by one request, repeated and resumed where it fails."""
+        data = bytearray(end - begin)
+
+        def write(position: int, piece: bytes | memoryview) -> None:
+            data[position - begin : position - begin + len(piece)] = piece
+
+        self.fetch_into(write, begin, end, cancel)
+        return data
+
+    def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
+        """The same, handed piece by piece to ``write(position, piece)``."""
+        backend = backend_for(self.url, self.storage)
+        patience = self.storage.patience
+        transfer(backend, self.url, begin, end, known=self.stat, write=write, patience=patience, cancel=cancel)
+
+    def local(self, *, keep: bool = False, progress: bool | None = None) -> CachedFile:
+        """A complete copy on this machine, open; downloaded where the cache has none. See `Cache.open`."""
+        return self.storage.the_cache().open(self, keep=keep, progress=progress)
+
+    def _whole(self) -> CachedFile:
+        if self._local is None:
+            self._local = self.local()
+        return self._local
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteSource, (self.url, self.storage, self.stat)
+
+    def __repr__(self) -> str:
+        return f"<RemoteSource {shown(self.url)}, {self.size:,} bytes, {self.etag or 'no etag'}>"
+
+
+def _reader(file: FileSource | CachedFile) -> Fetch:
+    """Ranges of something that is here already."""
+    return lambda begin, end, _: file.read_at(begin, end - begin)
+
+
+def open_source(url: str | os.PathLike[str], *, storage: Storage | None = None) -> FileSource | RemoteSource:
+    """Open a path, a ``file://`` address or a remote object for reading.
+
+    Args:
+        url: schemes http, https, s3, gs, az, hf, ais, and any other that fsspec knows.
+        storage: options, deadlines, cache; `Storage()` by default.
+
+    Raises:
+        StorageNotFoundError: there is no such object.
+        StorageAuthError: credentials are missing or not enough.
+        StorageUnavailableError: the store does not answer.
+        StorageError: the package for this kind of store is not installed, and anything else.
+
+    Costs one request.
+    """
+    return (storage or Storage()).open(url)
+
+
+def read_object(url: str | os.PathLike[str], *, storage: Storage | None = None) -> bytes:
+    """All bytes of an object, by one request and past the cache: for many small ones, such as images."""
+    return (storage or Storage()).read(url)
+
+
+def local_path(
+    url: str | os.PathLike[str],
+    *,
+    cache: Cache | str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
+    progress: bool | None = None,
+) -> str:
+    """The path of a complete local copy of an object; local paths as they are.
+
+    Args:
+        url: what to have here.
+        cache: instead of that of ``storage``.
+        storage: options, deadlines, cache.
+        progress: show a bar: True, False, or None for large objects on a terminal.
+
+    The copy is of the version that the store has now (one request), downloaded by one process of the machine while the
+    others wait. It stays for at least a minute after the last call, and for as long as somebody has it open or mapped;
+    after that the cache may remove it to make room. Open it at once, or ask again.
+
+    Raises: as `open_source`; and StorageError if the disk is full, or the object is larger than the cache may be.
+    """
+    how = storage or Storage()
+    if cache is not None:
+        how = Storage(how.options, cache, how.idle, how.deadline, how.attempts, how.parallel, how.block)
+    return how.local_path(url, progress=progress)
+
+
+# ------------------------------------------------------------------ back ends, made once a process
+
+_backends: dict[tuple[str, str, float], Backend] = {}
+_lock = threading.Lock()
+_left_behind: list[Any] = []  # of the parent: their sockets are shared with it, and must not be closed here
+
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
+_PACKAGES |= {
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "adl": "adlfs",
+    "hf": "huggingface_hub",
+    "ais": "aiohttp",
+}
+
+
+def backend_for(url: str, storage: Storage) -> Backend:
+    """The back end of an address in this process, made when it is first asked for.
+
+    Raises:
+        StorageError: no such scheme, or its package is not installed.
+    """
+    protocol = scheme(url)
+    key = (protocol, json.dumps(dict(storage.options), sort_keys=True, default=repr), storage.idle)
+    found = _backends.get(key)
+    if found is None:
+        with _lock:
+            found = _backends.get(key)
+            if found is None:
+                found = _backends[key] = _make(protocol, url, storage)
+    return found
+
+
+def _make(protocol: str, url: str, storage: Storage) -> Backend:
+    try:
+        if protocol in ("http", "https", "ais"):
+            return importlib.import_module("penstock.storage.http").HttpBackend(storage.options)  # type: ignore[no-any-return]
+        if protocol in ("s3", "s3a"):
+            return importlib.import_module("penstock.storage.s3").S3Backend(storage.options, storage.idle)  # type: ignore[no-any-return]
+        return importlib.import_module("penstock.storage.generic").GenericBackend(protocol, storage.options)  # type: ignore[no-any-return]
+    except ImportError as error:
+        package = _PACKAGES.get(protocol, getattr(error, "name", None) or "fsspec")
+        extra = "pip install 'penstock[cloud]'" if package in ("s3fs", "gcsfs", "aiohttp") else f"pip install {package}"
+        raise StorageError(f"{shown(url)}: reading {protocol}:// needs the package {package}: {extra}") from error
+    except ValueError as error:
+        raise StorageError(f"{shown(url)}: {error}") from error
+
+
+def _after_fork() -> None:
+    global _backends, _lock
+    _left_behind.append(_backends)
+    _backends, _lock = {}, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,426 @@
+"""The cache of remote objects: complete copies of one version each, shared by all processes of a machine.
+
+    objects/KEY/       NAME, .entry.json      KEY is the xxh3 of the full address and the object's size and etag
+    partial/KEY/       NAME, .journal, ...    one that is being downloaded, or whose process was killed
+    locks/KEY.lock     held by the process that downloads
+    failures/KEY.json  how the last attempt failed, for those that waited for it
+    trash/             on its way out
+
+Promises: a folder in ``objects`` is complete, since it is renamed into place after all of it was synced. kill -9 at any
+point costs a few blocks at most. One process downloads an object while the others wait for its lock, which the system
+frees when it dies. What is removed is unlinked: whoever has it open or mapped keeps it. The bound in bytes holds
+before a download begins; only copies whose path was handed out in the last minute may exceed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from filelock import FileLock, Timeout
+
+from penstock import errors
+from penstock.errors import ConfigError, StorageError, StorageUnavailableError
+from penstock.progress import progress_bar
+from penstock.storage.cache import cache_root
+from penstock.storage.fill import ENTRY, Download, fill, hash_blocks, read_entry, write_entry
+from penstock.storage.urls import basename, shown
+
+__all__ = ["Cache", "CachedFile", "Entry"]
+
+_LEASE = 60.0  # seconds for which a path that was handed out stays good
+_ABANDONED = 86400.0  # seconds after which a partial download that nobody works at is removed
+_POLL = 0.02  # seconds; a lock between processes cannot be waited for with a deadline in any other way
+_ROOM_PATIENCE = 60.0
+_TRIES = 5
+
+
+class CachedFile:
+    """An open, complete copy of an object. What the cache does to it afterwards does not matter to its readers."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self._fd = -1
+        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    @cached_property
+    def map(self) -> mmap.mmap | bytes:
+        """The bytes, memory-mapped."""
+        return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+        return bytes(memoryview(self.map)[offset : offset + size])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One copy in the cache, or with ``complete=False`` what is there of it so far. Times are those of `time.time`."""
+
+    folder: Path
+    url: str
+    size: int
+    used: float
+    leased: float
+    complete: bool
+
+    @classmethod
+    def look(cls, folder: Path, *, complete: bool) -> Entry | None:
+        """None for a folder that is gone, or holds nothing sound."""
+        entry = read_entry(folder)
+        if entry is None:
+            return None
+        try:
+            with os.scandir(folder) as files:
+                more = sum(file.stat().st_size for file in files if file.name != entry["name"])  # indexes beside it
+            used, leased = (folder / ENTRY).stat().st_mtime, folder.stat().st_mtime
+        except OSError:
+            return None
+        return cls(folder, str(entry.get("url", "")), entry["size"] + more, used, leased, complete)
+
+
+class Cache:
+    """A folder of local copies. Picklable; any number of processes may use one folder.
+
+    Args:
+        folder: where; None for ``penstock/objects`` in the user's cache folder. Created when it does not exist.
+        max_bytes: how much it may hold; None for half of what its disk has free, its own contents included.
+        verify: hash a copy each time it is opened, and not only its size: as fast as the disk reads.
+
+    Raises:
+        ConfigError: a bound that is not positive.
+        StorageError: the folder cannot be created.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+        verify: bool = False,
+    ) -> None:
+        if max_bytes is not None and max_bytes < 1:
+            raise ConfigError(f"max_bytes must be positive, not {max_bytes}")
+        self.max_bytes, self.verify_on_open = max_bytes, verify
+        self.folder = Path(os.path.abspath(folder)) if folder is not None else cache_root() / "objects"
+        try:
+            for name in ("objects", "partial", "locks", "failures", "trash"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            tag = self.folder / "CACHEDIR.TAG"  # by which backup programs know what to leave out
+            if not tag.exists():
+                tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
+        except OSError as error:
+            raise StorageError(f"cannot use the cache folder {self.folder}: {error.strerror or error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _cache, (str(self.folder), self.max_bytes, self.verify_on_open)
+
+    # ------------------------------------------------------------------ getting
+
+    def open(self, source: Download, *, keep: bool = False, progress: bool | None = None) -> CachedFile:
+        """A complete copy of this version of an object, open.
+
+        Args:
+            source: see `penstock.storage.open_source`.
+            keep: its *path* is going to be handed out, so it must stay for a minute.
+            progress: show a bar while downloading.
+
+        Raises:
+            StorageError: the download fails (see `transfer`), the disk is full, the object is larger than the bound.
+
+        Where another process downloads it, this one waits, and gets its error if it fails.
+        """
+        key = self.key(source)
+        try:
+            for _ in range(_TRIES):
+                found = self._look(key, keep)
+                if found is not None:
+                    return found
+                self._obtain(key, source, progress)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise _disk_error(self.folder, source.url, error) from error
+        raise StorageError(
+            f"{shown(source.url)} was removed from the cache {self.folder} as often as it was downloaded: others fill "
+            "it at the same time; give it more room (max_bytes=)"
+        )
+
+    @staticmethod
+    def key(source: Download) -> str:
+        """Name of the copy: the same for the same version at the same address, and for nothing else."""
+        return xxhash.xxh3_128_hexdigest(f"{source.url}\0{source.fingerprint}".encode("utf-8", "surrogateescape"))
+
+    def _look(self, key: str, keep: bool) -> CachedFile | None:
+        """The copy, if there is a sound one; an unsound one is removed."""
+        folder = self.folder / "objects" / key
+        entry = read_entry(folder)
+        if entry is None:
+            if folder.exists():
+                self._discard(folder)
+            return None
+        try:
+            file = CachedFile(folder / entry["name"], entry["size"])
+            if os.fstat(file.fileno()).st_size != entry["size"] or (
+                self.verify_on_open and hash_blocks(file.fileno(), entry["size"]) != entry.get("xxh3")
+            ):
+                self._discard(folder)
+                return None
+            if keep:
+                with self._room_lock():  # else it might be removed between this and the next line
+                    os.utime(folder)
+            os.utime(folder / ENTRY)
+        except FileNotFoundError:  # it is being removed at this moment
+            return None
+        return file
+
+    def _obtain(self, key: str, source: Download, progress: bool | None) -> None:
+        """Have the copy in place: download it, or wait for the process that does."""
+        lock = FileLock(self.folder / "locks" / f"{key}.lock")
+        began, waited = time.time(), self._acquire(lock, key, source)
+        try:
+            if read_entry(self.folder / "objects" / key) is not None:
+                return
+            if waited:
+                self._raise_failure(key, began)
+            try:
+                self._download(key, source, progress)
+            except StorageError as error:
+                self._publish_failure(key, error)
+                raise
+        finally:
+            lock.release()
+
+    def _acquire(self, lock: FileLock, key: str, source: Download) -> bool:
+        """Take the lock; True if that took waiting. A holder that downloads nothing for too long is an error."""
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=0)
+            return False
+        patience = source.storage.patience
+        seen = self._traces(key)
+        while True:
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=patience.idle + patience.deadline, poll_interval=_POLL)
+                return True
+            now = self._traces(key)
+            if now == seen:
+                raise StorageUnavailableError(
+                    f"another process of this machine downloads {shown(source.url)}, and nothing has come for "
+                    f"{patience.idle + patience.deadline:g} s: it hangs or is stopped; end it and try again "
+                    f"(lock: {lock.lock_file})"
+                )
+            seen = now
+
+    def _traces(self, key: str) -> list[tuple[str, int, int]]:
+        """What changes while somebody downloads."""
+        with contextlib.suppress(OSError), os.scandir(self.folder / "partial" / key) as files:
+            return sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
+        return []
+
+    def _download(self, key: str, source: Download, progress: bool | None) -> None:
+        partial, final = self.folder / "partial" / key, self.folder / "objects" / key
+        name = basename(source.url)
+        entry = {"version": 1, "url": shown(source.url), "name": name, "size": source.size}
+        entry["fingerprint"] = source.fingerprint
+        partial.mkdir(exist_ok=True)
+        write_entry(partial, entry)
+        self.make_room(0, but=key)  # its size counts from here on
+        with progress_bar(f"downloading {name}", source.size, progress) as advance:
+            hashes = fill(source, partial, name, advance)
+        write_entry(partial, {**entry, "xxh3": hashes})
+        if final.exists():
+            self._discard(final)
+        os.rename(partial, final)
+        _sync(final.parent)
+        (self.folder / "failures" / f"{key}.json").unlink(missing_ok=True)
+
+    def _publish_failure(self, key: str, error: StorageError) -> None:
+        failure = {"kind": type(error).__name__, "message": str(error), "time": time.time(), "pid": os.getpid()}
+        with contextlib.suppress(OSError):
+            path = self.folder / "failures" / f"{key}.json"
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+            temporary.write_text(json.dumps(failure))
+            os.replace(temporary, path)
+
+    def _raise_failure(self, key: str, since: float) -> None:
+        """Raise what the process that was waited for has found out, rather than wait for the same again."""
+        try:
+            failure = json.loads((self.folder / "failures" / f"{key}.json").read_bytes())
+            kind, message, when = getattr(errors, failure["kind"]), failure["message"], float(failure["time"])
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            return
+        if when >= since and issubclass(kind, StorageError):
+            raise kind(f"{message} (found by process {failure.get('pid')}, which this one waited for)")
+
+    # ------------------------------------------------------------------ room
+
+    def limit(self, held: int | None = None) -> int:
+        """The bound in bytes."""
+        if self.max_bytes is not None:
+            return self.max_bytes
+        held = sum(entry.size for entry in self.entries()) if held is None else held
+        return (shutil.disk_usage(self.folder).free + held) // 2
+
+    def make_room(self, size: int, *, but: str = "") -> None:
+        """Remove the copies that were used least recently until ``size`` more bytes are within the bound.
+
+        Args:
+            but: a key that stays, whatever happens.
+
+        Raises:
+            StorageError: what has to stay is larger than the bound by itself.
+        """
+        with self._room_lock():
+            self._empty_trash()
+            entries = list(self.entries())
+            held = sum(entry.size for entry in entries)
+            limit, now = self.limit(sum(entry.size for entry in entries if entry.complete)), time.time()
+            own = next((entry.size for entry in entries if entry.folder.name == but), 0)
+            if own + size > limit:
+                if but:
+                    self._discard(self.folder / "partial" / but)
+                raise StorageError(
+                    f"{own + size:,} bytes are more than the cache {self.folder} may hold, which is {limit:,}: set a "
+                    "larger max_bytes, or another folder on a larger disk; or read the object in place (open_source)"
+                )
+            for entry in sorted(entries, key=lambda entry: entry.used):
+                abandoned = not entry.complete and now - entry.used > _ABANDONED
+                if held + size <= limit and not abandoned:
+                    continue
+                if entry.folder.name != but and self._removable(entry, now):
+                    self._discard(entry.folder)
+                    held -= entry.size
+
+    @contextlib.contextmanager
+    def _room_lock(self) -> Iterator[None]:
+        lock = FileLock(self.folder / "locks" / "room.lock")
+        try:
+            lock.acquire(timeout=_ROOM_PATIENCE, poll_interval=_POLL)
+        except Timeout:
+            raise StorageError(
+                f"another process has been clearing the cache {self.folder} for {_ROOM_PATIENCE:g} s: it hangs or is "
+                f"stopped; end it and try again (lock: {lock.lock_file})"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _removable(self, entry: Entry, now: float) -> bool:
+        if entry.complete:
+            return now - entry.leased > _LEASE
+        lock = FileLock(self.folder / "locks" / f"{entry.folder.name}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return False  # somebody downloads it
+        lock.release()
+        return True
+
+    def _discard(self, folder: Path) -> None:
+        """Remove a folder: out of sight in one step, then its files. Open files and maps of them stay good."""
+        away = self.folder / "trash" / secrets.token_hex(8)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(folder, away)
+        shutil.rmtree(away, ignore_errors=True)
+
+    def _empty_trash(self) -> None:
+        for left in (self.folder / "trash").iterdir():
+            shutil.rmtree(left, ignore_errors=True)
+
+    # ------------------------------------------------------------------ looking after it
+
+    def entries(self) -> Iterator[Entry]:
+        """All copies, complete ones and others."""
+        for name in ("objects", "partial"):
+            for folder in sorted((self.folder / name).iterdir()):
+                entry = Entry.look(folder, complete=name == "objects")
+                if entry is not None:
+                    yield entry
+
+    def clear(self, *, unused_for: float = 0.0) -> tuple[int, int]:
+        """Remove all copies that were not used for so many seconds: how many, and how many bytes.
+
+        What others are downloading stays.
+        """
+        now, count, size = time.time(), 0, 0
+        with self._room_lock():
+            self._empty_trash()
+            for entry in list(self.entries()):
+                if now - entry.used >= unused_for and (entry.complete or self._removable(entry, now)):
+                    self._discard(entry.folder)
+                    count, size = count + 1, size + entry.size
+        return count, size
+
+    def verify(self, *, remove: bool = False, progress: bool | None = False) -> tuple[int, list[tuple[Entry, str]]]:
+        """Hash all complete copies: how many there are, and those that are damaged, with the reason.
+
+        ``remove`` removes those.
+        """
+        entries = [entry for entry in self.entries() if entry.complete]
+        bad = []
+        with progress_bar("verifying", sum(entry.size for entry in entries), progress) as advance:
+            for entry in entries:
+                reason = self._damage(entry)
+                if reason:
+                    bad.append((entry, reason))
+                    if remove:
+                        self._discard(entry.folder)
+                advance(entry.size)
+        return len(entries), bad
+
+    def _damage(self, entry: Entry) -> str:
+        """What is wrong with a copy; nothing if it is gone."""
+        said = read_entry(entry.folder)
+        if said is None:
+            return ""
+        try:
+            file = CachedFile(entry.folder / said["name"], said["size"])
+            size = os.fstat(file.fileno()).st_size
+            if size != said["size"]:
+                return f"has {size:,} bytes instead of {said['size']:,}"
+            hashes = hash_blocks(file.fileno(), size)
+        except FileNotFoundError:
+            return "" if not entry.folder.exists() else "its file is missing"
+        wrong = [number for number, pair in enumerate(zip(hashes, said["xxh3"], strict=False)) if pair[0] != pair[1]]
+        return f"its bytes are not those that were downloaded (block {wrong[0]})" if wrong else ""
+
+
+def _cache(folder: str, max_bytes: int | None, verify: bool) -> Cache:
+    return Cache(folder, max_bytes=max_bytes, verify=verify)
+
+
+def _disk_error(folder: Path, url: str, error: OSError) -> StorageError:
+    full = error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", -1))
+    advice = "the disk is full; free some space, or choose another folder (cache=)" if full else error.strerror or error
+    result = StorageError(f"cannot keep a copy of {shown(url)} in the cache {folder}: {advice}")
+    result.errno = error.errno
+    return result
+
+
+def _sync(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

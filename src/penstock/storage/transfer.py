@@ -1,0 +1,209 @@
+"""Bytes of an object, exactly those that were asked for: retried, resumed at the byte, checked for one version.
+
+Promises: what is written is every byte of ``[begin, end)`` once and in order, all of the version that was expected;
+or there is an error. Each transfer has a deadline, and each silence of the server a shorter one.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type
+
+from penstock.errors import PenstockError, StorageChangedError, StorageError, StorageUnavailableError
+from penstock.storage.backend import Backend, Cancel, Stat, Transient
+from penstock.storage.urls import shown
+
+__all__ = ["Patience", "rank_note", "stat_object", "transfer"]
+
+_ENOUGH = 1 << 16  # bytes after which a failure counts as the first one again
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0
+
+Write = Callable[[int, bytes | memoryview], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How much is put up with: seconds without a byte, seconds for one transfer in all, failures in a row."""
+
+    idle: float = 30.0
+    deadline: float = 300.0
+    attempts: int = 6
+
+
+class _Receiver:
+    """Writes what arrives from `position` on, and refuses another version."""
+
+    def __init__(self, url: str, begin: int, end: int | None, known: Stat | None, write: Write) -> None:
+        self.url, self.position, self.end, self.known = url, begin, end, known
+        self._write, self._skip = write, 0
+
+    def begun(self, stat: Stat, offset: int) -> None:
+        if self.known is None:
+            self.known = stat
+        elif difference := self.known.difference(stat):
+            raise StorageChangedError(
+                f"{shown(self.url)} was changed while it was being read: {difference}. Open it again; to update an "
+                "object in use, write a new one under another name"
+            )
+        if self.end is None:
+            self.end = stat.size
+        if offset > self.position:
+            raise StorageError(
+                f"{shown(self.url)}: the server was asked for byte {self.position}, and began at {offset}"
+            )
+        self._skip = self.position - offset
+
+    def piece(self, data: bytes | memoryview) -> bool:
+        assert self.end is not None
+        view = memoryview(data)
+        if self._skip:  # a server without ranges begins at the beginning
+            skipped = min(self._skip, len(view))
+            self._skip -= skipped
+            view = view[skipped:]
+        view = view[: self.end - self.position]
+        if len(view):
+            self._write(self.position, view)
+            self.position += len(view)
+        return self.position < self.end
+
+
+class _Attempts:
+    """Counts failures in a row, and how long to wait; progress starts the count again."""
+
+    def __init__(self, patience: Patience, deadline: float, position: Callable[[], int]) -> None:
+        self._patience, self._deadline, self._position = patience, deadline, position
+        self._mark, self.in_a_row, self.total = position(), 0, 0
+
+    def failed(self) -> None:
+        """Note one."""
+        if self._position() - self._mark >= _ENOUGH:
+            self.in_a_row = 0
+        self._mark = self._position()
+        self.in_a_row += 1
+        self.total += 1
+
+    def give_up(self, state: RetryCallState) -> bool:
+        return self.in_a_row >= self._patience.attempts or time.monotonic() + self.wait(state) >= self._deadline
+
+    def wait(self, state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome is not None else None
+        asked = error.after if isinstance(error, Transient) else 0.0
+        usual = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (self.in_a_row - 1))
+        return max(asked, usual * random.uniform(0.5, 1.0))
+
+
+def _persist(
+    url: str, what: str, once: Callable[[float], None], position: Callable[[], int], patience: Patience, cancel: Cancel
+) -> None:
+    """Call ``once(deadline)`` until it does not raise `Transient`.
+
+    Raises:
+        StorageUnavailableError: it goes on failing. Errors of other kinds are raised as they are.
+    """
+    deadline = time.monotonic() + patience.deadline
+    attempts = _Attempts(patience, deadline, position)
+
+    def attempt() -> None:
+        try:
+            once(deadline)
+        except Transient:
+            attempts.failed()
+            raise
+
+    retrying = Retrying(
+        retry=retry_if_exception_type(Transient),
+        wait=attempts.wait,
+        stop=attempts.give_up,
+        sleep=cancel.sleep,
+        reraise=True,
+    )
+    try:
+        retrying(attempt)
+    except Transient as error:
+        late = ", and its time is up" if attempts.in_a_row < patience.attempts else ""
+        raise StorageUnavailableError(
+            f"cannot {what} {shown(url)}{rank_note()}: {error} (attempt {attempts.total}{late})"
+        ) from None
+    except PenstockError:
+        raise
+    except TimeoutError:
+        raise StorageUnavailableError(
+            f"cannot {what} {shown(url)}{rank_note()}: not done in {patience.deadline:g} s (attempt "
+            f"{attempts.total + 1}); the server or the network is too slow, or hangs"
+        ) from None
+
+
+def stat_object(backend: Backend, url: str, *, patience: Patience, cancel: Cancel | None = None) -> Stat:
+    """Size and version of an object. Raises what `transfer` does. One request."""
+    found: list[Stat] = []
+    given_up = cancel or Cancel()
+
+    def once(deadline: float) -> None:
+        found.append(backend.stat(url, idle=patience.idle, deadline=deadline, cancel=given_up))
+
+    _persist(url, "open", once, lambda: 0, patience, given_up)
+    return found[0]
+
+
+def transfer(
+    backend: Backend,
+    url: str,
+    begin: int,
+    end: int | None,
+    *,
+    known: Stat | None,
+    write: Write,
+    patience: Patience,
+    cancel: Cancel | None = None,
+) -> Stat:
+    """Get the bytes from ``begin`` to before ``end`` (or to the object's end) and hand them to ``write``, in order.
+
+    Args:
+        known: the version that it must be; None for whichever it is.
+        write: called with a position and bytes, from the thread that they arrive in.
+
+    Returns:
+        The version that it was.
+
+    Raises:
+        StorageChangedError: another version, or the object was replaced on the way.
+        StorageUnavailableError: it goes on failing, or takes longer than the deadline. Names object, attempt, rank.
+        StorageNotFoundError, StorageAuthError, StorageError: what does not go away by trying again.
+    """
+    receiver = _Receiver(url, begin, end, known, write)
+    given_up = cancel or Cancel()
+
+    def once(deadline: float) -> None:
+        at = receiver.position
+        backend.fetch(url, at, receiver.end, receiver, idle=patience.idle, deadline=deadline, cancel=given_up)
+        assert receiver.end is not None
+        if receiver.position < receiver.end:
+            missing = receiver.end - receiver.position
+            raise Transient(f"the answer ended {missing:,} bytes early, at byte {receiver.position:,}")
+
+    if end is None or begin < end:
+        _persist(
+            url,
+            f"read bytes {begin:,} to {'the end' if end is None else f'{end:,}'} of",
+            once,
+            lambda: receiver.position,
+            patience,
+            given_up,
+        )
+    assert receiver.known is not None or end is not None
+    return receiver.known if receiver.known is not None else Stat(begin)
+
+
+def rank_note() -> str:
+    """`` (rank 3 of 8)`` in a job of several ranks, for messages."""
+    try:
+        from penstock.distributed import current
+
+        world = current()
+    except Exception:  # whatever is wrong there, it is not what went wrong here
+        return ""
+    return f" (rank {world.rank} of {world.world_size})" if world.world_size > 1 else ""
