@@ -174,6 +174,15 @@ def load_each(load: Callable[[R], T], records: Sequence[R], keys: Sequence[int] 
             try:
                 items.append(load(record))
             except Exception as error:
-                error.add_note(f"while loading {record}")
+                error.add_note(f"while loading {_name(record)}")
                 raise
     return items
+
+
+def _name(record: Any) -> Any:
+    """What to call a record in a note: of a sample of a shard not all of its bytes."""
+    return (
+        f"sample {record['__key__']!r} of {record.get('__url__')}"
+        if isinstance(record, dict) and "__key__" in record
+        else record
+    )

@@ -32,7 +32,7 @@ def outcome(iterate: Any) -> tuple[list[Any], tuple[type, str] | None]:
     got = []
     try:
         for item in iterate:
-            got.append(item)
+            got.append(item)  # noqa: PERF402
     except Exception as error:
         return got, (type(error), str(error))
     return got, None
@@ -51,7 +51,7 @@ def check(data: bytes) -> None:
     ours = [
         (files.name(i), *(int(array[i]) for array in (files.offset, files.size, files.header, files.end)))
         for files in outcome(scan_files(data, "u"))[0]
-        for i in range(files.count)
+        for i in range(files.total)
     ]
     theirs = [
         (m.name.encode("utf-8", "surrogateescape"), m.offset, m.size, m.header, m.end)
@@ -138,7 +138,7 @@ def test_mutated_headers(format: str, seal: bool) -> None:
 def test_joining_names_of_several_widths() -> None:
     whole = list(scan_files(make_tar(samples(3)), "u"))
     joined = Files.join([*whole, *scan_files(make_tar([("n" * 120 + ".x", b"")]), "u"), *whole])
-    assert joined.count == 13
+    assert joined.total == 13
     assert joined.name(6) == b"n" * 120 + b".x"
     assert joined.name(12) == joined.name(5) == b"s00002.cls"
 

@@ -1,19 +1,49 @@
-"""Tar shards, as WebDataset has them: reading, random access through an index, writing, packing."""
+"""Tar shards, as WebDataset has them: reading, random access through an index, writing, packing.
+
+What needs torch is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.grouping import Sample, base_and_extension, group, split_name
+from penstock.shards.shardset import ShardSet
 from penstock.shards.tar import Member, walk, walk_stream
 from penstock.shards.urls import expand
 
+if TYPE_CHECKING:
+    from penstock.shards.dataset import ShardDataset
+    from penstock.shards.decode import Decode
+    from penstock.shards.stream import StreamShards, read_shard
+
 __all__ = [
+    "Decode",
     "Member",
     "Sample",
+    "ShardDataset",
+    "ShardSet",
+    "StreamShards",
     "base_and_extension",
     "compression_of",
     "expand",
     "group",
     "open_stream",
+    "read_shard",
     "split_name",
     "walk",
     "walk_stream",
 ]
+
+_HOMES = {"Decode": "decode", "ShardDataset": "dataset", "StreamShards": "stream", "read_shard": "stream"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock.shards' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"penstock.shards.{home}"), name)
+    globals()[name] = value
+    return value

@@ -126,7 +126,8 @@ def group(
 
 def duplicate(name: str, extension: str, sample: Iterable[str], url: str, at: int) -> ShardError:
     """The error about an extension that comes twice."""
+    there = [other for other in sample if other != LOCAL_PATH]
     return ShardError(
-        f"{name}: duplicate file name in tar file {extension} {[k for k in sample if k != LOCAL_PATH]}; {url}: byte {at}: give every "
+        f"{name}: duplicate file name in tar file {extension} {there}; {url}: byte {at}: give every "
         "sample a key of its own (the name up to its first dot)"
     )

@@ -44,8 +44,8 @@ class Extensions(dict[bytes, int]):
 class Run(NamedTuple):
     """Consecutive samples of one archive.
 
-    The files of sample ``i`` are ``files[first[i] : first[i + 1]]``; ``keys`` has a row of bytes for each sample, filled
-    up with zeros, of length ``key_lengths[i]``; ``extensions`` has a number for each file.
+    The files of sample ``i`` are ``files[first[i] : first[i + 1]]``; ``keys`` has a row of bytes for each sample,
+    filled up with zeros, of length ``key_lengths[i]``; ``extensions`` has a number for each file.
     """
 
     files: Files
@@ -56,7 +56,7 @@ class Run(NamedTuple):
     names: list[str]
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """How many samples."""
         return len(self.first) - 1
 
@@ -73,10 +73,10 @@ class Run(NamedTuple):
 
     def columns(self) -> list[str] | None:
         """The extensions that every sample has, in the same order; None if samples differ."""
-        if not self.count:
+        if not self.total:
             return None
         width = int(self.first[1])
-        if len(self.extensions) != width * self.count or (np.diff(self.first) != width).any():
+        if len(self.extensions) != width * self.total or (np.diff(self.first) != width).any():
             return None
         table = self.extensions.reshape(-1, width)
         if (table != table[0]).any():
@@ -105,7 +105,7 @@ class Run(NamedTuple):
     ) -> Iterator[Sample]:
         names = [self.names[number] for number in self.extensions.tolist()]
         first = self.first.tolist()
-        for i in range(start, self.count):
+        for i in range(start, self.total):
             sample: Sample = {KEY: keys[i], URL: url}
             for at in range(first[i], first[i + 1]):
                 sample[names[at]] = source[begins[at] : ends[at]]
@@ -141,15 +141,15 @@ def scan_runs(
     held = 0  # files of the sample that may go on, from earlier windows
     for files in scan_files(source, url, start=start, require_end=require_end):
         waiting.append(files)
-        if sum(part.count for part in waiting) < 2 * held:
+        if sum(part.total for part in waiting) < 2 * held:
             continue  # one huge sample: not to be put together again for every window
         run = _group(Files.join(waiting), known)
-        cut = int(run.first[-2]) if run.count else 0
+        cut = int(run.first[-2]) if run.total else 0
         # The last sample may go on in the next window.
         waiting = [run.files.take(slice(cut, None))]
-        held = waiting[0].count
-        if run.count > 1:
-            go_on = yield from _distinct(_part(run, run.count - 1), url, handler)
+        held = waiting[0].total
+        if run.total > 1:
+            go_on = yield from _distinct(_part(run, run.total - 1), url, handler)
             if not go_on:
                 return
     yield from _distinct(_group(Files.join(waiting), known), url, handler)
@@ -179,7 +179,7 @@ def _group(files: Files, known: Extensions) -> Run:
                 dot[row] = len(parts[0].encode("utf-8", "surrogateescape"))
     if not keep.all():
         files, dot, lengths = files.take(keep), dot[keep], lengths[keep]
-        names, rows = files.names, files.count
+        names, rows = files.names, files.total
     keys = np.where(columns < dot[:, None], names, 0).astype(np.uint8)
     keys = np.ascontiguousarray(keys[:, : int(dot.max(initial=0)) + 1])
     texts = keys.view(f"S{keys.shape[1]}").ravel()
@@ -226,13 +226,13 @@ def _part(run: Run, count: int) -> Run:
 
 def _distinct(run: Run, url: str, handler: Handler | None) -> Generator[Run, None, bool]:
     """The run, without files whose extension was there before in their sample; returns whether to go on."""
-    if not run.count or _all_differ(run):
-        if run.count:
+    if not run.total or _all_differ(run):
+        if run.total:
             yield run
         return True
-    keep = np.ones(run.files.count, bool)
+    keep = np.ones(run.files.total, bool)
     first = run.first.tolist()
-    for number in range(run.count):
+    for number in range(run.total):
         seen = {KEY: 0, URL: 0}
         for row in range(first[number], first[number + 1]):
             extension = run.names[run.extensions[row]]
@@ -260,7 +260,7 @@ def _all_differ(run: Run) -> bool:
     columns = run.columns()
     if columns is not None:
         return len(set(columns)) == len(columns)
-    number = np.repeat(np.arange(run.count), np.diff(run.first)) * len(run.names) + run.extensions
+    number = np.repeat(np.arange(run.total), np.diff(run.first)) * len(run.names) + run.extensions
     number.sort()
     return not (number[1:] == number[:-1]).any()
 

@@ -60,7 +60,7 @@ class Files(NamedTuple):
     end: Ints
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """How many."""
         return len(self.header)
 
@@ -70,20 +70,21 @@ class Files(NamedTuple):
 
     def take(self, which: slice | npt.NDArray[np.bool_]) -> Files:
         """Some of them."""
-        return Files(*(array[which] for array in self))
+        names, *others = (array[which] for array in self)
+        return Files(names, *others)  # type: ignore[arg-type]
 
     @staticmethod
     def join(parts: list[Files]) -> Files:
         """One after the other."""
-        parts = [part for part in parts if part.count]
+        parts = [part for part in parts if part.total]
         if len(parts) < 2:
             return parts[0] if parts else NO_FILES
         width = max(part.names.shape[1] for part in parts)
-        names = np.zeros((sum(part.count for part in parts), width), np.uint8)
+        names = np.zeros((sum(part.total for part in parts), width), np.uint8)
         row = 0
         for part in parts:
-            names[row : row + part.count, : part.names.shape[1]] = part.names
-            row += part.count
+            names[row : row + part.total, : part.names.shape[1]] = part.names
+            row += part.total
         return Files(names, *(np.concatenate([part[field] for part in parts]) for field in range(1, 6)))
 
     @staticmethod
@@ -229,7 +230,7 @@ def scan_files(source: Source, shard: str, *, start: int = 0, require_end: bool 
             error = caught
         _flush(parts, slow)
         found = Files.join(parts)
-        if found.count:
+        if found.total:
             yield found
         if error is not None:
             raise error

@@ -1,0 +1,108 @@
+"""`ShardDataset`: this rank's share of tar shards, in an order that anyone can reproduce.
+
+dataset = ShardDataset("train-{000..999}.tar", decode=True, seed=0)
+loader = DataLoader(dataset, batch_size=256, num_workers=8)
+for epoch in range(90):
+    loader.set_epoch(epoch)
+    for batch in loader: ...      # {"__key__": [...], "__url__": [...], "jpg": ..., "cls": tensor}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from penstock.datasets.share import Share, Slice
+from penstock.datasets.share_dataset import ShareDataset
+from penstock.errors import ConfigError
+from penstock.order.permutation import Indices
+from penstock.shards.decode import chained
+from penstock.shards.grouping import Sample
+from penstock.shards.shardset import ShardSet
+from penstock.shards.urls import Urls
+
+__all__ = ["ShardDataset"]
+
+
+class ShardDataset(ShareDataset):
+    """The samples of one rank in one mini-epoch, as a map-style data set of exactly that length.
+
+    Args:
+        urls: the shards, see `ShardSet`; or an open `ShardSet`.
+        decode: True makes images, numbers, text, JSON and arrays of the bytes, by their extensions; a mapping of
+            extensions to functions of bytes does so with those in front; a function gets the sample. By default values
+            are bytes.
+        load: ``load(sample)`` makes the item, inside the scope of the sample's own `penstock.generator`; by default an
+            item is the sample, a dict.
+        rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
+            `penstock.RankDataset`. ``shuffle="block"`` with a ``block_size`` of about a shard's samples keeps reads
+            within few shards at a time; ``"global"`` reads from all of them.
+        cache_dir, progress: see `ShardSet`.
+
+    Raises:
+        ConfigError, PartitionError: arguments that make no sense.
+        ShardError: see `ShardSet`.
+
+    Every sample comes once an epoch, whatever the number of shards, ranks and workers, and all ranks have equally many
+    batches, unless ``remainder="uneven"``. The state is a few integers, and loads on any number of ranks. Index ``i``
+    is the i-th sample of this rank; ``dataset.shards[i]`` is the i-th one on disk.
+
+    Memory does not depend on the number of samples: the indexes are mapped and shared by all processes.
+    """
+
+    def __init__(
+        self,
+        urls: ShardSet | Urls,
+        *,
+        decode: bool | Mapping[str, Callable[[bytes], Any] | None] | Callable[[Sample], Sample] | None = None,
+        load: Callable[[Sample], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        mini_epochs: int = 1,
+        group: int | None = None,
+        seed: int = 0,
+        remainder: str = "pad",
+        shuffle: str = "global",
+        block_size: int | None = None,
+        window: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        if isinstance(urls, ShardSet) and (cache_dir is not None or progress is not None):
+            raise ConfigError("cache_dir= and progress= belong to ShardSet(...), and this one is open already")
+        self.shards = urls if isinstance(urls, ShardSet) else ShardSet(urls, cache_dir=cache_dir, progress=progress)
+        """The samples as they are on disk."""
+        share = Share(
+            self.shards,
+            rank=rank,
+            world_size=world_size,
+            process_group=process_group,
+            mini_epochs=mini_epochs,
+            seed=seed,
+            shuffle=shuffle,
+            remainder=remainder,
+            group=group,
+            block_size=block_size,
+            window=window,
+        )
+        super().__init__(share, chained(decode, load))
+        self.releases_gil = decode is True
+        """Whether items are mostly made outside of Python's lock: images are, when they are decoded."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the samples, see `ShardSet.fingerprint`."""
+        return self.shards.fingerprint
+
+    def _read(self, slice_: Slice, local: Indices) -> list[Any]:
+        return self.shards.records(slice_.rows(slice_.positions(local)))
+
+    def _read_one(self, slice_: Slice, local: int, row: int) -> Any:
+        return self.shards[row]
+
+    def _items(self, records: list[Any]) -> list[Any]:
+        return records

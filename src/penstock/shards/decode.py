@@ -1,0 +1,141 @@
+"""What the bytes of a sample mean, by their extension: images, numbers, text, JSON, arrays.
+
+    decode = Decode()
+    decode({"__key__": "a", "__url__": "x.tar", "jpg": b"...", "cls": b"7"})     # jpg: uint8 tensor (3, h, w), cls: 7
+
+Images come as everywhere in Penstock: uint8, RGB, (3, height, width) with channels_last strides, not normalised.
+Pickles are never opened: that would run code out of the data.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.errors import ConfigError, ImageError, ShardError
+from penstock.images.decode import decode as decode_image
+from penstock.shards.grouping import KEY, URL, Sample
+from penstock.stages import stage
+
+__all__ = ["Decode", "chained"]
+
+Decoder = Callable[[bytes], Any]
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _array(data: bytes) -> Any:
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+def _arrays(data: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def _image(data: bytes) -> torch.Tensor:
+    with stage("decode"):
+        return torch.from_numpy(decode_image(data)).permute(2, 0, 1)
+
+
+_DECODERS: dict[str, Decoder] = {
+    **dict.fromkeys(("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "webp", "tif", "tiff"), _image),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
+    **dict.fromkeys(("txt", "text", "transcript", "html", "htm"), _text),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    "npy": _array,
+    "npz": _arrays,
+}
+
+
+class Decode:
+    """``decode(sample) -> sample`` with values in the place of bytes; picklable.
+
+    Args:
+        decoders: functions of bytes by extension, before the ones that there are: the whole one (``seg.png``) comes
+            before its last part (``png``). None leaves an extension as bytes.
+
+    Extensions that nobody knows stay bytes.
+
+    Raises:
+        ImageError, ShardError: (when called) data that cannot be decoded; shard, key and extension are named.
+    """
+
+    pure = True
+
+    def __init__(self, decoders: Mapping[str, Decoder | None] | None = None) -> None:
+        self._own = dict(decoders or {})
+        self.pure = all(getattr(decoder, "pure", False) for decoder in self._own.values() if decoder is not None)
+
+    def __call__(self, sample: Sample) -> Sample:
+        """A new sample."""
+        result: Sample = {}
+        for name, data in sample.items():
+            decoder = self._decoder(name) if isinstance(data, bytes) else None
+            if decoder is None:
+                result[name] = data
+                continue
+            try:
+                result[name] = decoder(data)
+            except ImageError as error:
+                raise ImageError(f"{_where(sample, name)}: {error}") from error
+            except (ValueError, EOFError) as error:
+                raise ShardError(f"{_where(sample, name)}: cannot be decoded: {error}") from error
+        return result
+
+    def _decoder(self, name: str) -> Decoder | None:
+        if name.startswith("__"):
+            return None
+        last = name.rpartition(".")[2]
+        for known in (self._own, _DECODERS):
+            for part in (name, last):
+                if part in known:
+                    return known[part]
+        return None
+
+
+def _where(sample: Sample, name: str) -> str:
+    return f"{sample.get(URL)}: sample {sample.get(KEY)!r}: {name}"
+
+
+def _decoder_of(decode: bool | Mapping[str, Decoder | None] | Callable[[Sample], Sample] | None) -> Any:
+    """What ``decode=`` of a data set stands for: None for nothing.
+
+    Raises:
+        ConfigError: it is none of the things that it may be.
+    """
+    if decode is None or decode is False:
+        return None
+    if decode is True:
+        return Decode()
+    if isinstance(decode, Mapping):
+        return Decode(decode)
+    if callable(decode):
+        return decode
+    raise ConfigError(f"decode= takes True, decoders by extension, or a function of a sample, got {decode!r}")
+
+
+class _Chain:
+    """``decode``, then ``load``; picklable."""
+
+    def __init__(self, decode: Callable[[Sample], Sample], load: Callable[[Sample], Any]) -> None:
+        self.decode, self.load = decode, load
+        self.pure = bool(getattr(decode, "pure", False) and getattr(load, "pure", False))
+
+    def __call__(self, sample: Sample) -> Any:
+        return self.load(self.decode(sample))
+
+
+def chained(decode: Any, load: Callable[[Sample], Any] | None) -> Callable[[Sample], Any] | None:
+    """Both in one, if both are there."""
+    decoder = _decoder_of(decode)
+    if decoder is None or load is None:
+        return load if decoder is None else decoder
+    return _Chain(decoder, load)

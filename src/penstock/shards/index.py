@@ -1,0 +1,320 @@
+"""The index of a tar shard, ``NAME.pidx`` beside it: where the samples are, and what they are called.
+
+    byte 0     magic, version, extensions' bytes                        8s I I     (all little-endian)
+    byte 16    samples, files, keys' bytes, tar size, tar mtime in ns   q q q q q
+    byte 56    xxh3_128 of the tar, xxh3_64 of the body                 16s Q
+    byte 80    xxh3_64 of the bytes before                              Q
+    byte 128   the body: parts that begin at multiples of 8
+               first       samples + 1   int64   files of sample i: first[i] to first[i + 1]
+               key_at      samples + 1   int64   its key: keys[key_at[i] : key_at[i + 1]]
+               header      files         int64   first byte of a file's headers, extended ones included
+               offset      files         int64   first byte of its data
+               size        files         int64   its length
+               extension   files         int32   which of the extensions
+               keys                      UTF-8
+               extensions                UTF-8, one after the other, each ended by a zero
+
+It is written to a temporary file and renamed, by one process while the others wait for a lock, and can be deleted at
+any time. A file that is not exactly this, for exactly this shard (size and modification time), is made again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.errors import ManifestIOError, ShardError, ShardIOError
+from penstock.manifest.sidecar import places
+from penstock.shards.compressed import compression_of
+from penstock.shards.files import ShardFile
+from penstock.shards.header import decode_name, rounded
+from penstock.shards.runs import Extensions, Run, scan_runs
+from penstock.storage import file_lock, io_error, is_writable, write_atomically
+
+__all__ = ["SUFFIX", "Header", "ShardIndex", "index_path", "load_or_build", "read_header"]
+
+SUFFIX = ".pidx"
+MAGIC, VERSION = b"PENSHARD", 1
+BODY = 128
+_STRUCT = struct.Struct("<8sIIqqqqq16sQ")
+_CHECKSUM = struct.Struct("<Q")
+_CHECKED = 32 << 20  # bodies up to this size are checked as a whole when they are opened
+
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an index says about its shard."""
+
+    extension_bytes: int
+    samples: int
+    files: int
+    key_bytes: int
+    size: int
+    mtime_ns: int
+    digest: bytes
+    body: int
+
+    def pack(self) -> bytes:
+        numbers = self.samples, self.files, self.key_bytes, self.size, self.mtime_ns
+        head = _STRUCT.pack(MAGIC, VERSION, self.extension_bytes, *numbers, self.digest, self.body)
+        return (head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head))).ljust(BODY, b"\0")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Header | None:
+        """None for anything that is not a header of this version with its checksum."""
+        if len(data) < BODY:
+            return None
+        magic, version, *fields = _STRUCT.unpack_from(data)
+        (checksum,) = _CHECKSUM.unpack_from(data, _STRUCT.size)
+        if magic != MAGIC or version != VERSION or checksum != xxhash.xxh3_64_intdigest(data[: _STRUCT.size]):
+            return None
+        return cls(*fields)
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """First byte and length of each part."""
+        lengths = [8 * (self.samples + 1)] * 2 + [8 * self.files] * 3 + [4 * self.files, self.key_bytes]
+        result, at = [], BODY
+        for length in [*lengths, self.extension_bytes]:
+            result.append((at, length))
+            at = -(-(at + length) // 8) * 8
+        return result
+
+    @property
+    def length(self) -> int:
+        """Size of the whole index in bytes."""
+        return sum(self.parts[-1])
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the shard's content, 32 hex digits."""
+        return self.digest.hex()
+
+
+class ShardIndex:
+    """A valid index, mapped. The views are of int64 (``extension``: int32); reading one number takes 40 ns."""
+
+    def __init__(self, path: Path, header: Header, mapped: mmap.mmap) -> None:
+        self.path, self.header, self._map = path, header, mapped
+        view = memoryview(mapped)
+        parts = [view[at : at + length] for at, length in header.parts]
+        self.first, self.key_at, self.header_at, self.offset, self.size = (part.cast("q") for part in parts[:5])
+        self.extension = parts[5].cast("i")
+        self._keys = header.parts[6][0]
+        self.extensions = [decode_name(name) for name in bytes(parts[7]).split(b"\0")[:-1]]
+
+    def __len__(self) -> int:
+        return self.header.samples
+
+    def key(self, sample: int) -> str:
+        """The key of a sample."""
+        at = self._keys
+        return str(self._map[at + self.key_at[sample] : at + self.key_at[sample + 1]], "utf-8", "surrogateescape")
+
+    def span(self, sample: int) -> tuple[int, int]:
+        """First header byte of a sample, and the first byte after it, padding included."""
+        begin, end = self.first[sample], self.first[sample + 1]
+        if begin == end:
+            return 0, 0
+        return self.header_at[begin], self.offset[end - 1] + rounded(self.size[end - 1])
+
+    @classmethod
+    def load(cls, path: Path) -> ShardIndex | None:
+        """The index at a path, stale or not, or None where there is no sound one.
+
+        Raises:
+            ShardIOError: the file cannot be read (too many open files).
+        """
+        try:
+            with open(path, "rb", buffering=0) as file:
+                header = Header.unpack(file.read(BODY))
+                if header is None or min(header.samples, header.files, header.key_bytes) < 0:
+                    return None
+                if os.fstat(file.fileno()).st_size != header.length:
+                    return None
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise ShardIOError(str(io_error(path, error, "cannot read the index"))) from error
+        if header.length <= _CHECKED and xxhash.xxh3_64_intdigest(memoryview(mapped)[BODY:]) != header.body:
+            return None
+        index = cls(path, header, mapped)
+        ends = index.first[0], index.first[-1], index.key_at[0], index.key_at[-1], len(index.extensions)
+        sound = ends[:4] == (0, header.files, 0, header.key_bytes) and (ends[4] > 0 or not header.files)
+        return index if sound else None
+
+    def is_sound(self) -> bool:
+        """Whether its body is what was written, whatever its size. Reads all of it."""
+        return xxhash.xxh3_64_intdigest(memoryview(self._map)[BODY:]) == self.header.body
+
+
+def read_header(path: Path) -> Header | None:
+    """The header of an index, None where there is no sound one. Costs one small read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            header = Header.unpack(file.read(BODY))
+            return header if header and os.fstat(file.fileno()).st_size == header.length else None
+    except OSError:
+        return None
+
+
+def index_path(shard: str, cache_dir: str | None = None) -> Path | None:
+    """Where a shard has a current index, None if it has none."""
+    status = os.stat(shard)
+    for path in places(shard, SUFFIX, cache_dir):
+        header = read_header(path)
+        if header is not None and (header.size, header.mtime_ns) == (status.st_size, status.st_mtime_ns):
+            return path
+    return None
+
+
+def load_or_build(
+    shard: str, *, url: str | None = None, cache_dir: str | None = None, progress: Progress | None = None
+) -> ShardIndex:
+    """The shard's index; built, or built again, by this process where no sound and current one is found.
+
+    Args:
+        shard: a local file.
+        url: its name, for messages.
+        cache_dir: where indexes go, instead of beside the shard (or, if that is read-only, in the user's cache).
+        progress: called with the bytes just indexed.
+
+    Raises:
+        ShardIOError: the shard cannot be read, or the index not be written.
+        TruncatedShardError, ShardError: the shard is damaged, or compressed.
+        ShardChangedError: the shard was written to while it was being indexed.
+    """
+    file = ShardFile(shard)
+    candidates = places(shard, SUFFIX, cache_dir)
+    found = _current(candidates, file)
+    if found is None:
+        try:
+            lock = file_lock(candidates[0])
+        except OSError as error:
+            raise ShardIOError(str(io_error(candidates[0], error, "cannot lock the index"))) from error
+        with lock:
+            found = _current(candidates, file)  # another process may have built it while we waited
+            if found is None:
+                return _build(candidates, file, url or shard, progress or (lambda _: None))
+    if progress is not None:
+        progress(file.size)
+    return found
+
+
+def _current(candidates: list[Path], file: ShardFile) -> ShardIndex | None:
+    for path in candidates:
+        index = ShardIndex.load(path)
+        if index is not None and (index.header.size, index.header.mtime_ns) == (file.size, file.mtime_ns):
+            return index
+    return None
+
+
+def _build(candidates: list[Path], file: ShardFile, url: str, progress: Progress) -> ShardIndex:
+    file.settle()
+    header, parts = _scan(file, url, progress)
+    for number, path in enumerate(candidates):
+        last = number == len(candidates) - 1
+        if not last and not is_writable(path.parent):
+            continue
+        try:
+            if last:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with write_atomically(path) as out:
+                out.write(header.pack())
+                for (at, _), part in zip(header.parts, parts, strict=True):
+                    out.write(bytes(at - out.tell()))
+                    out.write(part)
+                file.check()
+        except (ShardError, ManifestIOError):
+            raise
+        except OSError as error:
+            if isinstance(error, PermissionError) and not last:
+                continue  # access rights promised more than the file system keeps
+            raise ShardIOError(str(io_error(path, error, f"cannot write the index of {url} to"))) from error
+        built = ShardIndex.load(path)
+        if built is None:
+            raise ShardIOError(f"the index {path} was removed or replaced while it was being opened; try again")
+        return built
+    raise AssertionError("unreachable: the last place is always tried")
+
+
+def _scan(file: ShardFile, url: str, progress: Progress) -> tuple[Header, list[memoryview]]:
+    """The header and the parts of a shard's index."""
+    source = file.map()
+    if (kind := compression_of(bytes(source[:6]))) is not None:
+        raise ShardError(
+            f"{url}: compressed ({kind}), so its samples cannot be reached one by one: unpack it, or read it "
+            "as a stream (StreamShards)"
+        )
+    digest, extensions, builder = xxhash.xxh3_128(), Extensions(), _Builder()
+    view, done = memoryview(source), 0
+    for run in scan_runs(source, url, extensions=extensions):
+        builder.add(run)
+        end = int(run.files.end[-1]) if run.files.total else done
+        digest.update(view[done:end])  # what was just looked at is still in the cache
+        progress(max(0, end - done))
+        done = max(done, end)
+    digest.update(view[done:])
+    progress(file.size - done)
+    parts = builder.parts(extensions.names)
+    body, at = xxhash.xxh3_64(), BODY
+    lengths = [len(part) for part in parts]
+    header = Header(
+        lengths[7], builder.samples, lengths[5] // 4, lengths[6], file.size, file.mtime_ns, digest.digest(), 0
+    )
+    for (begin, length), part in zip(header.parts, parts, strict=True):
+        body.update(bytes(begin - at))
+        body.update(part)
+        at = begin + length
+    return Header(**{**header.__dict__, "body": body.intdigest()}), parts
+
+
+class _Builder:
+    """The parts of an index, as they come."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._files = self._key_bytes = 0
+        self._arrays: list[list[npt.NDArray[Any]]] = [[np.zeros(1, np.int64)] for _ in range(2)]
+        self._arrays += [[] for _ in range(4)]
+        self._keys: list[bytes] = []
+
+    def add(self, run: Run) -> None:
+        """The samples of a run."""
+        keys = run.keys[np.arange(run.keys.shape[1]) < run.key_lengths[:, None]].tobytes()
+        self._keys.append(keys)
+        files = run.files
+        columns: tuple[npt.NDArray[Any], ...] = (
+            run.first[1:] + self._files,
+            np.cumsum(run.key_lengths) + self._key_bytes,
+            files.header,
+            files.offset,
+            files.size,
+            run.extensions.astype(np.int32),
+        )
+        for array, column in zip(self._arrays, columns, strict=True):
+            array.append(column)
+        self.samples += run.total
+        self._files += files.total
+        self._key_bytes += len(keys)
+
+    def parts(self, extensions: list[str]) -> list[memoryview]:
+        """All of them, as bytes."""
+        kinds = ["<i8"] * 5 + ["<i4"]
+        arrays = [
+            np.concatenate([np.zeros(0, np.int64), *a]).astype(k) for a, k in zip(self._arrays, kinds, strict=True)
+        ]
+        names = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in extensions)
+        return [*(array.data.cast("B") for array in arrays), memoryview(b"".join(self._keys)), memoryview(names)]
