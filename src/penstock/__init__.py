@@ -22,8 +22,11 @@ _HOMES = {
     "InfiniteSampler": "samplers",
     "IterationBasedBatchSampler": "samplers",
     "LoadImage": "datasets",
+    "MDSDataset": "shards.mds",
+    "MDSFolder": "shards.mds",
     "MPDataset": "datasets",
     "Manifest": "manifest",
+    "Mixture": "datasets",
     "OnError": "loader",
     "Partition": "order",
     "Permutation": "order",
@@ -54,8 +57,11 @@ __all__ = [
     "InfiniteSampler",
     "IterationBasedBatchSampler",
     "LoadImage",
+    "MDSDataset",
+    "MDSFolder",
     "MPDataset",
     "Manifest",
+    "Mixture",
     "OnError",
     "Partition",
     "Permutation",
@@ -75,7 +81,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.datasets import ImageDataset, LoadImage, MPDataset, RankDataset, RankServerDataset, ServerDataset
+    from penstock.datasets import (
+        ImageDataset,
+        LoadImage,
+        Mixture,
+        MPDataset,
+        RankDataset,
+        RankServerDataset,
+        ServerDataset,
+    )
     from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
     from penstock.manifest import Manifest, Record
     from penstock.order import Partition, Permutation, make_order
@@ -92,6 +106,7 @@ if TYPE_CHECKING:
         make_batch_data_sampler,
         make_data_sampler,
     )
+    from penstock.shards.mds import MDSDataset, MDSFolder
     from penstock.stages import stage
 
 

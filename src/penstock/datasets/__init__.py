@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from penstock import lazy
 
-__all__ = ["ImageDataset", "LoadImage", "MPDataset", "RankDataset", "RankServerDataset", "ServerDataset"]
+__all__ = ["ImageDataset", "LoadImage", "MPDataset", "Mixture", "RankDataset", "RankServerDataset", "ServerDataset"]
 
 if TYPE_CHECKING:
     from penstock.datasets.images import ImageDataset, LoadImage
+    from penstock.datasets.mixture import Mixture
     from penstock.datasets.rank import RankDataset
     from penstock.datasets.server import RankServerDataset, ServerDataset
     from penstock.datasets.stream import MPDataset
@@ -20,6 +21,7 @@ __getattr__, __dir__ = lazy.names(
         "ImageDataset": "images",
         "LoadImage": "images",
         "MPDataset": "stream",
+        "Mixture": "mixture",
         "RankDataset": "rank",
         "RankServerDataset": "server",
         "ServerDataset": "server",

@@ -1,0 +1,301 @@
+"""`Mixture`: proportions on every prefix, every sample of a source equally often, resume anywhere on any ranks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loader_conformance import check_chain, check_elastic, check_end_of_pass, check_load_into_used, check_resume
+from mixture_support import Drawing, Failing, Numbers
+
+from penstock import DataLoader, Manifest, MDSFolder, Mixture, RankDataset
+from penstock.errors import ConfigError, PartitionError, StateError
+
+SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=5)
+WEIGHTS = st.sampled_from([1, 2, 3, 0.5, 0.1, 0.25, 7.5, 1.3])
+
+
+def make(
+    sizes: list[int], weights: list[Any], *, rank: int = 0, world: int = 1, kind: Any = Numbers, **options: Any
+) -> Any:
+    sources = [(kind(1000 * i, n), w) for i, (n, w) in enumerate(zip(sizes, weights, strict=True))]
+    return Mixture(sources, rank=rank, world_size=world, **options)
+
+
+def items(mixture: Any) -> list[Any]:
+    return [mixture[i] for i in range(len(mixture))]
+
+
+def source_of(item: int) -> int:
+    return item // 1000
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_every_prefix_has_the_proportions(data: Any) -> None:
+    sizes = data.draw(SIZES)
+    weights = data.draw(st.lists(WEIGHTS, min_size=len(sizes), max_size=len(sizes)))
+    mixture = make(sizes, weights, stop=data.draw(st.integers(1, 300)), seed=data.draw(st.integers(0, 9)))
+    shares = [Fraction(str(weight)) / sum(Fraction(str(w)) for w in weights) for weight in weights]
+    had = [0] * len(sizes)
+    for count, item in enumerate(items(mixture), 1):
+        had[source_of(item)] += 1
+        assert all(abs(had[i] - count * share) < 1 for i, share in enumerate(shares))
+    assert list(mixture.counts(len(mixture)).values()) == had
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_samples_of_a_source_come_equally_often_over_epochs(data: Any) -> None:
+    sizes = data.draw(SIZES)
+    weights = data.draw(st.lists(WEIGHTS, min_size=len(sizes), max_size=len(sizes)))
+    mode = data.draw(st.sampled_from(["proportion", "upsample"]))
+    mixture = make(sizes, weights, mode=mode, stop=data.draw(st.sampled_from(["first", "all", 30])))
+    seen: Counter[int] = Counter()
+    for epoch in range(3):
+        mixture.set_epoch(epoch)
+        seen.update(items(mixture))
+    for i, size in enumerate(sizes):
+        counts = [seen[1000 * i + k] for k in range(size)]
+        assert max(counts) - min(counts) <= 1
+    had = {statistics.name: statistics.had for statistics in mixture.statistics(mixture.state_dict(len(mixture)))}
+    assert list(had.values()) == [sum(seen[1000 * i + k] for k in range(size)) for i, size in enumerate(sizes)]
+
+
+def test_stops() -> None:
+    sizes = [10, 30]
+    first = items(make(sizes, [1, 1], stop="first"))
+    assert max(Counter(first).values()) == 1
+    assert len(first) == 20
+    everything = items(make(sizes, [1, 1]))
+    assert len(everything) == 60
+    assert len(set(everything)) == 40
+    assert Counter(everything)[everything[0]] == 3
+    assert len(items(make(sizes, [1, 1], stop=7))) == 7
+    assert (
+        len(set(items(make(sizes, [1, 1], mode="upsample")))) == len(items(make(sizes, [1, 1], mode="upsample"))) == 40
+    )
+
+
+def test_modes() -> None:
+    sizes = [10, 40]
+    counts = [
+        Counter(map(source_of, items(make(sizes, weights, mode=mode, stop=stop))))
+        for weights, mode, stop in [
+            ([3, 1], "proportion", 100),
+            ([3, 1], "upsample", 70),
+            ([2, 0.5], "repeat", None),
+            ([7, 93], "choose", None),
+        ]
+    ]
+    assert counts == [{0: 75, 1: 25}, {0: 30, 1: 40}, {0: 20, 1: 20}, {0: 7, 1: 93}]
+    repeated = Counter(items(make(sizes, [2, 0.5], mode="repeat")))
+    assert [repeated[k] for k in range(10)] == [2] * 10
+    assert max(repeated[1000 + k] for k in range(40)) == 1
+
+
+def test_orders() -> None:
+    sizes, weights = [9, 9], [1, 1]
+    plain = make(sizes, weights, shuffle="none")
+    assert [item for item in items(plain) if item < 1000] == list(range(9))
+    shuffled = make(sizes, weights, seed=1)
+    first = items(shuffled)
+    shuffled.set_epoch(1)
+    assert first != items(shuffled)
+    assert [item % 1000 for item in first if item < 1000] != [item % 1000 for item in first if item >= 1000]
+    assert first != items(make(sizes, weights, seed=2))
+    assert first == items(make(sizes, weights, seed=1))
+    block = items(make([40, 40], weights, shuffle="block", block_size=5, window=1))
+    inside = [item for item in block if item < 1000]
+    assert all(len({item // 5 for item in inside[k : k + 5]}) == 1 for k in range(0, 40, 5))
+
+
+@pytest.mark.parametrize("remainder", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_take_turns(world: int, remainder: str) -> None:
+    whole = items(make([11, 20, 5], [3, 2, 1], stop=50))
+    ranks = [
+        items(make([11, 20, 5], [3, 2, 1], rank=r, world=world, stop=50, remainder=remainder)) for r in range(world)
+    ]
+    together = [item for row in itertools.zip_longest(*ranks) for item in row if item is not None]
+    short = len(whole) - len(whole) % world if remainder == "drop" else len(whole)
+    assert together[:short] == whole[:short]
+    assert together[short:] == whole[: len(together) - short]
+
+
+def drain(loader: Any) -> list[Any]:
+    return [[column.tolist() for column in batch] for batch in loader]
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "executor": "thread"}], ids=str
+)
+def test_batches_do_not_depend_on_the_executor(options: dict[str, Any]) -> None:
+    def loader(**more: Any) -> DataLoader:
+        return DataLoader(make([11, 20, 5], [3, 2, 1], kind=Drawing, rank=1, world=2, stop=50), batch_size=4, **more)
+
+    with loader() as plain, loader(**options) as other:
+        for _ in range(2):
+            assert drain(plain) == drain(other)
+
+
+def test_resume_anywhere_and_on_other_ranks() -> None:
+    def loader(rank: int = 0, world: int = 1, **more: Any) -> DataLoader:
+        mixture = make([11, 20, 5], [3, 2, 1], kind=Drawing, rank=rank, world=world, stop=50, **more)
+        return DataLoader(mixture, batch_size=4)
+
+    plain = loader()
+    states, batches = [json.loads(json.dumps(plain.state_dict()))], []
+    for _ in range(2):
+        for batch in plain:
+            batches.append([column.tolist() for column in batch])
+            states.append(json.loads(json.dumps(plain.state_dict())))
+    assert len(json.dumps(states[3])) < 1000
+    for k in (0, 1, 6, 12, 13, 14, 20):
+        again = loader()
+        again.load_state_dict(states[k])
+        rest = drain(again)
+        rest += drain(again) if len(rest) + k < len(batches) else []
+        assert rest[: len(batches) - k] == batches[k:]
+    ranks = [loader(rank, 3) for rank in range(3)]
+    for again in ranks:
+        again.load_state_dict(states[5])
+    parts = [[pair for batch in drain(again) for pair in zip(*batch, strict=True)] for again in ranks]
+    together = [pair for row in zip(*parts, strict=True) for pair in row]
+    whole = [pair for batch in batches[5:13] for pair in zip(*batch, strict=True)]
+    assert together[: len(whole)] == whole
+
+
+def test_mini_epochs_go_through_the_epoch() -> None:
+    whole = items(make([11, 20], [3, 2], stop=60))
+    cut = make([11, 20], [3, 2], stop=60, mini_epochs=4)
+    parts = []
+    for number in range(4):
+        cut.set_mini_epoch(number)
+        parts += items(cut)
+    assert parts == whole
+
+
+def test_statistics_of_a_loader() -> None:
+    mixture = make([10, 40], [1, 1], stop=20, names=["small", "large"])
+    loader = DataLoader(mixture, batch_size=4)
+    loader.set_epoch(2)
+    for number, _ in enumerate(loader):
+        if number == 2:
+            break
+    small, large = mixture.statistics(loader.state_dict())
+    assert (small.name, small.samples, small.share, small.per_epoch) == ("small", 10, 0.5, 10)
+    assert (small.had, small.passes, large.had) == (26, 2.6, 26)
+    assert [statistics.had for statistics in mixture.statistics()] == [20, 20]
+    assert loader.stats()["stages"].keys() >= {"small", "large"}
+    with pytest.raises(StateError, match="no state of this Mixture"):
+        mixture.statistics({"epoch": 1, "consumed": 3})
+
+
+def test_tags_and_sources() -> None:
+    mixture = make([5, 5], [1, 1], tag=True)
+    assert all(source_of(item) == number for item, number in items(mixture))
+    assert [type(source) for source in mixture.sources] == [Numbers, Numbers]
+    assert mixture.bound == 1
+
+
+def test_travels() -> None:
+    mixture = make([11, 20], [3, 2], kind=Drawing, seed=4)
+    mixture.set_epoch(2)
+    again = pickle.loads(pickle.dumps(mixture))
+    assert items(again) == items(mixture)
+    assert again.fingerprint == mixture.fingerprint
+
+
+def test_states_of_other_mixtures_are_refused() -> None:
+    state = make([11, 20], [3, 2]).state_dict(5)
+    for other in (make([11, 21], [3, 2]), make([11, 20], [3, 3]), make([11, 20], [3, 2], stop="first")):
+        with pytest.raises(StateError, match="fingerprint"):
+            other.load_state_dict(state)
+    with pytest.raises(StateError, match="seed"):
+        make([11, 20], [3, 2], seed=1).load_state_dict(state)
+    with pytest.raises(StateError):
+        make([11, 20], [3, 2]).load_state_dict(state | {"samples": 4}, allow_growth=True)
+
+
+def test_errors_name_the_source() -> None:
+    mixture = Mixture([(Numbers(0, 5), 1), (Failing(0, 5), 1)], rank=0, world_size=1, names=["good", "bad"])
+    with pytest.raises(RuntimeError) as caught:
+        items(mixture)
+    assert any("of bad" in note for note in caught.value.__notes__)
+
+
+def test_sources_of_ours(write_manifest: Any) -> None:
+    manifest = Manifest.open(write_manifest(30), progress=False)
+    whole = RankDataset(manifest, rank=0, world_size=1, shuffle="none")
+    mixture = Mixture([(whole, 1), (Numbers(0, 10), 1)], rank=0, world_size=1)
+    assert len([item for item in items(mixture) if isinstance(item, tuple)]) == 30
+    assert MDSFolder.pure
+    with pytest.raises(PartitionError, match="one rank's share of a RankDataset"):
+        Mixture([(RankDataset(manifest, rank=0, world_size=2), 1)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([],), "pairs"),
+        (([Numbers(0, 3)],), "pairs"),
+        (([(Numbers(0, 3), 0)],), "positive number, got 0"),
+        (([(Numbers(0, 3), float("nan"))],), "positive number, got nan"),
+        (([(Numbers(0, 3), "x")],), "positive number, got 'x'"),
+        (([(Numbers(0, 0), 1)],), "source 0 is empty"),
+        (([(iter([1]), 1)],), "length and items"),
+        (([(Numbers(0, 3), 1)], {"mode": "mix"}), "unknown mode 'mix'"),
+        (([(Numbers(0, 3), 1)], {"stop": "last"}), "unknown stop 'last'"),
+        (([(Numbers(0, 3), 1)], {"stop": 0}), "positive number of samples"),
+        (([(Numbers(0, 3), 1)], {"mode": "repeat", "stop": 5}), "does not go with mode='repeat'"),
+        (([(Numbers(0, 3), 1.5)], {"mode": "choose"}), "numbers of samples"),
+        (([(Numbers(0, 3), 0.1)], {"mode": "repeat"}), "no sample in an epoch"),
+        (([(Numbers(0, 3), 1)], {"names": ["a", "b"]}), "different names"),
+        (([(Numbers(0, 3), 1)], {"shuffle": "some"}), "unknown shuffle 'some'"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: Any, message: str) -> None:
+    sources, *options = arguments
+    with pytest.raises(ConfigError, match=message):
+        Mixture(sources, **(options[0] if options else {}))
+
+
+def _loader(rank: int = 0, world: int = 1, **options: Any) -> DataLoader:
+    """Every sample of three sources once an epoch."""
+    mixture = make([11, 20, 5], [1, 1, 1], rank=rank, world=world, mode="repeat", seed=3)
+    return DataLoader(mixture, batch_size=4, **options)
+
+
+def _rows(batch: Any) -> list[int]:
+    return [item % 1000 + (0, 11, 31)[item // 1000] for item in batch.tolist()]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=str)
+def test_conformance(options: dict[str, Any]) -> None:
+    """What every loader with a place promises."""
+    opened: list[DataLoader] = []
+
+    def fresh() -> DataLoader:
+        opened.append(_loader(**options))
+        return opened[-1]
+
+    positions = None if not options else (0, 3, 9, 14)
+    check_resume(fresh, passes=2, positions=positions)
+    check_end_of_pass(fresh)
+    check_load_into_used(fresh)
+    check_chain(fresh, [1, 4, 6, 2])
+    for loader in opened:
+        loader.close()
+
+
+@pytest.mark.parametrize("stages", [[(1, 0)], [(2, 2), (3, 1), (1, 0)], [(4, 1), (1, 2), (2, 0)]], ids=str)
+def test_every_sample_once_over_changing_ranks(stages: list[tuple[int, int]]) -> None:
+    check_elastic(_loader, _rows, 36, stages)

@@ -1,0 +1,92 @@
+"""A `Mixture` of iterable-style data sets: proportions in each worker, ends, and states."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import warnings
+from collections import Counter
+from typing import Any
+
+import pytest
+from mixture_support import Numbers, StatefulStream, Stream
+
+from penstock import DataLoader, Mixture
+from penstock.datasets.mixture_stream import MixtureStream
+from penstock.errors import ConfigError, StateError
+
+
+def make(kind: Any = Stream, sizes: tuple[int, ...] = (10, 30), **options: Any) -> Any:
+    return Mixture([(kind(1000 * i, n), 1 + i) for i, n in enumerate(sizes)], **options)
+
+
+def test_proportions_and_ends() -> None:
+    mixture = make(stop="first")
+    assert isinstance(mixture, MixtureStream)
+    found = list(mixture)
+    assert found[:6] == [1000, 0, 1001, 1002, 1, 1003]
+    assert len(set(found)) == len(found) == 31
+    everything = list(make())
+    assert set(everything) >= {*range(10), *range(1000, 1030)}
+    assert Counter(everything)[0] == 2
+    assert len(list(make(stop=17))) == 17
+    chosen = Counter(item // 1000 for item in make(sizes=(10, 30), mode="choose"))
+    assert chosen == {0: 1, 1: 2}
+    assert make().counts(9) == {"source 0": 3, "source 1": 6}
+    assert [number for _, number in itertools.islice(make(tag=True), 3)] == [1, 0, 1]
+
+
+def test_sources_that_begin_anew_are_told_the_epoch() -> None:
+    mixture = make(sizes=(4, 30))
+    mixture.set_epoch(5)
+    list(mixture)
+    assert mixture.sources[0].epochs == [5, 6, 7, 8]
+    assert mixture.sources[1].epochs == [5]
+
+
+@pytest.mark.parametrize("kind", [Stream, StatefulStream])
+@pytest.mark.parametrize("stop", ["first", "all", 50])
+def test_resume_anywhere(kind: Any, stop: Any) -> None:
+    mixture = make(kind, stop=stop)
+    seen, states = [], [json.loads(json.dumps(mixture.state_dict()))]
+    for item in mixture:
+        seen.append(item)
+        states.append(json.loads(json.dumps(mixture.state_dict())))
+    for k, state in enumerate(states):
+        again = make(kind, stop=stop)
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert list(again) == seen[k:], k
+    with pytest.raises(StateError):
+        make(kind, stop="first", sizes=(1, 2, 3)).load_state_dict(states[1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_under_a_loader(workers: int) -> None:
+    def loader() -> DataLoader:
+        return DataLoader(make(StatefulStream if not workers else Stream, stop=40), batch_size=4, num_workers=workers)
+
+    warnings.simplefilter("ignore")
+    with loader() as plain:
+        batches, states = [], []
+        for batch in plain:
+            batches.append(batch.tolist())
+            states.append(json.loads(json.dumps(plain.state_dict())))
+    assert sum(map(len, batches)) == 40
+    for k in (0, 3, 8):
+        with loader() as again:
+            again.load_state_dict(states[k])
+            assert [batch.tolist() for batch in again] == batches[k + 1 :]
+
+
+def test_errors() -> None:
+    with pytest.raises(ConfigError, match="not both"):
+        Mixture([(Stream(0, 3), 1), (Numbers(0, 3), 1)])
+    with pytest.raises(ConfigError, match=r"needs the length of every source"):
+        make(mode="repeat")
+    with pytest.raises(ConfigError, match=r"source 0 gave no sample at all"):
+        list(make(sizes=(0, 3)))
+    assert len(list(pickle.loads(pickle.dumps(make(stop=5))))) == 5

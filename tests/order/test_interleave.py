@@ -1,0 +1,105 @@
+"""Interleaving: exact counts, an error below one on every prefix, and the same sequence from wherever it is asked."""
+
+from __future__ import annotations
+
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import OrderError
+from penstock.order.interleave import Interleave
+
+SMALL = st.lists(st.integers(1, 60), min_size=1, max_size=12)
+FEW = st.lists(st.integers(1, 3_000_000), min_size=1, max_size=4)
+MANY = st.lists(st.integers(1, 10**7), min_size=5, max_size=12)
+
+
+def worst_error(mix: Interleave, n: int) -> Fraction:
+    sources, _ = mix.locate(np.arange(n))
+    worst = 0
+    for source, weight in enumerate(mix.weights):
+        had = np.cumsum(sources == source, dtype=np.int64)
+        worst = max(worst, int(np.abs(had * mix.total - np.arange(1, n + 1) * weight).max()))
+    return Fraction(worst, mix.total)
+
+
+@given(SMALL)
+def test_error_below_one_and_exact_counts(weights: list[int]) -> None:
+    mix = Interleave(weights)
+    assert mix.bound == 1
+    assert worst_error(mix, 2 * mix.total) < 1
+    assert mix.counts(mix.total) == mix.weights
+    sources, _ = mix.locate(np.arange(mix.total))
+    assert np.bincount(sources, minlength=len(weights)).tolist() == list(mix.weights)
+
+
+@given(FEW)
+@settings(max_examples=30)
+def test_error_below_one_for_up_to_four_of_any_weights(weights: list[int]) -> None:
+    mix = Interleave(weights)
+    assert mix.bound == 1
+    assert worst_error(mix, 20_000) < 1
+
+
+@given(MANY)
+@settings(max_examples=30)
+def test_error_below_the_bound_for_more(weights: list[int]) -> None:
+    mix = Interleave([*weights, 2**21])  # a large sum: no table
+    assert worst_error(mix, 20_000) < mix.bound < Fraction(8, 5)
+
+
+@given(st.one_of(SMALL, FEW, MANY), st.integers(0, 2**40))
+@settings(max_examples=60)
+def test_random_access_agrees_with_counting(weights: list[int], begin: int) -> None:
+    mix = Interleave(weights)
+    sources, ordinals = mix.locate(np.arange(begin, begin + 50))
+    for position, source, ordinal in zip(range(begin, begin + 50), sources.tolist(), ordinals.tolist(), strict=True):
+        assert mix.counts(position)[source] == ordinal
+        assert mix.counts(position + 1)[source] == ordinal + 1
+        assert sum(mix.counts(position)) == position
+    source, ordinal = int(sources[7]), int(ordinals[7])
+    assert mix.position(source, ordinal) == begin + 7
+
+
+@pytest.mark.parametrize("weights", [[2**49 - 1, 2**48 + 1, 12345], [2**49, 2**49 - 3], [1, 2**50 - 1]])
+def test_products_beyond_64_bits(weights: list[int]) -> None:
+    mix = Interleave(weights)
+    positions = np.concatenate([np.arange(p, p + 300) for p in (0, 2**48 - 150, mix.total - 150, 2**61)])
+    sources, ordinals = mix.locate(positions)
+    for position, source, ordinal in zip(positions.tolist(), sources.tolist(), ordinals.tolist(), strict=True):
+        assert mix.counts(position)[source] == ordinal
+        assert mix.counts(position + 1)[source] == ordinal + 1
+
+
+def test_the_order_is_frozen() -> None:
+    """Golden vectors: states name positions, so what stands there may never change."""
+    assert "".join(map(str, Interleave([5, 3, 2]).locate(np.arange(20))[0].tolist())) == GOLDEN_TABLE
+    assert "".join(map(str, Interleave([7919, 3001, 541, 17]).locate(np.arange(60))[0].tolist())) == GOLDEN_TREE
+    five = Interleave([10**6 + 3, 10**5 + 3, 10**4 + 7, 999_983, 77_777])
+    assert five.locate(np.arange(10**9, 10**9 + 20))[0].tolist() == GOLDEN_FIVE
+
+
+GOLDEN_TABLE = "01020101020102010102"
+GOLDEN_TREE = "010001000120010001000100100010201000100010010001000210010001"
+GOLDEN_FIVE = [3, 0, 3, 0, 3, 0, 3, 0, 3, 0, 3, 0, 4, 0, 3, 0, 3, 0, 3, 0]
+
+
+def test_shapes_pickles_and_errors() -> None:
+    mix = Interleave([30, 10])
+    assert mix.weights == (3, 1)
+    assert pickle.loads(pickle.dumps(mix)).counts(7) == mix.counts(7)
+    assert [found.shape for found in mix.locate(np.arange(6).reshape(2, 3))] == [(2, 3), (2, 3)]
+    assert [found.shape for found in mix.locate(np.empty(0, np.int64))] == [(0,), (0,)]
+    tree = Interleave([30_000, 9_001])
+    assert [found.tolist() for found in tree.locate(np.arange(6).reshape(2, 3))] == [
+        found.reshape(2, 3).tolist() for found in tree.locate(np.arange(6))
+    ]
+    for weights in ([], [0, 1], [1, -1], [2**50, 1]):
+        with pytest.raises(OrderError):
+            Interleave(weights)
+    with pytest.raises(OrderError, match="positions"):
+        mix.locate(np.array([-1]))
