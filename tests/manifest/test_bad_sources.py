@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import ConfigError, ManifestError, ManifestIOError
+from penstock.errors import ConfigError, ManifestError, ManifestIOError, StorageError
 from penstock.manifest import Manifest
 
 WriteFile = Callable[..., Path]
@@ -70,15 +70,16 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
     assert caught.value.errno == 2
 
 
-@pytest.mark.parametrize(
-    "source", ["s3://bucket/meta.txt", "https://host/meta.txt", "gs://b/*.txt", "file:///meta.txt"]
-)
-def test_remote_sources(source: str, write: WriteFile) -> None:
-    message = "remote addresses are not supported in this version"
-    with pytest.raises(ManifestError, match=message):
-        Manifest.open(source)
-    with pytest.raises(ManifestError, match=message):
-        Manifest.open(write("a 1\n"), root=source)
+def test_addresses(write: WriteFile) -> None:
+    path = write("a 1\n")
+    assert Manifest.open(f"file://{path}").sources == (path,)
+    assert Manifest.open(path, root="s3://bucket/images")[0].path == "s3://bucket/images/a"
+    with pytest.raises(ManifestError, match="cache_dir 's3://bucket/cache' must be a folder of this machine"):
+        Manifest.open(path, cache_dir="s3://bucket/cache")
+    with pytest.raises(ConfigError, match="has taken a slash"):
+        Manifest.open(Path("s3://bucket/meta.txt"))
+    with pytest.raises(StorageError, match="nowhere://"):
+        Manifest.open("nowhere://bucket/meta.txt")
 
 
 @pytest.mark.parametrize(

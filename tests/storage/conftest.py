@@ -85,7 +85,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A client of it, with an empty bucket ``data``; credentials and endpoint are in the environment, as users do it."""
+    """A client of it, with an empty bucket ``data``. Credentials and endpoint are in the environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")

@@ -59,7 +59,9 @@ def _option(help_text: str, *, show_default: bool = True) -> Any:
 class Reading:
     """How to read a manifest: the options of `Manifest.open` as the command line gives them."""
 
-    root: Annotated[Path | None, _option("Folder that relative paths are joined to.", show_default=False)] = None
+    root: Annotated[
+        str | None, _option("Folder, or address, that relative paths are joined to.", show_default=False)
+    ] = None
     format: Annotated[str, _option("auto (by extension), text, csv, tsv, jsonl, parquet or arrow.")] = "auto"
     label: Annotated[str, _option("int, float, str, a list such as int[3], or none.")] = "int"
     columns: Annotated[str | None, _option(_COLUMNS_HELP, show_default=False)] = None

@@ -22,6 +22,7 @@ from penstock.images.decode import read_image
 from penstock.manifest import Manifest, Record
 from penstock.random import generator, in_sample, load_each, sample_scope
 from penstock.stages import stage
+from penstock.storage import Storage
 
 __all__ = ["ImageDataset", "LoadImage"]
 
@@ -55,6 +56,7 @@ class LoadImage:
             whole, without keeping its aspect ratio: pixel areas are averaged when it shrinks, else interpolated.
         flip: mirror left to right with probability 1/2, drawn from the sample's own `penstock.generator`.
         row: add the row number of the manifest to the item.
+        storage: how images at remote addresses are reached: `penstock.storage.Storage`.
 
     Raises:
         ConfigError: a size that is not positive.
@@ -67,7 +69,15 @@ class LoadImage:
 
     pure = True
 
-    def __init__(self, *, size: int | tuple[int, int] | None = None, flip: bool = False, row: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        size: int | tuple[int, int] | None = None,
+        flip: bool = False,
+        row: bool = False,
+        storage: Storage | None = None,
+    ) -> None:
+        self.storage = storage
         self.size = (size, size) if isinstance(size, int) else size
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise ConfigError(f"size must be positive, (height, width) or one int, got {size}")
@@ -77,7 +87,7 @@ class LoadImage:
     def __call__(self, record: Record) -> Item:
         """Decode one record's image."""
         with stage("decode"):
-            image = read_image(record.path)
+            image = read_image(record.path, storage=self.storage)
         if self.size is not None and image.shape[:2] != self.size:
             height, width = self.size
             method = cv2.INTER_AREA if height <= image.shape[0] and width <= image.shape[1] else cv2.INTER_LINEAR
@@ -103,6 +113,7 @@ class ImageDataset(BatchedDataset):
         source: a `Manifest`, a path to one, a `RankDataset`, a `ServerDataset` or `RankServerDataset`, or an
             `MPDataset` (the result is then iterable-style).
         size, flip, row: see `LoadImage`.
+        storage: how images at remote addresses are reached; by default as the manifest was told.
 
     Raises:
         ConfigError: a source that yields no records, or one with a ``load`` of its own.
@@ -121,14 +132,22 @@ class ImageDataset(BatchedDataset):
     def __new__(cls, source: Any, **options: Any) -> ImageDataset:
         """A stream over a stream, else a map-style data set."""
         if isinstance(source, MPDataset):
+            options.setdefault("storage", _storage(source.samples))
             return cast(ImageDataset, _ImageStream(source, LoadImage(**options)))
         return super().__new__(cls)
 
     def __init__(
-        self, source: Any, *, size: int | tuple[int, int] | None = None, flip: bool = False, row: bool = False
+        self,
+        source: Any,
+        *,
+        size: int | tuple[int, int] | None = None,
+        flip: bool = False,
+        row: bool = False,
+        storage: Storage | None = None,
     ) -> None:
-        self.load = LoadImage(size=size, flip=flip, row=row)
-        self.source: _Records = _records(source)
+        self.source: _Records = _records(source, storage)
+        storage = storage if storage is not None else _storage(self.source)
+        self.load = LoadImage(size=size, flip=flip, row=row, storage=storage)
 
     def __getnewargs__(self) -> tuple[Any]:
         return (self.source,)
@@ -181,7 +200,7 @@ class _ImageStream(StreamDataset):
     def samples(self) -> ImageDataset:
         """The same images as a map-style data set."""
         load = self.load
-        return ImageDataset(self.source.samples, size=load.size, flip=load.flip, row=load.row)
+        return ImageDataset(self.source.samples, size=load.size, flip=load.flip, row=load.row, storage=load.storage)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -198,9 +217,15 @@ class _ImageStream(StreamDataset):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def _records(source: Any) -> _Records:
+def _storage(source: Any) -> Storage | None:
+    """What the manifest under a source was told of remote addresses."""
+    manifest = getattr(source, "manifest", source)
+    return manifest.storage if isinstance(manifest, Manifest) else None
+
+
+def _records(source: Any, storage: Storage | None = None) -> _Records:
     if isinstance(source, str) or hasattr(source, "__fspath__"):
-        return Manifest.open(source)
+        return Manifest.open(source, storage=storage)
     if not hasattr(source, "records"):
         raise ConfigError(f"ImageDataset needs a source of records (Manifest, RankDataset, ...), got {type(source)}")
     if getattr(source, "load", None) is not None:

@@ -29,6 +29,7 @@ import simplejpeg
 from penstock.errors import ImageError
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.stages import stage
+from penstock.storage import Storage, is_remote
 
 __all__ = ["decode", "image_size", "read_image"]
 
@@ -39,13 +40,13 @@ _MAX_SIDE = 2**31 - 1
 _HARMLESS = ("extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform", "Inconsistent progression")
 
 
-def read_image(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
-    """The image in a file as uint8 (height, width, 3) RGB.
+def read_image(path: str | os.PathLike[str], *, storage: Storage | None = None) -> npt.NDArray[np.uint8]:
+    """The image in a file, or in a remote object, as uint8 (height, width, 3) RGB.
 
     Raises `ImageError`, which names the path, when the file is missing, a folder, unreadable, empty, truncated or no
-    image.
+    image. `storage` says how remote objects are reached.
     """
-    return decode(_read(path), path=path)
+    return decode(_read(path, storage=storage), path=path)
 
 
 def decode(
@@ -125,9 +126,13 @@ def _decode_opencv(data: bytes | bytearray | memoryview, path: str | os.PathLike
     return image
 
 
-def _read(path: str | os.PathLike[str], size: int = -1) -> bytes:
-    """The first `size` bytes of a file, or all of them."""
+def _read(path: str | os.PathLike[str], size: int = -1, *, storage: Storage | None = None) -> bytes:
+    """The first `size` bytes of a file or object, or all of them."""
     try:
+        if is_remote(path):
+            with stage("read"):
+                how = storage or Storage()
+                return how.read(path) if size < 0 else how.open(path).read_at(0, size)
         with stage("read"), open(path, "rb", buffering=0) as file:
             return file.read(size)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path

@@ -13,17 +13,19 @@ import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ConfigError, ManifestError
+from penstock.errors import ConfigError, ManifestError, StorageError, StorageNotFoundError
 from penstock.manifest.fields import BadRow
 from penstock.manifest.formats.base import LinePart, Part, join_root
 from penstock.manifest.scan import line_number, shorten
 from penstock.manifest.sources import Source
 from penstock.manifest.table import Manifest
+from penstock.storage import Storage, is_remote
 
 __all__ = ["CheckReport", "Problem", "check"]
 
@@ -77,7 +79,7 @@ def check(
 
     Args:
         source: as for `Manifest.open`, which gets ``options`` as well.
-        files: whether each path, with root, is a file. One stat per row, on 16 threads.
+        files: whether each path, with root, is a file. One stat per row, or one request, on 16 threads.
         duplicates: whether paths come twice. Compares 64-bit hashes: a false alarm among 100 million paths
             has a chance of 1 in 3,700.
         examples: how many of each kind to keep.
@@ -90,7 +92,7 @@ def check(
         manifest = Manifest.open(source, **options)
     except ConfigError:
         raise
-    except ManifestError as error:
+    except (ManifestError, StorageError) as error:
         given = [source] if isinstance(source, str | os.PathLike) else list(source)
         report = CheckReport([os.fspath(item) for item in given])
         report.problems["unreadable"] = Problem("unreadable", 1, [str(error)])
@@ -108,6 +110,7 @@ class _Check:
 
     def run(self, files: bool, duplicates: bool, progress: Callable[[int, int], object] | None) -> CheckReport:
         manifest, start = self.manifest, 0
+        look = partial(_is_file, storage=manifest.storage)
         hashes = np.zeros(len(manifest) if duplicates else 0, dtype=np.int64)
         with ThreadPoolExecutor(_THREADS) as pool:
             for part in manifest.parts:
@@ -118,7 +121,7 @@ class _Check:
                         hashes[start + good] = np.fromiter(map(hash, paths), np.int64, len(paths))
                     if files:
                         full = join_root(os.path.join(manifest.root or "", ""), paths)
-                        for row, path, there in zip(good.tolist(), full, pool.map(_is_file, full), strict=True):
+                        for row, path, there in zip(good.tolist(), full, pool.map(look, full), strict=True):
                             if not there:
                                 self._add(part, row, "missing", f"no such file: {shorten(path)}")
                     if progress is not None:
@@ -214,7 +217,13 @@ def _has_surrogates(text: str) -> bool:
     return False
 
 
-def _is_file(path: str) -> bool:
+def _is_file(path: str, storage: Storage | None) -> bool:
+    if is_remote(path):
+        try:
+            (storage or Storage()).open(path)
+        except StorageNotFoundError:
+            return False
+        return True
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):  # ValueError: a NUL in the path

@@ -1,42 +1,62 @@
-"""From what a user names to the files of this machine."""
+"""From what a user names to files of this machine and addresses of others."""
 
 from __future__ import annotations
 
 import glob
 import os
-import re
 from collections.abc import Sequence
 
 from penstock.errors import ConfigError, ManifestError, ManifestIOError
+from penstock.storage import Storage, is_remote
+from penstock.storage.urls import local_part
 
-__all__ = ["Source", "expand", "local_path"]
+__all__ = ["Source", "as_root", "as_text", "expand", "local_folder"]
 
 Source = str | os.PathLike[str]
 
 _OURS = (".pstk", ".sizes.arrow")  # what we write beside sources, which their patterns may match as well
-_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
-def local_path(path: Source, what: str) -> str:
-    """The path as str; ManifestError for a remote address, ``what`` being the argument's name."""
+def as_text(path: Source, what: str) -> str:
+    """A remote address as it is, anything else as a path; ``what`` is the argument's name."""
     text = os.fspath(path)
     if not isinstance(text, str):
         raise ConfigError(f"{what} must be a str or a Path, not {path!r}")
-    if _REMOTE.match(text):
-        raise ManifestError(f"{what} {text!r}: remote addresses are not supported in this version; use a local path")
-    return text
+    return text if is_remote(text) else local_part(text)
 
 
-def expand(source: Source | Sequence[Source]) -> list[str]:
-    """Absolute paths of all sources, patterns expanded."""
+def as_root(root: Source) -> str:
+    """What relative paths are joined to: a folder or the address of one."""
+    return as_text(root, "root")
+
+
+def local_folder(path: Source, what: str) -> str:
+    """The absolute path of a folder; ManifestError for a remote address."""
+    text = as_text(path, what)
+    if is_remote(text):
+        raise ManifestError(f"{what} {text!r} must be a folder of this machine, not a remote address")
+    return os.path.abspath(text)
+
+
+def _ours_left_out(names: list[str]) -> list[str]:
+    return [name for name in names if not name.endswith(_OURS)]
+
+
+def expand(source: Source | Sequence[Source], storage: Storage | None = None) -> list[str]:
+    """Absolute paths, and addresses, of all sources, patterns expanded."""
     given = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not given:
         raise ConfigError("no source was given")
     paths: list[str] = []
     for item in given:
-        path = os.path.abspath(local_path(item, "source"))
+        text = as_text(item, "source")
+        if is_remote(text):  # a question mark begins the query of a web address
+            pattern = any(sign in text for sign in "*[") and not text.startswith(("http://", "https://"))
+            paths += _ours_left_out((storage or Storage()).glob(text)) if pattern else [text]
+            continue
+        path = os.path.abspath(text)
         if glob.has_magic(path) and not os.path.lexists(path):
-            found = sorted(name for name in glob.glob(path, recursive=True) if not name.endswith(_OURS))
+            found = _ours_left_out(sorted(glob.glob(path, recursive=True)))
             if not found:
                 raise ManifestIOError(f"no file matches {path}")
             paths += found

@@ -31,7 +31,8 @@ from penstock.manifest.indices import Indices, Rows, in_order, to_rows
 from penstock.manifest.lines import TooMuch
 from penstock.manifest.options import Blank, Columns, Header, make_options
 from penstock.manifest.record import Record, make_record
-from penstock.manifest.sources import Source, expand, local_path
+from penstock.manifest.sources import Source, as_root, expand, local_folder
+from penstock.storage import Storage, is_remote
 
 __all__ = ["Manifest"]
 
@@ -76,13 +77,15 @@ class Manifest:
         blank: Blank = "skip",
         comment: str | None = None,
         progress: bool | None = None,
+        storage: Storage | None = None,
     ) -> Manifest:
         """Open one file, all files of a pattern (sorted), or a sequence of both, one after the other.
 
         Args:
             source: files that end in .csv, .tsv, .jsonl, .parquet or .arrow (and a few synonyms) are that; others text.
+                Paths, or addresses such as "s3://bucket/train.txt": of these the cache keeps a local copy.
             format: "text", "csv", "tsv", "jsonl", "parquet" or "arrow" instead of going by the name.
-            root: joined to the left of relative paths.
+            root: joined to the left of relative paths; a folder, or an address such as "s3://bucket/images".
             columns: names, with types as in "score:float", in file order; for formats with names a choice of them, or
                 a mapping of names here to names there. Default: "path" and "label". "_" is a column to ignore.
             label: type of the label: "int", "float", "str", a list as in "int[3]", or None for no label.
@@ -90,7 +93,8 @@ class Manifest:
             header: whether a CSV file has one; "auto" looks for the name of the path column.
             blank: "skip" blank lines, or "error".
             comment: the beginning of lines to skip, such as "#".
-            progress: show a bar while indexing: True, False, or None for large files on a terminal.
+            progress: show a bar while downloading and indexing: True, False, or None for large files on a terminal.
+            storage: how remote addresses are reached (options, deadlines, cache); see `penstock.storage.Storage`.
 
         The first opening of a file indexes it in one pass (about a second per GB; one process does it, others wait);
         later ones take milliseconds. Parquet, and compressed Arrow, is converted once, into the cache.
@@ -99,10 +103,11 @@ class Manifest:
             ManifestIOError: missing, a folder, no permission, disk full.
             ManifestError: a binary file, a missing column, an unclosed quote.
             ConfigError: arguments that make no sense, alone or together.
+            StorageError: a remote source that is missing or cannot be reached.
         """
-        paths = expand(source)
-        where = None if root is None else local_path(root, "root")
-        cache = None if cache_dir is None else os.path.abspath(local_path(cache_dir, "cache_dir"))
+        paths = expand(source, storage)
+        where = None if root is None else as_root(root)
+        cache = None if cache_dir is None else local_folder(cache_dir, "cache_dir")
         reopen = {
             "source": paths,
             "format": format,
@@ -113,9 +118,12 @@ class Manifest:
             "header": header,
             "blank": blank,
             "comment": comment,
+            "storage": storage,
         }
         parts: list[Part] = []
         for path in paths:
+            if is_remote(path):
+                path = (storage or Storage()).local_path(path, progress=progress)
             options = make_options(format_of(path, format), columns, label, header, blank, comment)
             parts.append(FORMATS[options.format](path, options, Context(cache, progress)))
             if parts[-1].schema != parts[0].schema:
@@ -164,6 +172,12 @@ class Manifest:
     def root(self) -> str | None:
         """What is joined to relative paths."""
         return self._root
+
+    @property
+    def storage(self) -> Storage | None:
+        """How remote addresses are reached, as it was given."""
+        storage: Storage | None = self._reopen.get("storage")
+        return storage
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -249,6 +249,7 @@ class Cache:
         write_entry(partial, {**entry, "xxh3": hashes})
         if final.exists():
             self._discard(final)
+        os.utime(partial, (0, 0))  # nobody has its path yet
         os.rename(partial, final)
         _sync(final.parent)
         (self.folder / "failures" / f"{key}.json").unlink(missing_ok=True)

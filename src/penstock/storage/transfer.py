@@ -117,7 +117,7 @@ def _persist(
     retrying = Retrying(
         retry=retry_if_exception_type(Transient),
         wait=attempts.wait,
-        stop=attempts.give_up,
+        stop=lambda state: cancel.is_set() or attempts.give_up(state),
         sleep=cancel.sleep,
         reraise=True,
     )

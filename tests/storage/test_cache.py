@@ -1,0 +1,394 @@
+"""The cache: one download per object whoever asks, bounded, sound after kill -9 at any point."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.app import app
+from penstock.errors import ConfigError, StorageChangedError, StorageError, StorageUnavailableError
+from penstock.storage import Cache, Storage, local_path, open_source
+from penstock.storage.fill import ENTRY, PIECE
+
+DATA = os.urandom(3 * PIECE + 777)
+SMALL = os.urandom(100_000)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(cache=Cache(tmp_path / "cache"), idle=1.0, deadline=10.0, attempts=3)
+
+
+def files(cache: Path, part: str = "objects") -> list[Path]:
+    return [path for path in (cache / part).rglob("*") if path.is_file()]
+
+
+class TestCopies:
+    def test_a_copy_is_made_once(self, server: Any, storage: Storage) -> None:
+        url = server.put("a.bin", DATA)
+        path = storage.local_path(url)
+        assert Path(path).read_bytes() == DATA
+        count = len(server.data_requests())
+        assert storage.local_path(url) == path
+        assert len(server.data_requests()) == count == 4  # one for each block
+
+    def test_a_new_version_is_another_copy(self, server: Any, storage: Storage) -> None:
+        old = storage.local_path(server.put("a.bin", DATA))
+        new = storage.local_path(server.put("a.bin", SMALL))
+        assert Path(new).read_bytes() == SMALL
+        assert Path(old).read_bytes() == DATA
+
+    def test_the_same_name_elsewhere_is_another_copy(self, server: Any, storage: Storage) -> None:
+        first, second = server.put("x/a.bin", SMALL), server.put("y/a.bin", SMALL)
+        assert storage.local_path(first) != storage.local_path(second)
+        assert storage.local_path(first + "?version=2") != storage.local_path(first)
+
+    def test_local_paths_stay(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(SMALL)
+        assert local_path(path) == local_path(f"file://{path}") == str(path)
+        source = open_source(path)
+        assert source.read_at(5, 10) == SMALL[5:15]
+        assert source.stream().read() == SMALL
+        with path.open("ab") as file:
+            file.write(b"more")
+        with pytest.raises(StorageChangedError):
+            source.read_at(0, 1)
+        with pytest.raises(FileNotFoundError):
+            local_path(tmp_path / "none")
+
+    def test_an_object_that_changes_on_the_way(self, server: Any, storage: Storage) -> None:
+        url = server.put("a.bin", DATA)
+
+        def fault(path: str, begin: int, end: int, number: int) -> None:
+            if number == 4:
+                server.put("a.bin", bytes(len(DATA)))
+
+        server.fault = fault
+        with pytest.raises(StorageChangedError, match="was changed while it was being read"):
+            storage.local_path(url)
+        assert files(storage.the_cache().folder) == []
+        assert Path(storage.local_path(url)).read_bytes() == bytes(len(DATA))
+
+    def test_what_is_complete_is_kept_by_a_failed_download(self, server: Any, storage: Storage) -> None:
+        url = server.put("a.bin", DATA)
+        server.fault = lambda path, begin, end, number: "500" if begin == 2 * PIECE else None
+        with pytest.raises(StorageUnavailableError, match=r"a\.bin.*HTTP 500"):
+            Storage(cache=storage.cache, attempts=2, parallel=1).local_path(url)
+        server.fault = lambda *_: None
+        server.requests.clear()
+        assert Path(storage.local_path(url)).read_bytes() == DATA
+        assert len(server.data_requests()) == 2
+
+    def test_damage_on_disk_is_not_believed(self, server: Any, storage: Storage) -> None:
+        url = server.put("a.bin", DATA)
+        path = Path(storage.local_path(url))
+        os.truncate(path, 1000)
+        assert Path(storage.local_path(url)).read_bytes() == DATA
+        with path.open("r+b") as file:
+            file.write(b"damage")
+        careful = Storage(cache=Cache(storage.the_cache().folder, verify=True))
+        assert Path(careful.local_path(url)).read_bytes() == DATA
+        (path.parent / ENTRY).write_bytes(b"{")
+        assert Path(storage.local_path(url)).read_bytes() == DATA
+
+    def test_a_journal_is_not_believed_either(self, server: Any, storage: Storage) -> None:
+        url = server.put("a.bin", DATA)
+        server.fault = lambda path, begin, end, number: "404" if begin >= 2 * PIECE else None
+        with pytest.raises(StorageError):
+            Storage(cache=storage.cache, parallel=1).local_path(url)
+        (partial,) = (path for path in files(storage.the_cache().folder, "partial") if path.name == "a.bin")
+        with partial.open("r+b") as file:  # as a power cut may leave it
+            file.write(bytes(1000))
+        with (partial.parent / ".journal").open("ab") as journal:
+            journal.write(b"half")
+        server.fault = lambda *_: None
+        assert Path(storage.local_path(url)).read_bytes() == DATA
+
+    def test_a_full_disk_is_an_error(self, server: Any, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*arguments: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(StorageError, match="the disk is full; free some space") as caught:
+            storage.local_path(server.put("a.bin", DATA))
+        assert caught.value.errno == 28
+
+    def test_arguments(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="max_bytes must be positive"):
+            Cache(tmp_path, max_bytes=0)
+        with pytest.raises(ConfigError, match="attempts must be positive"):
+            Storage(attempts=0)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(StorageError, match="cannot use the cache folder"):
+            Cache(tmp_path / "file")
+        cache = pickle.loads(pickle.dumps(Cache(tmp_path / "c", max_bytes=5)))
+        assert (cache.folder, cache.max_bytes) == (tmp_path / "c", 5)
+
+
+class TestBound:
+    def fill(self, server: Any, cache: Cache, count: int) -> list[str]:
+        storage = Storage(cache=cache)
+        urls = [server.put(f"{number}.bin", bytes([number]) * 100_000) for number in range(count)]
+        for url in urls:
+            open_source(url, storage=storage).local()  # type: ignore[union-attr]
+        return urls
+
+    def test_the_least_recently_used_goes(self, server: Any, tmp_path: Path) -> None:
+        cache = Cache(tmp_path, max_bytes=350_000)
+        urls = self.fill(server, cache, 3)
+        storage = Storage(cache=cache)
+        storage.open(urls[0]).local()  # type: ignore[union-attr]
+        storage.open(server.put("new.bin", b"n" * 100_000)).local()  # type: ignore[union-attr]
+        left = {entry.url.rpartition("/")[2] for entry in cache.entries()}
+        assert left == {"0.bin", "2.bin", "new.bin"}
+        self.fill(server, cache, 10)
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= 350_000
+        assert files(tmp_path, "trash") == files(tmp_path, "partial") == []
+
+    def test_readers_keep_what_is_removed(self, server: Any, tmp_path: Path) -> None:
+        storage = Storage(cache=Cache(tmp_path, max_bytes=150_000))
+        held = storage.open(server.put("a.bin", SMALL)).local()  # type: ignore[union-attr]
+        view = memoryview(held.map)
+        storage.open(server.put("b.bin", b"b" * 100_000)).local()  # type: ignore[union-attr]
+        assert not held.path.exists()
+        assert view == SMALL
+        assert held.read_at(5, 10) == SMALL[5:15]
+
+    def test_a_path_that_was_handed_out_stays_for_a_while(self, server: Any, tmp_path: Path) -> None:
+        storage = Storage(cache=Cache(tmp_path, max_bytes=150_000))
+        path = storage.local_path(server.put("a.bin", SMALL))
+        other = storage.local_path(server.put("b.bin", b"b" * 100_000))
+        assert Path(path).read_bytes() == SMALL
+        long_ago = time.time() - 100
+        os.utime(Path(path).parent, (long_ago, long_ago))
+        os.utime(Path(other).parent, (long_ago, long_ago))
+        storage.local_path(server.put("c.bin", b"c" * 100_000))
+        assert not Path(path).exists()
+        assert not Path(other).exists()
+
+    def test_larger_than_the_bound(self, server: Any, tmp_path: Path) -> None:
+        cache = Cache(tmp_path, max_bytes=50_000)
+        with pytest.raises(StorageError, match=r"100,\d+ bytes are more than the cache .* may hold, which is 50,000"):
+            local_path(server.put("a.bin", SMALL), cache=cache)
+        assert files(tmp_path, "partial") == []
+
+
+_PROGRAM = """
+import sys
+from penstock.storage import Storage
+print(Storage(cache=sys.argv[1], idle=5, deadline=20).local_path(sys.argv[2]), flush=True)
+"""
+
+
+def start(cache: Path, url: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, str(cache), url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=50)
+    finally:
+        process.kill()
+
+
+class TestProcesses:
+    def test_one_downloads_for_all(self, server: Any, tmp_path: Path) -> None:
+        url = server.put("a.bin", DATA)
+        server.fault = lambda *_: "drip:0.01"
+        started = [start(tmp_path, url) for _ in range(3)]
+        results = {finish(process)[0].strip() for process in started}
+        assert len(results) == 1
+        assert Path(results.pop()).read_bytes() == DATA
+        assert len(server.data_requests()) == 4
+
+    def test_one_downloads_for_all_threads(self, server: Any, storage: Storage) -> None:
+        url = server.put("a.bin", DATA)
+        server.fault = lambda *_: "drip:0.002"
+        paths: list[str] = []
+        threads = [threading.Thread(target=lambda: paths.append(storage.local_path(url))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(paths) == 8
+        assert len(server.data_requests()) == 4
+
+    def test_those_that_wait_get_the_error(self, server: Any, tmp_path: Path) -> None:
+        url = server.put("a.bin", DATA)
+        storage = Storage(cache=tmp_path, idle=0.7, attempts=1)
+        server.fault = lambda *_: "hang"
+        errors: list[StorageError] = []
+
+        def ask() -> None:
+            try:
+                storage.local_path(url)
+            except StorageError as error:
+                errors.append(error)
+
+        began = time.monotonic()
+        threads = [threading.Thread(target=ask) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(errors) == 5
+        assert time.monotonic() - began < 4  # not one after the other
+        assert sum("which this one waited for" in str(error) for error in errors) == 4
+
+    def test_a_holder_that_is_stopped_is_an_error(self, server: Any, tmp_path: Path) -> None:
+        url = server.put("a.bin", DATA)
+        server.fault = lambda *_: "drip:0.2"
+        holder = start(tmp_path, url)
+        try:
+            while not list((tmp_path / "partial").glob("*/a.bin")):
+                assert holder.poll() is None
+                time.sleep(0.01)
+            time.sleep(0.1)
+            holder.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            with pytest.raises(StorageUnavailableError, match="another process of this machine downloads"):
+                Storage(cache=tmp_path, idle=0.5, deadline=0.5).local_path(url)
+            assert time.monotonic() - began < 10
+        finally:
+            holder.kill()
+            holder.communicate()
+        server.fault = lambda *_: None
+        assert Path(Storage(cache=tmp_path).local_path(url)).read_bytes() == DATA
+
+    @pytest.mark.slow
+    def test_killed_at_any_point(self, server: Any, tmp_path: Path) -> None:
+        """kill -9 again and again, at random moments: in the end the copy is right, and most of it came once."""
+        blocks = 24
+        data = os.urandom(blocks * PIECE)
+        url = server.put("a.bin", data)
+        server.fault = lambda *_: "drip:0.003"
+        rng = random.Random(0)
+        killed = requests = 0
+        for _ in range(12):
+            server.requests.clear()
+            process = start(tmp_path, url)
+            while not server.data_requests() and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0.0, 0.5))
+            if process.poll() is None:
+                killed += 1
+            process.kill()
+            process.communicate()
+            requests += len(server.data_requests())
+            for found in (tmp_path / "objects").glob("*/a.bin"):
+                assert found.read_bytes() == data  # complete, or not there
+        assert killed >= 2
+        assert requests <= blocks + 9 * killed  # what was under way is lost, and no more
+        assert Path(Storage(cache=tmp_path).local_path(url)).read_bytes() == data
+        assert Cache(tmp_path).verify() == (1, [])
+        assert files(tmp_path, "partial") == []
+
+    def test_a_fork_does_not_keep_the_lock_of_a_killed_parent(self, server: Any, tmp_path: Path) -> None:
+        url = server.put("a.bin", DATA)
+        server.fault = lambda *_: "hang"
+        program = (
+            "import os, sys, threading, time\n"
+            "from penstock.storage import Storage\n"
+            "how = Storage(cache=sys.argv[1], idle=60)\n"
+            "threading.Thread(target=how.local_path, args=(sys.argv[2],), daemon=True).start()\n"
+            "time.sleep(0.7)\n"
+            "child = os.fork()\n"
+            "if child == 0:\n"
+            "    time.sleep(20)\n"
+            "    os._exit(0)\n"
+            "print(child, flush=True)\n"
+            "time.sleep(60)\n"
+        )
+        parent = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path), url], stdout=subprocess.PIPE, text=True
+        )
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            parent.kill()
+            parent.wait()
+            server.fault = lambda *_: None
+            began = time.monotonic()
+            assert Path(Storage(cache=tmp_path).local_path(url)).read_bytes() == DATA
+            assert time.monotonic() - began < 10
+        finally:
+            os.kill(child, signal.SIGKILL)
+            parent.stdout.close()
+
+    def test_eviction_among_readers(self, server: Any, tmp_path: Path) -> None:
+        """Several processes read more than the cache holds: each gets the right bytes."""
+        urls = [server.put(f"{number}.bin", bytes([number]) * 100_000) for number in range(6)]
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=_read_all, args=(str(tmp_path), urls, seed)) for seed in range(3)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(40)
+            assert process.exitcode == 0
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= 350_000
+
+
+def _read_all(folder: str, urls: list[str], seed: int) -> None:
+    storage = Storage(cache=Cache(folder, max_bytes=350_000))
+    rng = random.Random(seed)
+    for _ in range(30):
+        number = rng.randrange(len(urls))
+        copy = storage.open(urls[number]).local()  # type: ignore[union-attr]
+        assert copy.read_at(0, copy.size) == bytes([number]) * 100_000
+
+
+class TestCommands:
+    def run(self, *arguments: object, code: int = 0) -> Any:
+        result = CliRunner().invoke(app, ["cache", *map(str, arguments)])
+        assert result.exit_code == code, (result.output, result.exception)
+        return result.stdout
+
+    def test_info_verify_clear(self, server: Any, storage: Storage) -> None:
+        folder = storage.the_cache().folder
+        path = Path(storage.local_path(server.put("a.bin", DATA) + "?signature=hush"))
+        storage.local_path(server.put("b.bin", SMALL))
+        about = json.loads(self.run("info", "--json", "--folder", folder))
+        assert about["objects"] == 2
+        assert len(DATA) + len(SMALL) <= about["bytes"] < len(DATA) + len(SMALL) + 10_000
+        assert about["max_bytes"] > 0
+        assert "hush" not in json.dumps(about)
+        text = self.run("info", "--folder", folder)
+        assert "/a.bin" in text
+        assert "just now" in text
+        assert "2 copies read, all sound" in self.run("verify", "--folder", folder)
+        with path.open("r+b") as file:
+            file.seek(PIECE + 5)
+            file.write(b"damage")
+        (damaged,) = json.loads(self.run("verify", "--json", "--folder", folder, code=1))["damaged"]
+        assert damaged["reason"] == "its bytes are not those that were downloaded (block 1)"
+        assert "1 damaged and removed" in self.run("verify", "--remove", "--folder", folder, code=1)
+        assert json.loads(self.run("verify", "--json", "--folder", folder))["objects"] == 1
+        assert "removed 0 copies" in self.run("clear", "--unused-days", 1, "--folder", folder)
+        assert json.loads(self.run("clear", "--json", "--folder", folder))["removed"] == 1
+        assert files(folder) == []
+
+    def test_the_default_folder_and_others(self, tmp_path: Path) -> None:
+        assert json.loads(self.run("info", "--json"))["folder"].endswith("penstock/objects")
+        result = CliRunner().invoke(app, ["cache", "clear", "--folder", str(tmp_path)])
+        assert isinstance(result.exception, StorageError)
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("name", ["info", "clear", "verify"])
+    def test_help(self, name: str) -> None:
+        assert f"Example:  penstock cache {name}" in self.run(name, "--help")
