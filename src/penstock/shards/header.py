@@ -154,3 +154,32 @@ def pax_records(data: bytes, shard: str, at: int, *, everywhere: bool = False) -
     if not size.isdigit() or len(size) > 19 or int(size) >= _LARGEST:
         raise ShardError(f"{shard}: byte {at}: the PAX header's size {size!r} is no number")
     return result
+
+
+def build_header(
+    name: bytes, size: int, *, mode: int = 0o444, mtime: int = 0, user: bytes = b"", group: bytes = b""
+) -> bytes:
+    """All header blocks of a regular file: ustar; GNU's long name before it where that is over 100 bytes, and a size in
+    base 256 from 8 GiB on. `parse_header`, GNU tar and the standard library read it.
+    """
+    if len(name) <= 100:
+        return _build(name, size, b"0", mode, mtime, user, group)
+    text = name + b"\0"
+    head = _build(b"././@LongLink", len(text), b"L", 0o644, 0, b"", b"")
+    return head + text.ljust(rounded(len(text)), b"\0") + _build(name[:100], size, b"0", mode, mtime, user, group)
+
+
+def _build(name: bytes, size: int, kind: bytes, mode: int, mtime: int, user: bytes, group: bytes) -> bytes:
+    length = b"%011o\0" % size if size < 1 << 33 else b"\x80" + size.to_bytes(11, "big")
+    block = b"%s%07o\x000000000\x000000000\0%s%011o\0        %s%sustar\x0000%s%s0000000\x000000000\0" % (
+        name.ljust(100, b"\0"),
+        mode,
+        length,
+        min(max(mtime, 0), (1 << 33) - 1),
+        kind,
+        bytes(100),
+        user[:31].ljust(32, b"\0"),
+        group[:31].ljust(32, b"\0"),
+    )
+    block = block.ljust(BLOCK, b"\0")
+    return b"%s%06o\0 %s" % (block[:148], sum(block), block[156:])

@@ -1,0 +1,148 @@
+"""Values to bytes by their extension, as WebDataset writes them.
+
+Bytes go as they are and text as UTF-8; numbers, JSON, arrays, images and pickles by extension. Where there
+is no way to write a value, the error (a ValueError) names the extension.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ShardError
+
+__all__ = ["Encoder", "encode_sample", "make_encoder"]
+
+Encoder = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _number(value: Any) -> bytes:
+    return str(value).encode("ascii")
+
+
+def _text(value: Any) -> bytes:
+    return str(value).encode("utf-8")
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode("utf-8")
+
+
+def _array(value: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.asarray(value), allow_pickle=False)
+    return out.getvalue()
+
+
+def _arrays(value: Mapping[str, Any]) -> bytes:
+    out = io.BytesIO()
+    np.savez_compressed(out, allow_pickle=False, **value)
+    return out.getvalue()
+
+
+def _torch(value: Any) -> bytes:
+    import torch
+
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def _msgpack(value: Any) -> bytes:
+    import msgpack  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def _image(format: str) -> Callable[[Any], bytes]:
+    def encode(value: Any) -> bytes:
+        from PIL import Image
+
+        image = value if isinstance(value, Image.Image) else Image.fromarray(_pixels(value))
+        options: dict[str, Any] = {"quality": 100} if format == "JPEG" else {}
+        if format == "JPEG" and image.mode not in ("L", "RGB", "CMYK"):
+            image = image.convert("RGB")
+        out = io.BytesIO()
+        image.save(out, format, **options)
+        return out.getvalue()
+
+    return encode
+
+
+def _pixels(value: Any) -> Any:
+    """An image array as uint8; floats are from 0 to 1."""
+    array = np.asarray(value)
+    if array.dtype.kind == "f":
+        if array.size and not (array.min() > -0.001 and array.max() < 1.001):
+            raise ShardError(f"an image of floats has to be from 0 to 1, this is from {array.min()} to {array.max()}")
+        array = (np.clip(array, 0, 1) * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise ShardError(f"an image has to be uint8 or float, not {array.dtype}")
+    return array
+
+
+_ENCODERS: dict[str, Callable[[Any], bytes]] = {
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _number),
+    **dict.fromkeys(("txt", "text", "transcript", "html", "htm"), _text),
+    **dict.fromkeys(("json", "jsn"), _json),
+    **dict.fromkeys(("pyd", "pickle", "pkl"), pickle.dumps),
+    **dict.fromkeys(("mp", "msgpack", "msg"), _msgpack),
+    **dict.fromkeys(("jpg", "jpeg", "img", "image"), _image("JPEG")),
+    **dict.fromkeys(("pbm", "pgm", "ppm"), _image("PPM")),
+    **dict.fromkeys(("tif", "tiff"), _image("TIFF")),
+    "png": _image("PNG"),
+    "npy": _array,
+    "npz": _arrays,
+    "pth": _torch,
+}
+
+
+def encode_sample(sample: Mapping[str, Any], encoders: Mapping[str, Callable[[Any], bytes]]) -> dict[str, Any]:
+    """A sample with bytes under every extension; names that begin with an underscore are left as they are.
+
+    Raises:
+        ShardError: no encoder for an extension, or a value that it cannot take.
+    """
+    return {name: value if name.startswith("_") else _encode(name, value, encoders) for name, value in sample.items()}
+
+
+def _encode(name: str, value: Any, encoders: Mapping[str, Callable[[Any], bytes]]) -> bytes:
+    if name.lower().endswith(".gz"):
+        return gzip.compress(_encode(name[:-3], value, encoders), mtime=0)
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    extension = name.rpartition(".")[2].lower()
+    encoder = encoders.get(name, encoders.get(extension))
+    if encoder is None:
+        raise ShardError(f"no handler found for {extension}: give bytes, or encoder={{{extension!r}: function}}")
+    try:
+        return encoder(value)
+    except ShardError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ShardError(f"{name}: a {type(value).__name__} cannot be written as {extension}: {error}") from error
+
+
+def make_encoder(spec: bool | Mapping[str, Callable[[Any], bytes]] | Encoder) -> Encoder:
+    """What ``encoder=`` of a writer stands for: True the usual encoders, False none (bytes only), a mapping those with
+    its own in front, a function itself.
+    """
+    if spec is False:
+        return dict
+    if spec is True:
+        return lambda sample: encode_sample(sample, _ENCODERS)
+    if isinstance(spec, Mapping):
+        encoders = {**_ENCODERS, **spec}
+        return lambda sample: encode_sample(sample, encoders)
+    return spec

@@ -1,0 +1,304 @@
+"""Writing shards: `TarWriter` for one archive, `ShardWriter` for as many as it takes.
+
+    with ShardWriter("train-%06d.tar", maxcount=10_000) as writer:
+        writer.write({"__key__": "0001", "jpg": image_bytes, "cls": 7, "json": {"source": "web"}})
+
+A shard appears under its name when it is complete, or not at all: it is written to a temporary file, synced and
+renamed. The files in it are those that WebDataset's writers make, in the same order.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import lzma
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, BinaryIO, Self, cast
+
+from penstock.errors import ConfigError, ShardError, ShardIOError
+from penstock.shards.encode import Encoder, make_encoder
+from penstock.shards.header import BLOCK, build_header, rounded
+from penstock.storage import io_error
+
+__all__ = ["ShardWriter", "TarWriter"]
+
+_RECORD = 20 * BLOCK  # archives end at a multiple of this, as tar's do
+
+
+class TarWriter:
+    """Samples into one tar archive.
+
+    Args:
+        fileobj: a path, or a file that is open for writing, which is not closed.
+        user, group, mode, mtime: of all members; ``mtime`` in seconds, by default the time of writing.
+        compress: ``"gz"``, ``"bz2"``, ``"xz"``, True for gzip, False for none; by default by the path's ending.
+        encoder: True turns values into bytes by their extension; False takes bytes only; a mapping adds functions by
+            extension; a function gets the sample.
+        keep_meta: write values whose name begins with an underscore too; they must be text.
+
+    Raises:
+        ShardIOError: the file cannot be written.
+        ConfigError: an unknown compression.
+    """
+
+    def __init__(
+        self,
+        fileobj: str | os.PathLike[str] | BinaryIO,
+        *,
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mode: int = 0o444,
+        compress: bool | str | None = None,
+        encoder: bool | Mapping[str, Callable[[Any], bytes]] | Encoder = True,
+        keep_meta: bool = False,
+        mtime: float | None = None,
+    ) -> None:
+        self._path = os.fspath(fileobj) if isinstance(fileobj, str | os.PathLike) else None
+        self._temporary = ""
+        self._user, self._group, self._mode, self._mtime = user.encode(), group.encode(), mode, mtime
+        self._encode = make_encoder(encoder)
+        self._keep_meta = keep_meta
+        self.size = 0
+        """Bytes of the archive so far, before compression."""
+        self.samples = 0
+        """Samples so far."""
+        kind = _compression(compress, self._path)
+        if self._path is not None:
+            head, name = os.path.split(self._path)
+            self._temporary = os.path.join(head, f".{name}.{secrets.token_hex(4)}.tmp")
+            try:
+                self._file: BinaryIO = open(self._temporary, "xb", buffering=1 << 20)  # noqa: SIM115
+            except OSError as error:
+                raise ShardIOError(str(io_error(self._path, error, "cannot write"))) from error
+        else:
+            self._file = cast(BinaryIO, fileobj)
+        self._out: BinaryIO | None = _OPENERS[kind](self._file) if kind else self._file
+
+    def write(self, sample: Mapping[str, Any]) -> int:
+        """Add a sample; returns the bytes of its values.
+
+        Raises:
+            ShardError: no ``__key__``, or a value that is no bytes after encoding. Nothing of the sample is written.
+            ShardIOError: the disk is full.
+        """
+        if self._out is None:
+            raise ShardError("this writer is closed")
+        if "__key__" not in sample:
+            raise ShardError("object must contain a __key__")
+        encoded = self._encode(dict(sample))
+        parts = [(name, self._value(name, encoded[name])) for name in sorted(encoded) if self._is_written(name)]
+        mtime = int(time.time() if self._mtime is None else self._mtime)
+        total = 0
+        try:
+            for name, data in parts:
+                path = f"{sample['__key__']}.{name}".encode("utf-8", "surrogateescape")
+                head = build_header(path, len(data), mode=self._mode, mtime=mtime, user=self._user, group=self._group)
+                self._out.write(head)
+                self._out.write(data)
+                self._out.write(bytes(-len(data) % BLOCK))
+                self.size += len(head) + rounded(len(data))
+                total += len(data)
+        except OSError as error:
+            raise ShardIOError(str(io_error(self._path or "the archive", error, "cannot write"))) from error
+        self.samples += 1
+        return total
+
+    def copy(self, data: bytes | memoryview) -> None:
+        """Add whole members of another archive as they are."""
+        assert self._out is not None
+        self._out.write(data)
+        self.size += len(data)
+        self.samples += 1
+
+    def _is_written(self, name: str) -> bool:
+        return name != "__key__" and (self._keep_meta or not name.startswith("_"))
+
+    def _value(self, name: str, value: Any) -> bytes:
+        if name.startswith("_"):
+            if not isinstance(value, str):
+                raise ShardError("the values of metadata must be of string type")
+            return value.encode("utf-8")
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise ShardError(f"{name} doesn't map to a bytes after encoding ({type(value)})")
+        return bytes(value)
+
+    def close(self) -> None:
+        """End the archive; a file given by its path gets its name now. Idempotent."""
+        out, self._out = self._out, None
+        if out is None:
+            return
+        try:
+            end = 2 * BLOCK
+            out.write(bytes(end + -(self.size + end) % _RECORD))
+            if out is not self._file:
+                out.close()
+            if self._path is not None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                os.replace(self._temporary, self._path)
+        except BaseException as error:
+            self._discard()
+            if isinstance(error, OSError):
+                raise ShardIOError(str(io_error(self._path or "the archive", error, "cannot write"))) from error
+            raise
+
+    def abandon(self) -> None:
+        """Close without an archive: the temporary file is removed. A file that was given is left as it is."""
+        self._out = None
+        self._discard()
+
+    def _discard(self) -> None:
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._temporary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+class ShardWriter:
+    """Samples into shards, with a new one when the last is full.
+
+    Args:
+        pattern: the shards' names, with a place for the number as in ``"train-%06d.tar"``.
+        maxcount, maxsize: a shard takes no more samples once it has so many of them, or so many bytes.
+        post: called with the name of each finished shard.
+        start_shard: the first number.
+        opener: ``opener(name)`` gives the file to write to, instead of the local file of that name.
+        options: of `TarWriter`.
+
+    Raises:
+        ConfigError: a pattern without a place for the number.
+        ShardIOError: a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        *,
+        maxcount: int = 100_000,
+        maxsize: float = 3e9,
+        post: Callable[[str], object] | None = None,
+        start_shard: int = 0,
+        opener: Callable[[str], BinaryIO] | None = None,
+        **options: Any,
+    ) -> None:
+        try:
+            distinct = pattern % 1 != pattern % 2
+        except (TypeError, ValueError):
+            distinct = False
+        if not distinct:
+            raise ConfigError(f"{pattern!r} needs one place for the number of the shard, such as %06d")
+        self.pattern, self.maxcount, self.maxsize = pattern, maxcount, maxsize
+        self.total = 0
+        """Samples so far."""
+        self.shard = start_shard
+        """The number of the next shard."""
+        self.fname = ""
+        """The name of the present shard."""
+        self._post, self._opener, self._options = post, opener, options
+        self._writer: TarWriter | None = None
+        self._opened: BinaryIO | None = None
+        self._size = 0
+        self.next_stream()
+
+    def next_stream(self) -> None:
+        """Finish the present shard and begin the next."""
+        self.finish()
+        self.fname = self.pattern % self.shard
+        self.shard += 1
+        if self._opener is not None:
+            self._opened = self._opener(self.fname)
+            compress = self._options.get("compress")
+            options = {**self._options, "compress": _compression(compress, self.fname) or False}
+            self._writer = TarWriter(self._opened, **options)
+        else:
+            self._writer = TarWriter(self.fname, **self._options)
+        self._size = 0
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample, to a new shard if the present one is full. Raises what `TarWriter.write` does."""
+        if self._writer is None or self._writer.samples >= self.maxcount or self._size >= self.maxsize:
+            self.next_stream()
+        assert self._writer is not None
+        self._size += self._writer.write(sample)
+        self.total += 1
+
+    def finish(self) -> None:
+        """Finish the present shard."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        writer.close()
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+        if self._post is not None:
+            self._post(self.fname)
+
+    def close(self) -> None:
+        """Finish. Idempotent."""
+        self.finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif self._writer is not None:
+            self._writer.abandon()
+            self._writer = None
+
+
+def _gzip(file: BinaryIO) -> BinaryIO:
+    return cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="wb", mtime=0))
+
+
+def _bz2(file: BinaryIO) -> BinaryIO:
+    return cast(BinaryIO, bz2.BZ2File(file, "wb"))
+
+
+def _xz(file: BinaryIO) -> BinaryIO:
+    return cast(BinaryIO, lzma.LZMAFile(file, "wb"))
+
+
+def _zst(file: BinaryIO) -> BinaryIO:
+    import zstandard
+
+    return cast(BinaryIO, zstandard.ZstdCompressor().stream_writer(file, closefd=False))
+
+
+_OPENERS: dict[str, Callable[[BinaryIO], BinaryIO]] = {"gz": _gzip, "bz2": _bz2, "xz": _xz, "zst": _zst}
+
+
+def _compression(compress: bool | str | None, path: str | None) -> str:
+    """Which compression, "" for none."""
+    if compress is None:
+        ending = (path or "").rpartition(".")[2]
+        return {"tgz": "gz"}.get(ending, ending if ending in _OPENERS else "")
+    if compress is True:
+        return "gz"
+    if compress is False:
+        return ""
+    if compress not in _OPENERS:
+        raise ConfigError(f"unknown compression {compress!r}: use one of {', '.join(_OPENERS)}")
+    return compress
