@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import threading
 from decimal import Decimal
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,18 @@ import pytest
 from mds_writer import describe, fixed_size, picture, shard_bytes, write_mds
 from PIL import Image
 
-from penstock.errors import ConfigError, ShardChangedError, ShardError, ShardIOError, TruncatedShardError
+from penstock.errors import (
+    ConfigError,
+    ShardChangedError,
+    ShardError,
+    ShardIOError,
+    StorageNotFoundError,
+    TruncatedShardError,
+)
 from penstock.shards.mds import MDSFolder
 from penstock.shards.mds.encodings import make_decoder
 from penstock.shards.mds.files import HASHES
+from penstock.storage import Storage
 
 DATA = Path(__file__).parent / "data" / "mds"
 COMPRESSIONS = ["raw", "br", "bz2", "gz", "snappy", "zstd"]
@@ -349,9 +360,43 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
     write_mds(tmp_path, SIMPLE, simple(2))
     with pytest.raises(ConfigError, match="unknown images='jpg'"):
         MDSFolder(tmp_path, images="jpg")
-    with pytest.raises(ConfigError, match="folders of this machine"):
-        MDSFolder("s3://bucket/x")
+    with pytest.raises(ConfigError, match=r"storage= is for addresses"):
+        MDSFolder(tmp_path, storage=Storage())
+    with pytest.raises(ConfigError, match="no folder of this machine"):
+        MDSFolder(tmp_path, cache_dir="s3://bucket/x")
     assert len(MDSFolder(tmp_path.as_uri())) == 2
     with pytest.raises(ShardError, match="unknown encoding"):
         make_decoder("ndarray:complex64")
     assert fixed_size("ndarray:int16:3,2") == 12
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *message: Any) -> None:
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+
+
+def test_over_http(tmp_path: Path) -> None:
+    samples = simple(50)
+    write_mds(tmp_path / "d" / "train", SIMPLE, samples, compression=[None, "zstd"], hashes=["xxh64"], keep="both")
+    (tmp_path / "d" / "train" / "shard.00003.mds.zstd").unlink()  # its raw form is there
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=tmp_path / "d")) as server:
+        server.asked = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            storage = Storage(cache=tmp_path / "objects", attempts=2)
+            folder = MDSFolder(url, split="train", storage=storage, validate_hash="xxh64")
+            assert folder[0] == samples[0]
+            assert not any("00001" in path for path in server.asked)  # type: ignore[attr-defined]
+            assert folder.records(range(50)) == samples
+            assert not any("00001.mds" in path and "zstd" not in path for path in server.asked)  # type: ignore[attr-defined]
+            assert list(pickle.loads(pickle.dumps(folder))) == samples
+            (tmp_path / "d" / "train" / "shard.00004.mds").unlink()
+            with pytest.raises(ShardIOError, match=r"http://.*shard\.00004\.mds is missing"):
+                MDSFolder(url, split="train", storage=Storage(cache=tmp_path / "other", attempts=2))[-1]
+            with pytest.raises(StorageNotFoundError, match=r"index\.json"):
+                MDSFolder(url, storage=storage)
+        finally:
+            server.shutdown()
+            thread.join()

@@ -23,6 +23,7 @@ from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
 from penstock.random import in_sample, sample_scope
 from penstock.shards.mds.folder import MDSFolder
+from penstock.storage import Storage
 
 __all__ = ["MDSDataset"]
 
@@ -31,8 +32,8 @@ class MDSDataset(ShareDataset):
     """The samples of one rank in one mini-epoch, as a map-style data set of exactly that length.
 
     Args:
-        source: the folder that holds ``index.json``, or an open `MDSFolder`.
-        split, columns, images, allow_pickle, validate_hash, cache_dir: see `MDSFolder`.
+        source: the folder that holds ``index.json``, its address in a store, or an open `MDSFolder`.
+        split, columns, images, allow_pickle, validate_hash, cache_dir, storage: see `MDSFolder`.
         load: ``load(sample)`` makes the item, inside the scope of the sample's own `penstock.generator`; by default an
             item is the sample, a dict of its columns.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
@@ -56,6 +57,7 @@ class MDSDataset(ShareDataset):
         allow_pickle: bool | None = None,
         validate_hash: str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        storage: Storage | None = None,
         load: Callable[[dict[str, Any]], Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -75,6 +77,7 @@ class MDSDataset(ShareDataset):
             "allow_pickle": allow_pickle,
             "validate_hash": validate_hash,
             "cache_dir": cache_dir,
+            "storage": storage,
         }
         self.folder = _folder(source, {name: value for name, value in given.items() if value is not None})
         """The samples as they are on disk."""

@@ -1,5 +1,8 @@
 """Where the files of an MDS data set are: the shard itself, or its compressed form, which is unpacked once.
 
+Of a data set in an object store a file is fetched when a sample of it is first asked for, into the local cache that all
+processes of the machine share; the compressed one, where there is one.
+
 An unpacked shard goes into the user's cache folder (or ``cache_dir``) under a name made of the compressed file's path,
 size and modification time. One process unpacks it while others wait, and it appears there whole or not at all.
 """
@@ -15,11 +18,11 @@ from typing import Any
 
 import xxhash
 
-from penstock.errors import ConfigError, ShardError, ShardIOError, TruncatedShardError
+from penstock.errors import ConfigError, ShardError, ShardIOError, StorageNotFoundError, TruncatedShardError
 from penstock.shards.mds.compression import decompress
 from penstock.shards.mds.index import Part, ShardInfo
 from penstock.shards.mds.shard import shard_errors
-from penstock.storage import cache_root, file_lock, io_error, write_atomically
+from penstock.storage import Storage, cache_root, file_lock, io_error, write_atomically
 
 __all__ = ["HASHES", "Files", "check_hash"]
 
@@ -46,7 +49,8 @@ class Files:
     """The files of a data set as paths on this machine.
 
     Args:
-        folder: of the index.
+        folder: of the index, a path or an address.
+        storage: how the store is reached; None for a folder of this machine.
         cache_dir: where unpacked shards go, instead of the user's cache folder.
         validate_hash: the algorithm by which every file is checked before it is used; None checks sizes alone.
 
@@ -54,10 +58,13 @@ class Files:
         ConfigError: an unknown algorithm.
     """
 
-    def __init__(self, folder: str, *, cache_dir: str | None, validate_hash: str | None) -> None:
+    def __init__(
+        self, folder: str, storage: Storage | None, *, cache_dir: str | None, validate_hash: str | None
+    ) -> None:
         if validate_hash is not None and validate_hash not in HASHES:
             raise ConfigError(f"unknown hash {validate_hash!r}: use one of {', '.join(HASHES)}")
         self.folder = folder
+        self.storage = storage
         self.cache_dir = cache_dir
         self.validate_hash = validate_hash
 
@@ -68,16 +75,37 @@ class Files:
             ShardIOError: there is neither the shard nor its compressed form, or no room to unpack it.
             ShardError: a file that is broken, or has another hash than the index says.
         """
-        raw = os.path.join(self.folder, info.raw.basename)
-        if os.path.exists(raw):
-            self._check(raw, info.raw)
-            return raw
-        if info.packed is None or info.compression is None:
-            raise ShardIOError(f"{raw} is missing: copy it again, or take it out of the index")
-        packed = os.path.join(self.folder, info.packed.basename)
-        if not os.path.exists(packed):
-            raise ShardIOError(f"both {raw} and {info.packed.basename} are missing: copy one of them again")
-        return self._unpacked(packed, info.packed, info.raw, info.compression)
+        if self.storage is not None and info.packed is not None:
+            raw = None  # fetched only if the smaller one is not there
+        else:
+            raw = self._find(info.raw)
+        if raw is None and info.packed is not None and info.compression is not None:
+            packed = self._find(info.packed)
+            if packed is not None:
+                return self._unpacked(packed, info.packed, info.raw, info.compression)
+            raw = self._find(info.raw)
+        if raw is None:
+            name = self._name(info.raw)
+            if info.packed is None:
+                raise ShardIOError(f"{name} is missing: copy it again, or take it out of the index")
+            raise ShardIOError(f"both {name} and {info.packed.basename} are missing: copy one of them again")
+        self._check(raw, info.raw)
+        return raw
+
+    def _name(self, part: Part) -> str:
+        return (
+            f"{self.folder}/{part.basename}" if self.storage is not None else os.path.join(self.folder, part.basename)
+        )
+
+    def _find(self, part: Part) -> str | None:
+        """A file as a path on this machine, or None where it does not exist."""
+        name = self._name(part)
+        if self.storage is None:
+            return name if os.path.exists(name) else None
+        try:
+            return self.storage.local_path(name, progress=False)
+        except StorageNotFoundError:
+            return None
 
     def _unpacked(self, packed: str, part: Part, raw: Part, compression: str) -> str:
         try:

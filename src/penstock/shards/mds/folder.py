@@ -20,12 +20,14 @@ import numpy as np
 
 from penstock.datasets.base import BatchedDataset
 from penstock.datasets.place import Place
-from penstock.errors import ConfigError, ShardChangedError, ShardError, ShardIOError
+from penstock.errors import ConfigError, ShardChangedError, ShardIOError
 from penstock.order.permutation import normalise
 from penstock.shards.mds.encodings import IMAGES
 from penstock.shards.mds.files import Files
 from penstock.shards.mds.index import Columns, Index, parse_index, prefix_fingerprint
 from penstock.shards.mds.shard import Reader, Shard
+from penstock.storage import Storage, is_remote
+from penstock.storage.urls import local_part, shown
 
 __all__ = ["MDSFolder"]
 
@@ -36,7 +38,8 @@ class MDSFolder(BatchedDataset):
     """The samples of an MDS data set, map-style. Every process of a machine shares the pages of the files.
 
     Args:
-        path: the folder that holds ``index.json``; of a merged index, the folder above the parts.
+        path: the folder that holds ``index.json`` (of a merged index, the folder above the parts), or the address of
+            one in a store, such as ``"s3://bucket/imagenet"``: shards are fetched when they are first needed.
         split: a sub-folder of it, such as ``"train"``.
         columns: which columns to read; by default all. Others cost nothing but their place in the file.
         images: ``"pil"`` makes Pillow images, as MosaicML's reader does; ``"rgb"`` uint8 arrays (height, width, 3),
@@ -46,10 +49,12 @@ class MDSFolder(BatchedDataset):
             sizes, headers and samples are checked, contents are not.
         cache_dir: where compressed shards are unpacked to; by default the user's cache folder. They stay there, and
             take their uncompressed size.
+        storage: how a store is reached, see `penstock.storage.Storage`.
 
     Raises:
         ConfigError: arguments that make no sense, pickle that was not allowed.
         ShardIOError: a missing file or folder.
+        StorageError: a store that cannot be read.
         ShardError: an index or shard that is damaged. (When a sample is read: it names shard, sample and column.)
 
     Opening reads the index alone. It pickles as a handle: the other side opens the same folder and refuses another.
@@ -68,18 +73,24 @@ class MDSFolder(BatchedDataset):
         allow_pickle: bool = False,
         validate_hash: str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        storage: Storage | None = None,
     ) -> None:
         if images not in IMAGES:
             raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, IMAGES))}")
         if isinstance(columns, str):
             raise ConfigError(f"columns={columns!r} has to be a list of names")
-        self.path = os.path.join(_local(path, "path"), *([split] if split else []))
+        remote = is_remote(path)
+        if storage is not None and not remote:
+            raise ConfigError(f"storage= is for addresses in a store, and {path!r} is a folder of this machine")
+        self.path = os.path.join(os.fspath(path).rstrip("/") if remote else _local(path), *([split] if split else []))
         self._names = None if columns is None else tuple(columns)
         self.images = images
         self.allow_pickle = allow_pickle
-        cache = None if cache_dir is None else os.path.abspath(_local(cache_dir, "cache_dir"))
-        self._files = Files(self.path, cache_dir=cache, validate_hash=validate_hash)
-        self._index = _read_index(self.path)
+        cache = None if cache_dir is None else os.path.abspath(_local(cache_dir))
+        self._storage = storage
+        reached = (storage or Storage()) if remote else None
+        self._files = Files(self.path, reached, cache_dir=cache, validate_hash=validate_hash)
+        self._index = _read_index(self.path, reached)
         self._starts: list[int] = self._index.starts.tolist()
         self._readers: dict[Columns, Reader] = {}
         self._open: dict[int, Shard] = {}
@@ -192,6 +203,7 @@ class MDSFolder(BatchedDataset):
             "allow_pickle": self.allow_pickle,
             "validate_hash": self._files.validate_hash,
             "cache_dir": self._files.cache_dir,
+            "storage": self._storage,
         }
         return _reopen, (type(self), self.path, options, self.fingerprint)
 
@@ -203,31 +215,26 @@ def _reopen(kind: type[MDSFolder], path: str, options: dict[str, Any], fingerpri
     return folder
 
 
-def _local(path: str | os.PathLike[str], what: str) -> str:
+def _local(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
-    if not isinstance(text, str) or not text:
-        raise ConfigError(f"{what} has to be a path, got {path!r}")
-    if text.startswith("file://"):
-        return text.removeprefix("file://")
-    if "://" in text:
-        raise ConfigError(f"{what}={text!r}: MDS is read from folders of this machine; copy it there first")
-    return text
+    if not isinstance(text, str) or not text or is_remote(text):
+        raise ConfigError(f"{path!r} is no folder of this machine")
+    return local_part(text)
 
 
-def _read_index(folder: str) -> Index:
+def _read_index(folder: str, storage: Storage | None) -> Index:
+    if storage is not None:
+        name = f"{folder}/index.json"
+        return parse_index(storage.read(name), shown(name))
     path = Path(folder).absolute() / "index.json"
     try:
-        text = path.read_bytes()
+        return parse_index(path.read_bytes(), str(path))
     except OSError as error:
         splits = sorted(found.parent.name for found in Path(folder).glob("*/index.json"))
         hint = f"; there is one in {', '.join(splits)}: name it with split=" if splits else ""
         raised = ShardIOError(f"cannot read {path}: {error.strerror or error}{hint}")
         raised.errno = error.errno
         raise raised from error
-    try:
-        return parse_index(text, str(path))
-    except MemoryError:
-        raise ShardError(f"{path} is too large for this machine's memory") from None
 
 
 def _open_files() -> int:
