@@ -6,11 +6,16 @@ import os
 import pickle
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 
+from penstock import DataLoader, ImageDataset, Manifest
 from penstock.errors import (
+    ImageError,
     PenstockError,
     StorageAuthError,
     StorageChangedError,
@@ -278,3 +283,30 @@ def test_forks_read_on(server: Any) -> None:
         os.waitpid(child, 0)
     assert done
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+class TestImages:
+    @pytest.fixture
+    def dataset(self, server: Any, tmp_path: Path) -> ImageDataset:
+        for number in range(8):
+            ok, encoded = cv2.imencode(".png", np.full((4, 4, 3), number, np.uint8))
+            assert ok
+            url = server.put(f"images/{number}.png", encoded.tobytes())
+        (tmp_path / "meta.txt").write_text("".join(f"{number}.png {number}\n" for number in range(8)))
+        return ImageDataset(Manifest.open(tmp_path / "meta.txt", root=url.rpartition("/")[0], storage=QUICK))
+
+    def test_those_of_a_batch_come_together(self, server: Any, dataset: ImageDataset) -> None:
+        server.fault = lambda *_: "drip:0.2"
+        began = time.monotonic()
+        items = dataset.__getitems__([5, 0, 3, 7, 1, 2])
+        assert [(int(image[0, 0, 0]), label) for image, label in items] == [(i, i) for i in (5, 0, 3, 7, 1, 2)]
+        assert time.monotonic() - began < 0.6
+        assert server.most_under_way > 1
+        assert len(server.requests) == 6
+
+    def test_a_bad_one_is_named(self, server: Any, dataset: ImageDataset) -> None:
+        server.objects.pop("/images/3.png")
+        with pytest.raises(ImageError, match=r"/images/3\.png does not exist"):
+            dataset.__getitems__([0, 3, 1])
+        loader = DataLoader(dataset, batch_size=4, on_error="skip")
+        assert [labels.tolist() for _, labels in loader] == [[0, 1, 2], [4, 5, 6, 7]]

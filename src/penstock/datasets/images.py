@@ -6,7 +6,8 @@ image, label = images[0]        # uint8 tensor (3, 224, 224), RGB, channels_last
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
 import cv2
@@ -22,7 +23,7 @@ from penstock.images.decode import read_image
 from penstock.manifest import Manifest, Record
 from penstock.random import generator, in_sample, load_each, sample_scope
 from penstock.stages import stage
-from penstock.storage import Storage
+from penstock.storage import Storage, is_remote
 
 __all__ = ["ImageDataset", "LoadImage"]
 
@@ -84,10 +85,10 @@ class LoadImage:
         self.flip = flip
         self.row = row
 
-    def __call__(self, record: Record) -> Item:
-        """Decode one record's image."""
+    def __call__(self, record: Record, data: Callable[[], bytes] | None = None) -> Item:
+        """Decode one record's image, of the bytes that ``data`` gives, or of the file."""
         with stage("decode"):
-            image = read_image(record.path, storage=self.storage)
+            image = read_image(record.path, storage=self.storage, data=data)
         if self.size is not None and image.shape[:2] != self.size:
             height, width = self.size
             method = cv2.INTER_AREA if height <= image.shape[0] and width <= image.shape[1] else cv2.INTER_LINEAR
@@ -174,7 +175,13 @@ class ImageDataset(BatchedDataset):
         present one if that is given."""
         rows = np.asarray(indices, dtype=np.int64)
         source: Any = self.source
-        return load_each(self.load, source.records(rows) if place is None else source.records(rows, place), keys)
+        records = source.records(rows) if place is None else source.records(rows, place)
+        plain = type(self.load) is not LoadImage  # which may not take data=
+        if plain or len(records) < 2 or not all(is_remote(record.path) for record in records):
+            return load_each(self.load, records, keys)
+        storage = self.load.storage or Storage()
+        with storage.read_ahead([record.path for record in records]) as ahead:
+            return load_each(partial(self.load, data=ahead.next), records, keys)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_THE_SOURCE:

@@ -20,6 +20,7 @@ All functions are thread-safe and release the GIL while they decode. Memory: the
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -40,13 +41,15 @@ _MAX_SIDE = 2**31 - 1
 _HARMLESS = ("extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform", "Inconsistent progression")
 
 
-def read_image(path: str | os.PathLike[str], *, storage: Storage | None = None) -> npt.NDArray[np.uint8]:
+def read_image(
+    path: str | os.PathLike[str], *, storage: Storage | None = None, data: Callable[[], bytes] | None = None
+) -> npt.NDArray[np.uint8]:
     """The image in a file, or in a remote object, as uint8 (height, width, 3) RGB.
 
     Raises `ImageError`, which names the path, when the file is missing, a folder, unreadable, empty, truncated or no
-    image. `storage` says how remote objects are reached.
+    image. `storage` says how remote objects are reached; `data` gives the bytes, when somebody else reads them.
     """
-    return decode(_read(path, storage=storage), path=path)
+    return decode(_read(path, storage=storage, data=data), path=path)
 
 
 def decode(
@@ -126,9 +129,18 @@ def _decode_opencv(data: bytes | bytearray | memoryview, path: str | os.PathLike
     return image
 
 
-def _read(path: str | os.PathLike[str], size: int = -1, *, storage: Storage | None = None) -> bytes:
+def _read(
+    path: str | os.PathLike[str],
+    size: int = -1,
+    *,
+    storage: Storage | None = None,
+    data: Callable[[], bytes] | None = None,
+) -> bytes:
     """The first `size` bytes of a file or object, or all of them."""
     try:
+        if data is not None:
+            with stage("read"):
+                return data()
         if is_remote(path):
             with stage("read"):
                 how = storage or Storage()

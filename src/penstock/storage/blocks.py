@@ -18,7 +18,7 @@ from penstock.errors import StorageUnavailableError
 from penstock.storage.backend import Cancel
 from penstock.threads import Daemon
 
-__all__ = ["BLOCK", "PARALLEL", "BlockStream", "read_parallel"]
+__all__ = ["BLOCK", "PARALLEL", "BlockStream", "Fetch", "Waiting", "read_parallel"]
 
 BLOCK = 4 << 20  # bytes asked for at once
 PARALLEL = 8
@@ -28,8 +28,8 @@ Fetch = Callable[[int, int, Cancel], "bytes | bytearray | memoryview"]
 """Gets ``[begin, end)``; raises once its own deadline is past, or when it is cancelled."""
 
 
-class _Block:
-    """One block on its way, in a thread of its own."""
+class Waiting:
+    """One block on its way, in a thread of its own: what ``fetch(begin, end)`` will give."""
 
     def __init__(self, fetch: Fetch, begin: int, end: int, deadline: float) -> None:
         self.begin, self.end = begin, end
@@ -49,7 +49,7 @@ class _Block:
     def result(self) -> memoryview:
         """Its bytes, once they are there. Raises what went wrong."""
         if not self._done.wait(max(0.0, self._until - time.monotonic())):
-            raise StorageUnavailableError(f"bytes {self.begin:,} to {self.end:,} did not come, nor an error; giving up")
+            raise StorageUnavailableError("what was asked for did not come, nor an error; giving up")
         if self._error is not None:
             raise self._error
         return memoryview(self._data)
@@ -89,7 +89,7 @@ class BlockStream(io.RawIOBase):
         self._first = begin
         self._position = self._next = begin  # next: where the first block that was not asked for begins
         self._window = min(2, parallel)
-        self._ahead: deque[_Block] = deque()
+        self._ahead: deque[Waiting] = deque()
         self._data, self._base = memoryview(b""), begin
         self._pid = os.getpid()
 
@@ -167,7 +167,7 @@ class BlockStream(io.RawIOBase):
         """Make the next block the present one."""
         while len(self._ahead) < self._window and self._next < self._end:
             stop = min(self._next + self._block, self._end)
-            self._ahead.append(_Block(self._fetch, self._next, stop, self._deadline))
+            self._ahead.append(Waiting(self._fetch, self._next, stop, self._deadline))
             self._next = stop
         block = self._ahead[0]
         try:

@@ -19,11 +19,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
 from penstock.errors import ConfigError, StorageAuthError, StorageChangedError, StorageError, StorageNotFoundError
+from penstock.storage.ahead import ObjectsAhead
 from penstock.storage.backend import Backend, Cancel, Stat
 from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch, read_parallel
 from penstock.storage.store import Cache, CachedFile
@@ -92,15 +93,23 @@ class Storage:
         """See `open_source`."""
         return RemoteSource(os.fspath(url), self) if is_remote(url) else FileSource(local_part(url))
 
-    def read(self, url: str | os.PathLike[str]) -> bytes:
-        """See `read_object`."""
+    def read(self, url: str | os.PathLike[str], cancel: Cancel | None = None) -> bytes:
+        """See `read_object`. ``cancel`` gives up from another thread."""
         if not is_remote(url):
             source = FileSource(local_part(url))
             return source.read_at(0, source.size)
         text, data = os.fspath(url), bytearray()
         backend = backend_for(text, self)
-        transfer(backend, text, 0, None, known=None, write=lambda _, piece: data.extend(piece), patience=self.patience)
+
+        def write(_: int, piece: bytes | memoryview) -> None:
+            data.extend(piece)
+
+        transfer(backend, text, 0, None, known=None, write=write, patience=self.patience, cancel=cancel)
         return bytes(data)
+
+    def read_ahead(self, urls: Sequence[str]) -> ObjectsAhead:
+        """Many whole objects, in order, with several requests under way: a context manager, see there."""
+        return ObjectsAhead(urls, self.read, deadline=self.deadline)
 
     def local_path(self, url: str | os.PathLike[str], *, progress: bool | None = None) -> str:
         """See the function `local_path`."""
@@ -326,6 +335,8 @@ _PACKAGES |= {
     "ais": "aiohttp",
 }
 
+_IN_CLOUD = frozenset(_PACKAGES.values())
+
 
 def backend_for(url: str, storage: Storage) -> Backend:
     """The back end of an address in this process, made when it is first asked for.
@@ -353,7 +364,7 @@ def _make(protocol: str, url: str, storage: Storage) -> Backend:
         return importlib.import_module("penstock.storage.generic").GenericBackend(protocol, storage.options)  # type: ignore[no-any-return]
     except ImportError as error:
         package = _PACKAGES.get(protocol, getattr(error, "name", None) or "fsspec")
-        extra = "pip install 'penstock[cloud]'" if package in ("s3fs", "gcsfs", "aiohttp") else f"pip install {package}"
+        extra = "pip install 'penstock[cloud]'" if package in _IN_CLOUD else f"pip install {package}"
         raise StorageError(f"{shown(url)}: reading {protocol}:// needs the package {package}: {extra}") from error
     except ValueError as error:
         raise StorageError(f"{shown(url)}: {error}") from error
