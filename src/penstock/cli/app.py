@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import cache, demo, manifest, serve
+from penstock.cli import cache, demo, manifest, serve, shards
 from penstock.errors import PenstockError
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(cache.app, name="cache", help="Look after local copies of remote objects.")
 app.add_typer(manifest.app, name="manifest", help="Look at, index and check lists of samples.")
+app.add_typer(shards.app, name="shards", help="Index, look at, check, pack, cut and join tar shards.")
 app.command("serve", epilog="Example:  penstock serve train.txt val.txt --port 8815 --metrics-port 9400")(serve.command)
 app.command("demo")(demo.command)
 

@@ -1,0 +1,292 @@
+"""``penstock shards``: index, look at, check, pack, cut and join tar shards.
+
+Results go to standard output, progress bars to standard error. Exit code 1 means that problems were found in the data;
+a `PenstockError` is left to `penstock.cli.app.main`, which prints it and exits with 1 as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.manifest_options import bar, byte_size, console, duration, pairs, shown, speed
+
+if TYPE_CHECKING:
+    from penstock.shards import ShardSet
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+Urls = Annotated[
+    list[str],
+    typer.Argument(help="Shards: names, 'train-{000..099}.tar', 'train-*.tar', a::b.", show_default=False),
+]
+Workers = Annotated[int, typer.Option(min=1, help="Processes.")]
+MaxBytes = Annotated[str, typer.Option("--maxsize", help="Bytes of a shard at most: 500MB, 1GB, 2GiB.")]
+MaxCount = Annotated[int | None, typer.Option("--maxcount", min=1, help="Samples of a shard.", show_default=False)]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def _size(text: str) -> int:
+    digits = text.strip().rstrip("BbKkMmGgTtIi ")
+    unit = text.strip()[len(digits) :].strip().upper()
+    try:
+        size = int(float(digits) * _UNITS[unit])
+    except (ValueError, KeyError):
+        raise typer.BadParameter(f"{text!r} is no size: write 500MB, 1GB or 2GiB") from None
+    if size < 1:
+        raise typer.BadParameter(f"{text!r} is no size: it must be positive")
+    return size
+
+
+def _open(urls: list[str]) -> ShardSet:
+    from penstock.shards import ShardSet
+
+    return ShardSet(urls)
+
+
+@app.command(epilog="Example:  penstock shards index 'train-{000..099}.tar' --workers 8")
+def index(
+    urls: Urls,
+    *,
+    workers: Workers = 1,
+    force: Annotated[bool, typer.Option("--force", help="Build again what is up to date.")] = False,
+) -> None:
+    """Index shards, so that the first training job need not."""
+    from penstock.shards import expand
+    from penstock.shards.files import file_of
+    from penstock.shards.index import index_path
+    from penstock.shards.parallel import build_all
+
+    paths = [file_of(url) for url in expand(urls)]
+    todo = []
+    for path in paths:
+        where = index_path(path) if Path(path).exists() else None
+        if where is not None and force:
+            where.unlink(missing_ok=True)
+        if where is None or force:
+            todo.append(path)
+    started = time.perf_counter()
+    with bar("indexing") as show:
+        for done, _ in enumerate(build_all(todo, workers), 1):
+            show(done, len(todo))
+    seconds = time.perf_counter() - started
+    shards = _open(urls)
+    rows = [("shards", f"{len(paths):,}"), ("samples", f"{len(shards):,}")]
+    if todo:
+        size = sum(Path(path).stat().st_size for path in todo)
+        rows.append(("indexed", f"{len(todo):,}, {byte_size(size)} in {duration(seconds)}: {speed(size, seconds)}"))
+    else:
+        rows.append(("indexed", "none, all up to date (--force builds again)"))
+    console().print(pairs(_title(shards), rows))
+
+
+@app.command(epilog="Example:  penstock shards info 'train-*.tar'")
+def info(urls: Urls) -> None:
+    """Show how many samples there are, how large, and what they are made of."""
+    import numpy as np
+
+    shards = _open(urls)
+    counts = np.array(shards.counts)
+    parts: dict[str, tuple[int, int]] = {}
+    for number in range(len(counts)):
+        one = shards.shard(number).index
+        which, sizes = np.frombuffer(one.extension, np.int32), np.frombuffer(one.size, np.int64)
+        for k, name in enumerate(one.extensions):
+            files, size = parts.get(name, (0, 0))
+            mine = which == k
+            parts[name] = files + int(mine.sum()), size + int(sizes[mine].sum())
+    each = f"{counts.min():,} to {counts.max():,} in a shard"
+    rows = [
+        ("shards", f"{len(counts):,}, {byte_size(shards.nbytes)}"),
+        ("samples", f"{len(shards):,}; {each}"),
+        ("fingerprint", shards.fingerprint),
+    ]
+    if len(shards):
+        rows.append(("keys", f"{shown(shards.key(0))} to {shown(shards.key(len(shards) - 1))}"))
+    for name, (files, size) in parts.items():
+        note = "" if files == len(shards) else f" (not in every sample: {files:,})"
+        rows.append((f".{shown(name)}", f"{byte_size(size)}, {byte_size(size / max(1, files))} each{note}"))
+    console().print(pairs(_title(shards), rows))
+
+
+@app.command(name="ls", epilog="Example:  penstock shards ls train-000.tar --long | head")
+def list_samples(
+    urls: Urls,
+    *,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also sizes, and where in the shard.")] = False,
+) -> None:
+    """List the samples: one line each, key and parts."""
+    shards = _open(urls)
+    for number, count in enumerate(shards.counts):
+        one = shards.shard(number).index
+        for sample in range(count):
+            files = range(one.first[sample], one.first[sample + 1])
+            names = [one.extensions[one.extension[k]] for k in files]
+            if long:
+                names = [f"{name} ({one.size[k]:,} at {one.offset[k]:,})" for name, k in zip(names, files, strict=True)]
+            sys.stdout.write(shown(f"{one.key(sample)}  {' '.join(names)}") + "\n")
+
+
+@app.command(epilog="Example:  penstock shards cat train-000.tar 0007.jpg > 7.jpg")
+def cat(
+    url: Annotated[str, typer.Argument(help="A shard, or several of them.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Key and extension of a file, KEY.EXTENSION.", show_default=False)],
+) -> None:
+    """Write one file of a sample to standard output."""
+    from penstock.errors import ShardError
+    from penstock.shards import split_name
+
+    parts = split_name(name)
+    if parts is None:
+        raise typer.BadParameter(f"{name!r} has no extension: write KEY.EXTENSION")
+    shards = _open([url])
+    key, extension = parts
+    for number, count in enumerate(shards.counts):
+        shard = shards.shard(number)
+        for sample in range(count):
+            if shard.index.key(sample) == key:
+                found = shard.sample(sample)
+                if extension in found:
+                    sys.stdout.buffer.write(found[extension])
+                    return
+    raise ShardError(f"no file {name!r} in {url}; `penstock shards ls` lists them")
+
+
+@app.command(epilog="Example:  penstock shards verify 'shards/*.tar' --decode --workers 8")
+def verify(
+    urls: Urls,
+    *,
+    decode: Annotated[bool, typer.Option("--decode", help="Also decode every image, number and text.")] = False,
+    workers: Workers = 1,
+) -> None:
+    """Read every byte and list what is wrong: structure, duplicates, missing parts, index, checksum.
+
+    The exit code is 1 when there are problems.
+    """
+    from penstock.shards import expand
+    from penstock.shards.files import file_of
+    from penstock.shards.parallel import verify_all
+
+    paths = [file_of(url) for url in expand(urls)]
+    started = time.perf_counter()
+    reports = []
+    with bar("verifying") as show:
+        for report in verify_all(paths, workers, decode=decode):
+            reports.append(report)
+            show(len(reports), len(paths))
+    seconds = time.perf_counter() - started
+    out = console()
+    for report in reports:
+        for problem in report.problems:
+            text = problem if report.path in problem else f"{report.path}: {problem}"
+            out.print(shown(text), style="red")
+    size, samples = sum(report.nbytes for report in reports), sum(report.samples for report in reports)
+    bad = sum(not report.ok for report in reports)
+    said = f"{len(reports):,} shards, {samples:,} samples, {byte_size(size)} in {duration(seconds)}"
+    out.print(f"{said}: {f'{bad:,} with problems' if bad else 'no problems'}", style="red" if bad else "green")
+    if bad:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example:  penstock shards pack train.txt shards --root /data/imagenet --workers 8 --shuffle")
+def pack(
+    source: Annotated[str, typer.Argument(help="A manifest, or a folder with one folder a class.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="The folder for the shards.", show_default=False)],
+    *,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that relative paths are joined to.", show_default=False)
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="What the names of shards begin with.")] = "train",
+    workers: Workers = 1,
+    maxsize: MaxBytes = "1GB",
+    maxcount: MaxCount = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Put the samples into a random order.")] = False,
+    seed: Annotated[int, typer.Option(help="Of that order.")] = 0,
+    resize_max_side: Annotated[
+        int | None, typer.Option(min=1, help="Make images smaller whose longer side is longer.", show_default=False)
+    ] = None,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of those.")] = 90,
+) -> None:
+    """Pack single files into shards, with indexes and checksums. Run it again to go on after a kill."""
+    from penstock.shards.pack import pack as pack_files
+
+    started = time.perf_counter()
+    report = pack_files(
+        source,
+        out,
+        root=root,
+        prefix=prefix,
+        workers=workers,
+        max_bytes=_size(maxsize),
+        max_count=maxcount,
+        shuffle=shuffle,
+        seed=seed,
+        resize_max_side=resize_max_side,
+        quality=quality,
+    )
+    seconds = time.perf_counter() - started
+    kept = f", {report.kept:,} of them were there" if report.kept else ""
+    rows = [
+        ("shards", f"{len(report.shards):,}, {byte_size(report.nbytes)}{kept}"),
+        ("samples", f"{report.samples:,} in {duration(seconds)}"),
+    ]
+    console().print(pairs(shown(str(out)), rows))
+
+
+@app.command(epilog="Example:  penstock shards split big.tar 'small-%04d.tar' --maxcount 1000")
+def split(
+    urls: Urls,
+    pattern: Annotated[str, typer.Argument(help="Names of the new shards, with a place for a number.")],
+    *,
+    maxsize: MaxBytes = "1GB",
+    maxcount: MaxCount = None,
+) -> None:
+    """Copy samples into more, or fewer, shards of a size. The files of a sample stay together, byte for byte."""
+    try:
+        distinct = pattern % 0 != pattern % 1
+    except (TypeError, ValueError):
+        distinct = False
+    if not distinct:
+        raise typer.BadParameter(f"{pattern!r} needs one place for the number of the shard, such as %04d")
+    _rewrite(urls, (pattern % number for number in itertools.count()), _size(maxsize), maxcount)
+
+
+@app.command(epilog="Example:  penstock shards merge a.tar b.tar all.tar")
+def merge(urls: Urls, out: Annotated[str, typer.Argument(help="The new shard.", show_default=False)]) -> None:
+    """Copy the samples of shards into one."""
+    _rewrite(urls, iter([out]), None, None)
+
+
+def _rewrite(urls: list[str], names: Iterator[str], maxsize: int | None, maxcount: int | None) -> None:
+    from penstock.shards.check import rewrite
+    from penstock.shards.index import load_or_build
+
+    shards = _open(urls)
+    with bar("copying") as show:
+        done = itertools.count(1)
+        written = rewrite(
+            shards,
+            names,
+            max_count=maxcount,
+            max_bytes=maxsize,
+            progress=lambda _: show(next(done), len(shards)),
+        )
+        for name in written:
+            load_or_build(name)
+    out = console()
+    for name in written:
+        out.print(shown(name))
+
+
+def _title(shards: ShardSet) -> str:
+    more = f" and {len(shards.urls) - 1:,} more" if len(shards.urls) > 1 else ""
+    return shown(shards.urls[0]) + more

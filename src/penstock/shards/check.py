@@ -1,0 +1,211 @@
+"""Looking at shards closely (`verify`), and cutting and joining them (`rewrite`).
+
+`verify` reads every byte: the archive's structure, keys that come twice, samples without a part that the others have,
+data behind the end mark, the index, and the checksum that was written when the shard was packed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from penstock.errors import PenstockError
+from penstock.shards.compressed import compression_of
+from penstock.shards.files import ShardFile
+from penstock.shards.grouping import Sample
+from penstock.shards.header import rounded
+from penstock.shards.index import ShardIndex, index_path
+from penstock.shards.pack import CHECKSUMS
+from penstock.shards.runs import scan_runs
+from penstock.shards.shardset import ShardSet
+from penstock.shards.writer import TarWriter
+
+__all__ = ["ShardReport", "rewrite", "verify"]
+
+_SHOWN = 5
+
+
+@dataclass
+class ShardReport:
+    """What was found in one shard. ``problems`` is empty if it is sound."""
+
+    path: str
+    samples: int = 0
+    nbytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def verify(path: str, *, decode: bool = False, progress: Callable[[int], object] | None = None) -> ShardReport:
+    """Read a shard as a whole, and say what is wrong with it.
+
+    Args:
+        path: a local shard, compressed or not.
+        decode: decode every image, number and text too.
+        progress: called with the bytes just read.
+
+    What is wrong with the shard is in the report, and raises nothing.
+    """
+    report = ShardReport(path)
+    try:
+        file = ShardFile(path)
+        report.nbytes = file.size
+        if compression_of(file.read(min(6, file.size), 0)) is None:
+            _verify_archive(file, report)
+        else:
+            _verify_samples(path, report, None)
+        if decode and report.ok:
+            from penstock.shards.decode import Decode
+
+            _verify_samples(path, report, Decode())
+    except PenstockError as error:
+        report.problems.append(str(error))
+    if progress is not None:
+        progress(report.nbytes)
+    return report
+
+
+def _verify_archive(file: ShardFile, report: ShardReport) -> None:
+    source = file.map()
+    keys: Counter[str] = Counter()
+    parts: Counter[tuple[str, ...]] = Counter()
+    digest, view, done = xxhash.xxh3_128(), memoryview(source), 0
+    for run in scan_runs(source, file.path):
+        keys.update(run.key_texts())
+        names = [run.names[number] for number in run.extensions.tolist()]
+        first = run.first.tolist()
+        parts.update(tuple(names[a:b]) for a, b in itertools.pairwise(first))
+        end = int(run.files.end[-1])
+        digest.update(view[done:end])
+        done = end
+    report.samples = keys.total()
+    digest.update(view[done:])
+    tail = np.frombuffer(view[done:], np.uint8)
+    if tail.any():
+        # Folders and the like may stand behind the last sample; another archive may not.
+        rest = done + int(np.flatnonzero(tail)[-1])
+        if not _ends_behind(source, file.path, rest):
+            report.problems.append(f"there is data behind the end mark, up to byte {rest} (two archives in one file?)")
+    twice = [key for key, count in keys.items() if count > 1]
+    if twice:
+        report.problems.append(f"{len(twice)} keys come twice, not one after the other: {', '.join(twice[:_SHOWN])}")
+    _check_parts(parts, report)
+    _check_index(file, digest.digest(), report)
+
+
+def _ends_behind(source: object, path: str, last: int) -> bool:
+    """Whether a byte belongs to a member, and not to what stands behind the end mark."""
+    from penstock.shards.tar import walk
+
+    end = 0
+    for member in walk(source, path):  # type: ignore[arg-type]
+        end = member.end
+    return last < end
+
+
+def _check_parts(parts: Counter[tuple[str, ...]], report: ShardReport) -> None:
+    if len({frozenset(names) for names in parts}) > 1:
+        usual = frozenset(parts.most_common(1)[0][0])
+        other = sum(count for names, count in parts.items() if frozenset(names) != usual)
+        report.problems.append(f"{other} of {report.samples} samples have other parts than {', '.join(sorted(usual))}")
+
+
+def _check_index(file: ShardFile, digest: bytes, report: ShardReport) -> None:
+    where = index_path(file.path)
+    index = None if where is None else ShardIndex.load(where)
+    if index is not None and (index.header.digest != digest or not index.is_sound() or len(index) != report.samples):
+        report.problems.append(f"the index {where} is not that of this shard: remove it, and it is made again")
+    listed = _listed(Path(file.path))
+    if listed is not None and listed != digest.hex():
+        report.problems.append(f"the content is not what was packed: xxh3_128 {digest.hex()}, not {listed}")
+
+
+def _listed(path: Path) -> str | None:
+    """The checksum that the list beside a shard has for it."""
+    try:
+        lines = (path.parent / CHECKSUMS).read_text(errors="surrogateescape").splitlines()
+    except (OSError, ValueError):
+        return None
+    return next((line[:32] for line in lines if line[34:] == path.name), None)
+
+
+def _verify_samples(path: str, report: ShardReport, decode: Callable[[Sample], Sample] | None) -> None:
+    """By reading samples one by one; counts them if nothing has yet."""
+    from penstock.shards.stream import read_shard
+
+    count = bad = 0
+    for _, sample in read_shard(path):
+        count += 1
+        if decode is None:
+            continue
+        try:
+            decode(sample)
+        except PenstockError as error:
+            bad += 1
+            if bad <= _SHOWN:
+                report.problems.append(str(error))
+    if bad > _SHOWN:
+        report.problems.append(f"{bad - _SHOWN} more samples cannot be decoded")
+    report.samples = count
+
+
+def rewrite(
+    shards: ShardSet,
+    names: Iterator[str],
+    *,
+    max_count: int | None = None,
+    max_bytes: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> list[str]:
+    """Copy samples, byte for byte with their headers, into other shards.
+
+    Args:
+        shards: what to copy, in order.
+        names: where to; as many are taken as it needs.
+        max_count, max_bytes: where to begin the next one.
+        progress: called with the number of samples just copied.
+
+    Raises:
+        ShardIOError: a shard cannot be written. Those that are finished stay, the one in hand is removed.
+    """
+    written: list[str] = []
+    writer: TarWriter | None = None
+    try:
+        for number, count in enumerate(shards.counts):
+            shard = shards.shard(number)
+            for local in range(count):
+                begin, end = shard.index.span(local)
+                size = rounded(end - begin)
+                full = writer is not None and (
+                    (max_count is not None and writer.samples >= max_count)
+                    or (max_bytes is not None and writer.size + size > max_bytes)
+                )
+                if writer is None or full:
+                    if writer is not None:
+                        writer.close()
+                    name = next(names)
+                    writer = TarWriter(name)
+                    written.append(name)
+                writer.copy(shard.file.read(end - begin, begin))
+                if progress is not None:
+                    progress(1)
+        if writer is None:
+            written.append(next(names))
+            writer = TarWriter(written[-1])
+        writer.close()
+    except BaseException:
+        if writer is not None:
+            writer.abandon()
+        raise
+    return [os.fspath(name) for name in written]

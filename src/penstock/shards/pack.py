@@ -1,0 +1,292 @@
+"""Packing single files into shards: parallel, atomic, and going on where it was killed.
+
+    report = pack("train.txt", "shards", root="/data/imagenet", workers=8, max_bytes=1 << 30, shuffle=True)
+
+    shards/train-000000.tar ...    the samples: image, ``cls``, and ``json`` where the manifest has more columns
+    shards/train-000000.tar.pidx   the index of each
+    shards/checksums.txt           xxh3_128 of each
+    shards/pack.json               what was packed and how, and where the shards are cut
+
+The cuts follow from the manifest, the sizes of the files and the options alone, before anything is written. So it does
+not matter how many processes pack, shards are the same bytes each time, and what is there after a kill is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, ImageError, ShardIOError, WorkerError
+from penstock.manifest import Manifest, Record
+from penstock.order import make_order
+from penstock.progress import progress_bar
+from penstock.shards.header import BLOCK, rounded
+from penstock.shards.index import index_path, load_or_build, read_header
+from penstock.shards.writer import TarWriter
+from penstock.storage import io_error, write_atomically
+
+__all__ = ["CHECKSUMS", "PackReport", "pack", "write_checksums"]
+
+CHECKSUMS, PLAN, LIST = "checksums.txt", "pack.json", "files.txt"
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """What was packed: all shards in order, samples and bytes in them, and how many were there already."""
+
+    shards: list[str]
+    samples: int
+    nbytes: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class _Job:
+    """All that a worker needs to know."""
+
+    manifest: Manifest
+    folder: str
+    prefix: str
+    shuffle: bool
+    seed: int
+    resize: int | None
+    quality: int
+
+    def name(self, number: int) -> str:
+        return os.path.join(self.folder, f"{self.prefix}-{number:06d}.tar")
+
+    def records(self, start: int, stop: int) -> list[Record]:
+        order = make_order("global" if self.shuffle else "none", len(self.manifest), seed=self.seed, epoch=0)
+        return self.manifest.records(order[np.arange(start, stop)])
+
+
+def pack(
+    source: Manifest | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    prefix: str = "train",
+    workers: int = 1,
+    max_bytes: int = 1_000_000_000,
+    max_count: int | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    resize_max_side: int | None = None,
+    quality: int = 90,
+    progress: bool | None = None,
+) -> PackReport:
+    """Pack the files of a manifest, or the images of a folder with a sub-folder for each class.
+
+    Args:
+        source: a manifest, a path to one, or a folder; classes of a folder are numbered in the order of their names.
+        folder: where the shards go; made if it is not there.
+        root: of a manifest that is given by its path.
+        prefix: what the names of the shards begin with.
+        workers: processes. More than one need the ``if __name__ == "__main__":`` of a program.
+        max_bytes, max_count: a shard ends before it has more bytes, or samples, than this; one sample always fits.
+        shuffle, seed: put the samples into a random order, which is the global order of that seed.
+        resize_max_side: images whose longer side is longer are made smaller, and written as JPEG with ``quality``;
+            others are copied as they are.
+        progress: show a bar: True, False, or None on a terminal.
+
+    Raises:
+        ConfigError: arguments that make no sense, or a folder that holds the shards of another packing.
+        ShardIOError: a file that cannot be read or written, by name. Shards that are finished stay.
+        ImageError: an image to be resized cannot be decoded.
+        WorkerError: a worker was killed.
+
+    The key of a sample is its row in the manifest, nine digits.
+    """
+    if workers < 1 or max_bytes < 1 or (max_count is not None and max_count < 1):
+        raise ConfigError("workers, max_bytes and max_count must be positive")
+    out = Path(folder)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ShardIOError(str(io_error(out, error, "cannot make"))) from error
+    manifest = _manifest(source, out, root)
+    job = _Job(manifest, os.path.abspath(out), prefix, shuffle, seed, resize_max_side, quality)
+    cuts = _plan(job, out, {"max_bytes": max_bytes, "max_count": max_count})
+    with progress_bar("packing", len(manifest), progress, in_bytes=False) as advance:
+        todo = []
+        for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
+            if _is_packed(job.name(number), stop - start):
+                advance(stop - start)
+            else:
+                todo.append((number, start, stop))
+        for done in _run(job, todo, min(workers, len(todo))):
+            advance(done)
+    names = [job.name(number) for number in range(len(cuts) - 1)]
+    nbytes = write_checksums(out, names)
+    return PackReport(names, len(manifest), nbytes, len(names) - len(todo))
+
+
+def _manifest(source: Any, out: Path, root: Any) -> Manifest:
+    if isinstance(source, Manifest):
+        return source
+    if not os.path.isdir(source):
+        return Manifest.open(source, root=root)
+    where = out / LIST
+    if not where.exists():  # else this is a packing that goes on
+        classes = sorted(entry.name for entry in os.scandir(source) if entry.is_dir())
+        count = 0
+        with write_atomically(where) as file:
+            for label, name in enumerate(classes):
+                for path in _files(os.path.join(source, name)):
+                    file.write(f"{os.path.relpath(path, source)} {label}\n".encode("utf-8", "surrogateescape"))
+                    count += 1
+        if not count:
+            where.unlink()
+            raise ConfigError(f"{source} holds no images in sub-folders, one for each class")
+    return Manifest.open(where, root=os.path.abspath(source))
+
+
+def _files(folder: str) -> Iterator[str]:
+    for base, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            if name.lower().endswith(_IMAGES):
+                yield os.path.join(base, name)
+
+
+def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:
+    """The first sample of each shard, and the number of samples; as it was, if this packing had begun before."""
+    options = {name: getattr(job, name) for name in ("prefix", "shuffle", "seed", "resize", "quality")}
+    wanted = {**options, **limits, "version": _VERSION, "fingerprint": job.manifest.fingerprint}
+    where = out / PLAN
+    if where.exists():
+        found = json.loads(where.read_text())
+        cuts: list[int] = found.pop("cuts")
+        if found != wanted:
+            differ = [name for name in wanted if found.get(name) != wanted[name]]
+            raise ConfigError(
+                f"{out} holds shards that were packed otherwise ({', '.join(differ)} differ): pack into another "
+                "folder, or remove them first"
+            )
+        return cuts
+    cuts = list(_cuts(job, limits["max_bytes"], limits["max_count"]))
+    with write_atomically(where) as file:
+        file.write(json.dumps({**wanted, "cuts": cuts}, indent=1).encode())
+    return cuts
+
+
+def _cuts(job: _Job, max_bytes: int, max_count: int | None) -> Iterator[int]:
+    yield 0
+    n, begin, size, step = len(job.manifest), 0, 4 * BLOCK, 4096
+    for start in range(0, n, step):
+        for number, record in enumerate(job.records(start, min(start + step, n)), start):
+            try:
+                length = os.stat(record.path).st_size
+            except OSError as error:
+                raise ShardIOError(str(io_error(record.path, error))) from error
+            need = BLOCK + rounded(length) + sum(BLOCK + rounded(len(data)) for data in _fields(record).values())
+            if number > begin and (size + need > max_bytes or number - begin == max_count):
+                yield number
+                begin, size = number, 4 * BLOCK
+            size += need
+    if n:
+        yield n
+
+
+def _fields(record: Record) -> dict[str, bytes]:
+    """What is known of a sample besides its file."""
+    fields = {}
+    if record.label is not None:
+        label = record.label if isinstance(record.label, int | float | str) else list(record.label)
+        fields["cls"] = (label if isinstance(label, str) else json.dumps(label)).encode()
+    if record.extra:
+        fields["json"] = json.dumps(dict(record.extra), sort_keys=True).encode()
+    return fields
+
+
+def _is_packed(name: str, samples: int) -> bool:
+    if not os.path.exists(name):
+        return False
+    where = index_path(name)
+    header = None if where is None else read_header(where)
+    return header is not None and header.samples == samples
+
+
+def _run(job: _Job, todo: list[tuple[int, int, int]], workers: int) -> Iterator[int]:
+    """Pack shards; gives the number of samples of each that is done."""
+    if workers <= 1:
+        for task in todo:
+            yield _pack_shard(job, *task)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
+        waiting = iter(todo)
+        running: set[Future[int]] = set()
+        try:
+            for task in waiting:
+                running.add(pool.submit(_pack_shard, job, *task))
+                if len(running) >= 2 * workers:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        except BrokenProcessPool as error:
+            raise WorkerError("a packing worker was killed (out of memory?); pack again to go on") from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _pack_shard(job: _Job, number: int, start: int, stop: int) -> int:
+    name = job.name(number)
+    with TarWriter(name, mtime=0, encoder=False, user="", group="") as writer:
+        for record in job.records(start, stop):
+            extension, data = _file(record, job)
+            writer.write({"__key__": f"{record.row:09d}", extension: data, **_fields(record)})
+    load_or_build(name)
+    return stop - start
+
+
+def _file(record: Record, job: _Job) -> tuple[str, bytes]:
+    """Extension and bytes of a sample's file, made smaller if it has to be."""
+    try:
+        data = Path(record.path).read_bytes()
+    except OSError as error:
+        raise ShardIOError(str(io_error(record.path, error))) from error
+    extension = os.path.splitext(record.path)[1].lower().lstrip(".") or "bin"
+    extension = {"jpeg": "jpg"}.get(extension, extension)
+    if job.resize is None:
+        return extension, data
+    import cv2
+
+    from penstock.images.decode import decode
+
+    image = decode(data, path=record.path)
+    height, width = image.shape[:2]
+    scale = job.resize / max(height, width)
+    if scale >= 1:
+        return extension, data
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    ok, encoded = cv2.imencode(".jpg", small[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, job.quality])
+    if not ok:
+        raise ImageError(f"{record.path}: cannot be written as JPEG")
+    return "jpg", encoded.tobytes()
+
+
+def write_checksums(folder: Path, names: list[str]) -> int:
+    """Write the checksums of shards that have an index; returns their bytes."""
+    lines, nbytes = [], 0
+    for name in names:
+        header = load_or_build(name).header
+        lines.append(f"{header.fingerprint}  {os.path.basename(name)}\n")
+        nbytes += header.size
+    with write_atomically(folder / CHECKSUMS) as file:
+        file.write("".join(lines).encode("utf-8", "surrogateescape"))
+    return nbytes

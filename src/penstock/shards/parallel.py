@@ -1,0 +1,45 @@
+"""The same work on many shards, in processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
+from typing import TypeVar
+
+from penstock.errors import WorkerError
+from penstock.shards.check import ShardReport, verify
+from penstock.shards.index import load_or_build
+
+__all__ = ["build_all", "verify_all"]
+
+T = TypeVar("T")
+
+
+def build_all(paths: list[str], workers: int) -> Iterator[int]:
+    """Index shards that have no index; gives the samples of each. Raises what `load_or_build` does."""
+    return _each(_count, paths, workers)
+
+
+def verify_all(paths: list[str], workers: int, *, decode: bool) -> Iterator[ShardReport]:
+    """`verify` of each."""
+    return _each(partial(verify, decode=decode), paths, workers)
+
+
+def _count(path: str) -> int:
+    return len(load_or_build(path))
+
+
+def _each(work: Callable[[str], T], paths: list[str], workers: int) -> Iterator[T]:
+    if min(workers, len(paths)) <= 1:
+        yield from map(work, paths)
+        return
+    with ProcessPoolExecutor(min(workers, len(paths)), mp_context=get_context("forkserver")) as pool:
+        try:
+            yield from pool.map(work, paths)
+        except BrokenProcessPool as error:
+            raise WorkerError("a worker process was killed (out of memory?); try again with fewer workers") from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
