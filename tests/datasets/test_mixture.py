@@ -30,7 +30,7 @@ def make(
 
 
 def items(mixture: Any) -> list[Any]:
-    return [mixture[i] for i in range(len(mixture))]
+    return mixture.__getitems__(range(len(mixture)))
 
 
 def source_of(item: int) -> int:

@@ -47,9 +47,34 @@ def test_error_below_one_for_up_to_four_of_any_weights(weights: list[int]) -> No
 
 @given(MANY)
 @settings(max_examples=30)
-def test_error_below_the_bound_for_more(weights: list[int]) -> None:
-    mix = Interleave([*weights, 2**21])  # a large sum: no table
-    assert worst_error(mix, 20_000) < mix.bound < Fraction(8, 5)
+def test_error_below_one_for_many_of_odd_weights(weights: list[int]) -> None:
+    weights = [weight + sum(weights) // 10_000 for weight in weights]  # blocks are short then
+    mix = Interleave(weights)
+    assert mix.bound == 1
+    assert worst_error(mix, 20_000) < 1
+
+
+@given(st.lists(st.integers(0, 2000), min_size=5, max_size=12), st.integers(0, 10**6))
+@settings(max_examples=30)
+def test_blocks_by_deadlines_join(weights: list[int], begin: int) -> None:
+    """Anywhere in a period, over the bounds of blocks and its end: counts go up by one a position, never off by one."""
+    mix = Interleave([weight * 1000 + 7 * i + 1009 for i, weight in enumerate(weights)])
+    mix._tree = None  # by deadlines, also where the tree would do
+    for at in (begin % mix.total // mix._size * mix._size, mix.total):
+        low = max(0, at - 200)
+        sources, ordinals = mix.locate(np.arange(low, at + 200))
+        had = list(mix.counts(low))
+        for position, source, ordinal in zip(range(low, at + 200), sources.tolist(), ordinals.tolist(), strict=True):
+            assert ordinal == had[source]
+            had[source] += 1
+            for count, weight in zip(had, mix.weights, strict=True):
+                assert abs(count * mix.total - (position + 1) * weight) < mix.total
+
+
+def test_very_rare_sources_have_a_bound_that_is_told() -> None:
+    mix = Interleave([7, *(1_000_003 * 2**i + i for i in range(9))])
+    assert 1 < mix.bound < Fraction(8, 5)
+    assert worst_error(mix, 100_000) < mix.bound
 
 
 @given(st.one_of(SMALL, FEW, MANY), st.integers(0, 2**40))

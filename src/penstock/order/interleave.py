@@ -4,19 +4,16 @@ Of weights ``3, 1`` the sequence is 0 0 0 1 | 0 0 0 1 | ...: after p positions s
 weight_i / total``, to within less than one. Source and ordinal of any position are computed, never looked up in a list
 of the whole, so a position is the only state there is.
 
-Two ways lead there. Where the weights, as coprime integers, have a small sum, one period is a table: position p goes to
-the source whose next sample has the earliest deadline among those that may have one (the schedule of Liu and Layland,
-"Scheduling algorithms for multiprogramming in a hard-real-time environment", JACM 1973, over the windows that an error
-below one leaves to each sample), which meets every deadline since the shares add up to one. Otherwise sources are the
-leaves of a binary tree, and each node deals what it gets to its two sides by rounding, ``left(n) = round(n * w_left /
-w)``. A leaf is then off by half a sample of its own and its part of what the nodes above it are off. Up to four sources
-that is below one always, for more it depends on the weights: `Interleave.bound` says.
+Two ways lead there. Sources are the leaves of a binary tree, and each node deals what it gets to its two sides by
+rounding, ``left(n) = round(n * w_left / w)``. A leaf is then off by half a sample of its own and its part of what the
+nodes above it are off: below one always for up to four sources, for more it depends on the weights. Where it is not,
+and where the weights, as coprime integers, have a small sum, positions are dealt by deadlines, a block at a time (see
+`penstock.order.deadlines`). `Interleave.bound` says what holds.
 """
 
 from __future__ import annotations
 
 import bisect
-import heapq
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -24,15 +21,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import OrderError
+from penstock.order.deadlines import MAX_BLOCK, block_size, make_block
 from penstock.order.permutation import MAX_N, Indices
 
 __all__ = ["Interleave"]
 
-_SMALL = 4096  # periods up to this are tables in any case
-_LARGE = 1 << 20  # and up to this if the tree promises less: about a second, and 6 MB
+_SMALL = 4096  # periods up to this are one block by deadlines, which is faster than a tree
 _MAX_TOTAL = 1 << 50  # quotients of such numbers are right to within one as floats
 _EXACT = 8  # the best tree of so many leaves is found by trying all, 3 ** n of them
 
@@ -47,8 +43,9 @@ class Interleave:
     Raises:
         OrderError: no weights, or weights that are not positive or too large.
 
-    Cost: O(1) memory in the number of positions (up to 6 MB for a table), some operations a position and level of the
-    tree, vectorised.
+    Cost: O(1) memory in the number of positions. By the tree, some vectorised operations a position and level; by
+    deadlines, a microsecond for each position of the blocks (4096 to 262144 positions) that are touched, the last few
+    of which are kept.
 
     >>> mix = Interleave([3, 1])
     >>> [source.tolist() for source in mix.locate(np.arange(8))]
@@ -68,10 +65,11 @@ class Interleave:
             raise OrderError(f"weights that add up to more than 2**50 cannot be interleaved, got {list(weights)}")
         self._tree: _Node | None = None
         self.bound = Fraction(1)
-        """No source is ever off by this much; 1 or less unless five and more sources have very odd weights."""
+        """No source is ever off by this much: 1, unless one of five and more sources has less than 4 in a million."""
+        self._size = block_size(self.weights)
         if self.total > _SMALL:
             tree, excess = _best_tree(self.weights)
-            if excess < 1 or self.total > _LARGE:
+            if excess < 1 or self._size > MAX_BLOCK:
                 self._tree, self.bound = tree, max(Fraction(1), (1 + excess) / 2)
 
     def __repr__(self) -> str:
@@ -91,12 +89,10 @@ class Interleave:
             raise OrderError(f"positions have to be from 0 to 2**62, got {positions.min()} to {positions.max()}")
         periods: Indices = positions // np.int64(self.total)
         rest: Indices = positions - periods * np.int64(self.total)
+        found, local = np.empty_like(rest), np.empty_like(rest)
         if self._tree is None:
-            sources, ordinals, _ = _table(self.weights)
-            found = sources[rest].astype(np.int64)
-            local = ordinals[rest].astype(np.int64)
+            self._look_up(rest, found, local)
         else:
-            found, local = np.empty_like(rest), np.empty_like(rest)
             _descend(self._tree, np.arange(rest.size).reshape(rest.shape), rest, found, local)
         weights: Indices = np.array(self.weights, dtype=np.int64)
         before: Indices = local + periods * weights[found]
@@ -105,48 +101,30 @@ class Interleave:
     def counts(self, position: int) -> tuple[int, ...]:
         """How many samples of each source come before a position."""
         periods, rest = divmod(position, self.total)
-        if self._tree is None:
-            places = _table(self.weights)[2]
-            inside = [int(np.searchsorted(mine, rest)) for mine in places]
-        else:
-            inside = [0] * len(self.weights)
+        inside = [0] * len(self.weights)
+        if self._tree is not None:
             _count(self._tree, rest, inside)
+        elif rest:
+            block = make_block(self.weights, rest // self._size)
+            more = np.bincount(block.sources[: rest - block.begin], minlength=len(self.weights)).tolist()
+            inside = [before + count for before, count in zip(block.before, more, strict=True)]
         return tuple(periods * weight + count for weight, count in zip(self.weights, inside, strict=True))
 
     def position(self, source: int, ordinal: int) -> int:
         """Where the sample of a source stands that has ``ordinal`` of them before it. O(log) calls of `counts`."""
-        high = (ordinal + 2) * self.total // self.weights[source] + 2
-        return bisect.bisect_left(range(high), ordinal + 1, key=lambda p: self.counts(p + 1)[source])
+        weight = self.weights[source]
+        low = max(0, (ordinal - 2) * self.total // weight)
+        positions = range(low, (ordinal + 3) * self.total // weight + 1)
+        return low + bisect.bisect_left(positions, ordinal + 1, key=lambda p: self.counts(p + 1)[source])
 
-
-# The table of one period.
-
-
-@lru_cache(maxsize=8)
-def _table(weights: tuple[int, ...]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], list[Indices]]:
-    """Source and ordinal of each position, and the positions of each source.
-
-    The sample with j before it may stand from ``floor(j / share)`` to ``ceil((j + 1) / share) - 1``: earlier its source
-    would be one or more ahead, later one or more behind.
-    """
-    total = sum(weights)
-    sources = np.empty(total, np.int32)
-    ordinals = np.empty(total, np.int32)
-    had = [0] * len(weights)
-    waiting: list[tuple[int, int]] = []
-    ready = [(-(-total // weight), source) for source, weight in enumerate(weights)]
-    heapq.heapify(ready)
-    for position in range(total):
-        while waiting and waiting[0][0] <= position:
-            _, source = heapq.heappop(waiting)
-            heapq.heappush(ready, (-(-(had[source] + 1) * total // weights[source]), source))
-        _, source = heapq.heappop(ready)
-        sources[position], ordinals[position] = source, had[source]
-        had[source] += 1
-        if had[source] < weights[source]:
-            heapq.heappush(waiting, (had[source] * total // weights[source], source))
-    order = np.argsort(sources, kind="stable")
-    return sources, ordinals, np.split(order, np.cumsum(weights)[:-1])
+    def _look_up(self, places: Indices, found: Indices, local: Indices) -> None:
+        numbers = places // np.int64(self._size)
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            block = make_block(self.weights, number)
+            inside = places[here] - block.begin
+            found[here] = block.sources[inside]
+            local[here] = block.ordinals[inside] + np.array(block.before, dtype=np.int64)[found[here]]
 
 
 # The tree.
