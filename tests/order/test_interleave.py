@@ -106,8 +106,13 @@ def test_the_order_is_frozen() -> None:
     assert "".join(map(str, Interleave([7919, 3001, 541, 17]).locate(np.arange(60))[0].tolist())) == GOLDEN_TREE
     five = Interleave([10**6 + 3, 10**5 + 3, 10**4 + 7, 999_983, 77_777])
     assert five.locate(np.arange(10**9, 10**9 + 20))[0].tolist() == GOLDEN_FIVE
+    ten = Interleave(
+        [3_000_017, 2_100_011, 2_000_003, 1_900_003, 1_000_003, 900_001, 800_011, 700_001, 500_009, 300_007]
+    )
+    assert "".join(map(str, ten.locate(np.arange(4000, 4100))[0].tolist())) == GOLDEN_BLOCKS
 
 
+GOLDEN_BLOCKS = "1802403172503012694301201735021034862103052713042081635021034720130952613040217350281036420110246301"
 GOLDEN_TABLE = "01020101020102010102"
 GOLDEN_TREE = "010001000120010001000100100010201000100010010001000210010001"
 GOLDEN_FIVE = [3, 0, 3, 0, 3, 0, 3, 0, 3, 0, 3, 0, 4, 0, 3, 0, 3, 0, 3, 0]

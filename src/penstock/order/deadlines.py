@@ -2,16 +2,17 @@
 
 With shares ``weight_i / total``, the sample of source i that has j of its own before it may stand from position
 ``floor(j / share)`` to ``ceil((j + 1) / share) - 1``: earlier its source would be one or more ahead, later one or more
-behind. Giving each position to the sample with the earliest deadline among those that may stand there meets all deadlines
-(Liu and Layland, "Scheduling algorithms for multiprogramming in a hard-real-time environment", JACM 1973), but only one
-after the other. So positions are cut into blocks, and the counts at the bounds of blocks are computed on their own: each
-source has the floor or the ceiling of its share there. Which of them have the ceiling is a rounding of the fractions, in
-which every prefix of the sources by their next deadline, and every prefix by their last release, is rounded as well.
+behind. Giving each position to the sample with the earliest deadline among those that may stand there meets all
+deadlines (Liu and Layland, "Scheduling algorithms for multiprogramming in a hard-real-time environment", JACM 1973),
+but only one after the other. So positions are cut into blocks, and the counts at the bounds of blocks are computed on
+their own: each source has the floor or the ceiling of its share there. Which of them have the ceiling is a rounding of
+the fractions, in which every prefix of the sources by their next deadline, and every prefix by their last release, is
+rounded as well.
 
 Why that is enough: of the sources that have no deadline before t as many are ahead as their fractions add up to,
 rounded, and at t at least so many have to be. So from the bound on no interval is asked for more samples than it has
-positions, and going back likewise, by the releases. By Hall's theorem a block between two such bounds can be filled, and
-then the earliest deadline first fills it.
+positions, and going back likewise, by the releases. By Hall's theorem a block between two such bounds can be filled,
+and then the earliest deadline first fills it.
 """
 
 from __future__ import annotations

@@ -89,17 +89,12 @@ def parse_index(text: bytes, path: str) -> Index:
     if not isinstance(index["shards"], list):
         raise ShardError(f"{path}: 'shards' is no list")
     known: dict[Columns, Columns] = {}
-    shards = []
-    for number, entry in enumerate(index["shards"]):
-        where = f"{path}, shard {number}"
-        shard = _shard(entry, where)
-        columns = known.setdefault(shard.columns, shard.columns)
-        shards.append(shard._replace(columns=columns))
+    shards = [_shard(entry, f"{path}, shard {number}", known) for number, entry in enumerate(index["shards"])]
     counts = np.array([0, *(shard.samples for shard in shards)], dtype=np.int64)
     return Index(shards, np.cumsum(counts), _fingerprint(shards))
 
 
-def _shard(entry: Any, where: str) -> ShardInfo:
+def _shard(entry: Any, where: str, known: dict[Columns, Columns]) -> ShardInfo:
     if not isinstance(entry, Mapping):
         raise ShardError(f"{where} is no object")
     if entry.get("format") != "mds":
@@ -116,10 +111,10 @@ def _shard(entry: Any, where: str) -> ShardInfo:
         compression = _named(where, algorithm_of, compression)
     if packed is not None and compression is None:
         raise ShardError(f"{where} has zip_data, but no compression")
-    return ShardInfo(samples, _columns(entry, where), raw, packed, compression)
+    return ShardInfo(samples, _columns(entry, where, known), raw, packed, compression)
 
 
-def _columns(entry: Mapping[str, Any], where: str) -> Columns:
+def _columns(entry: Mapping[str, Any], where: str, known: dict[Columns, Columns]) -> Columns:
     lists = [entry.get(f"column_{name}") for name in ("names", "encodings", "sizes")]
     if not all(isinstance(values, list) for values in lists):
         raise ShardError(f"{where}: column_names, column_encodings and column_sizes have to be lists")
@@ -130,6 +125,9 @@ def _columns(entry: Mapping[str, Any], where: str) -> Columns:
         )
     if not all(isinstance(value, str) for value in (*names, *encodings)):
         raise ShardError(f"{where}: names and encodings of columns have to be text")
+    columns = Columns(tuple(names), tuple(encodings), tuple(sizes))
+    if all(size is None or type(size) is int for size in sizes) and columns in known:
+        return known[columns]  # nearly all shards have the columns of the first
     if len(set(names)) != len(names):
         raise ShardError(f"{where} has two columns of the same name")
     for name, encoding, size in zip(names, encodings, sizes, strict=True):
@@ -139,7 +137,8 @@ def _columns(entry: Mapping[str, Any], where: str) -> Columns:
             _count(size, _MAX_BYTES, f"{column}: size")
         if fixed is not None and size not in (None, fixed):
             raise ShardError(f"{column}: a value of encoding {encoding} has {fixed} bytes, not {size}")
-    return Columns(tuple(names), tuple(encodings), tuple(sizes))
+    known[columns] = columns
+    return columns
 
 
 def _part(entry: Any, where: str) -> Part:
@@ -174,9 +173,12 @@ def _named(where: str, function: Any, value: str) -> Any:
 
 def _fingerprint(shards: Sequence[ShardInfo]) -> str:
     digest = xxhash.xxh3_128()
+    before = None
     for shard in shards:
-        identity = [shard.samples, *shard.columns, shard.raw.size, sorted(shard.raw.hashes.items())]
-        digest.update(json.dumps(identity, ensure_ascii=True).encode())
+        if shard.columns is not before:  # those of nearly all shards are the same object
+            before = shard.columns
+            digest.update(json.dumps(before).encode())
+        digest.update(json.dumps([shard.samples, shard.raw.size, sorted(shard.raw.hashes.items())]).encode())
     return digest.hexdigest()
 
 
