@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,8 +153,8 @@ def _part(entry: Any, where: str) -> Part:
 
 def _is_inside(basename: str) -> bool:
     """Whether this is a relative path that stays below where it begins: an index may come from anywhere."""
-    path = PurePosixPath(basename)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in basename
+    steps = basename.replace("\\", "/").split("/")
+    return bool(steps[-1]) and steps[0] != "" and ".." not in steps and ":" not in steps[0] and "\0" not in basename
 
 
 def _count(value: Any, limit: int, what: str) -> int:
