@@ -37,11 +37,17 @@ _HOMES = {
     "Record": "manifest",
     "SequentialSampler": "samplers",
     "ServerDataset": "datasets",
+    "ShardDataset": "shards",
+    "ShardSet": "shards",
+    "ShardWriter": "shards",
+    "StreamShards": "shards",
+    "TarWriter": "shards",
     "WeightedRandomSampler": "samplers",
     "generator": "random",
     "make_batch_data_sampler": "samplers",
     "make_data_sampler": "samplers",
     "make_order": "order",
+    "open": "opening",
     "stage": "stages",
 }
 
@@ -72,11 +78,17 @@ __all__ = [
     "Record",
     "SequentialSampler",
     "ServerDataset",
+    "ShardDataset",
+    "ShardSet",
+    "ShardWriter",
+    "StreamShards",
+    "TarWriter",
     "WeightedRandomSampler",
     "generator",
     "make_batch_data_sampler",
     "make_data_sampler",
     "make_order",
+    "open",
     "stage",
 ]
 
@@ -92,6 +104,7 @@ if TYPE_CHECKING:
     )
     from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
     from penstock.manifest import Manifest, Record
+    from penstock.opening import open
     from penstock.order import Partition, Permutation, make_order
     from penstock.random import generator
     from penstock.samplers import (
@@ -106,6 +119,7 @@ if TYPE_CHECKING:
         make_batch_data_sampler,
         make_data_sampler,
     )
+    from penstock.shards import ShardDataset, ShardSet, ShardWriter, StreamShards, TarWriter
     from penstock.shards.mds import MDSDataset, MDSFolder
     from penstock.stages import stage
 

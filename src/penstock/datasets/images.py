@@ -18,7 +18,7 @@ from penstock.datasets.base import BatchedDataset, StreamDataset
 from penstock.datasets.place import Place
 from penstock.datasets.share_dataset import ShareDataset
 from penstock.datasets.stream import MPDataset
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ImageError
 from penstock.images.decode import read_image
 from penstock.manifest import Manifest, Record
 from penstock.random import generator, in_sample, load_each, sample_scope
@@ -47,6 +47,10 @@ _OF_THE_SOURCE = frozenset(
         "fork_safe",
     }
 )
+
+
+_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff"})
+_LABELS = ("cls", "class", "label", "index")
 
 
 class LoadImage:
@@ -85,8 +89,10 @@ class LoadImage:
         self.flip = flip
         self.row = row
 
-    def __call__(self, record: Record, data: Callable[[], bytes] | None = None) -> Item:
+    def __call__(self, record: Record | SampleRecord, data: Callable[[], bytes] | None = None) -> Item:
         """Decode one record's image, of the bytes that ``data`` gives, or of the file."""
+        if isinstance(record, SampleRecord):
+            data = record.read
         with stage("decode"):
             image = read_image(record.path, storage=self.storage, data=data)
         if self.size is not None and image.shape[:2] != self.size:
@@ -102,6 +108,33 @@ class LoadImage:
         return (*item, record.row) if self.row else item
 
 
+class SampleRecord:
+    """A sample of shards as a record: its image, and its label.
+
+    Raises:
+        ImageError: (when made) the sample has no image.
+    """
+
+    row = -1
+
+    def __init__(self, sample: dict[str, Any]) -> None:
+        where = f"{sample.get('__url__')}/{sample.get('__key__')}"
+        name = next((name for name in sample if name.rpartition(".")[2] in _IMAGES), None)
+        if name is None:
+            raise ImageError(f"{where}: a sample without an image: {', '.join(sample)}")
+        self.path = f"{where}.{name}"
+        self._data = sample[name]
+        label = next((sample[name] for name in _LABELS if name in sample), None)
+        self.label = int(label) if isinstance(label, bytes) and label.strip().isdigit() else label
+
+    def __repr__(self) -> str:
+        return f"<{self.path}>"
+
+    def read(self) -> Any:
+        """The bytes of the image."""
+        return self._data
+
+
 class _Records(Protocol):
     def __len__(self) -> int: ...
     def records(self, indices: Any) -> list[Record]: ...
@@ -111,8 +144,9 @@ class ImageDataset(BatchedDataset):
     """Images and labels of a manifest, or of anything else that yields records.
 
     Args:
-        source: a `Manifest`, a path to one, a `RankDataset`, a `ServerDataset` or `RankServerDataset`, or an
-            `MPDataset` (the result is then iterable-style).
+        source: a `Manifest`, a path to one, a `RankDataset`, a `ServerDataset` or `RankServerDataset`, a `ShardDataset`
+            or `ShardSet` (the first image of each sample, and its ``cls``), or an `MPDataset` (the result is then
+            iterable-style).
         size, flip, row: see `LoadImage`.
         storage: how images at remote addresses are reached; by default as the manifest was told.
 
@@ -176,6 +210,10 @@ class ImageDataset(BatchedDataset):
         rows = np.asarray(indices, dtype=np.int64)
         source: Any = self.source
         records = source.records(rows) if place is None else source.records(rows, place)
+        if records and isinstance(records[0], dict):
+            if self.load.row:
+                raise ConfigError("row=True: samples of shards have keys instead of rows")
+            return load_each(self.load, [SampleRecord(sample) for sample in records], keys)
         plain = type(self.load) is not LoadImage  # which may not take data=
         if plain or len(records) < 2 or not all(is_remote(record.path) for record in records):
             return load_each(self.load, records, keys)

@@ -13,6 +13,7 @@ from penstock.shards.grouping import Sample, base_and_extension, group, split_na
 from penstock.shards.shardset import ShardSet
 from penstock.shards.tar import Member, walk, walk_stream
 from penstock.shards.urls import expand
+from penstock.shards.writer import ShardWriter, TarWriter
 
 if TYPE_CHECKING:
     from penstock.shards.dataset import ShardDataset
@@ -25,7 +26,9 @@ __all__ = [
     "Sample",
     "ShardDataset",
     "ShardSet",
+    "ShardWriter",
     "StreamShards",
+    "TarWriter",
     "base_and_extension",
     "compression_of",
     "expand",

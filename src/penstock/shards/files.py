@@ -10,7 +10,8 @@ import time
 
 from penstock.errors import ShardChangedError, ShardIOError
 from penstock.shards.urls import local_path
-from penstock.storage import io_error
+from penstock.storage import Storage, io_error, is_remote
+from penstock.storage import local_path as copy_of
 
 __all__ = ["ShardFile", "file_of"]
 
@@ -91,13 +92,16 @@ class ShardFile:
         )
 
 
-def file_of(url: str) -> str:
-    """The path of a shard's file, if that is local.
+def file_of(url: str, storage: Storage | None = None, *, progress: bool | None = False) -> str:
+    """The path of a shard's file; of a remote one that of a complete copy in the cache.
 
     Raises:
-        ShardIOError: it is not.
+        ShardIOError: it is neither a file nor in a store (``pipe:``).
+        StorageError: the store says no, see `penstock.storage.local_path`.
     """
     path = local_path(url)
-    if path is None:
-        raise ShardIOError(f"{url} is no local file: read it as a stream, or copy it here first")
-    return path
+    if path is not None:
+        return os.path.abspath(path)
+    if not is_remote(url):
+        raise ShardIOError(f"{url} is neither a file nor in a store")
+    return copy_of(url, storage=storage, progress=progress)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from penstock.errors import ConfigError, ImageError, ShardIOError, WorkerError
 from penstock.manifest import Manifest, Record
@@ -35,7 +36,7 @@ from penstock.shards.index import index_path, load_or_build, read_header
 from penstock.shards.writer import TarWriter
 from penstock.storage import io_error, write_atomically
 
-__all__ = ["CHECKSUMS", "PackReport", "pack", "write_checksums"]
+__all__ = ["CHECKSUMS", "PackReport", "list_images", "pack", "write_checksums"]
 
 CHECKSUMS, PLAN, LIST = "checksums.txt", "pack.json", "files.txt"
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -139,18 +140,33 @@ def _manifest(source: Any, out: Path, root: Any) -> Manifest:
     if not os.path.isdir(source):
         return Manifest.open(source, root=root)
     where = out / LIST
-    if not where.exists():  # else this is a packing that goes on
-        classes = sorted(entry.name for entry in os.scandir(source) if entry.is_dir())
-        count = 0
-        with write_atomically(where) as file:
-            for label, name in enumerate(classes):
-                for path in _files(os.path.join(source, name)):
-                    file.write(f"{os.path.relpath(path, source)} {label}\n".encode("utf-8", "surrogateescape"))
-                    count += 1
-        if not count:
-            where.unlink()
-            raise ConfigError(f"{source} holds no images in sub-folders, one for each class")
+    if not where.exists() and list_images(source, out, LIST) is None:  # else this is a packing that goes on
+        raise ConfigError(f"{source} holds no images in sub-folders, one for each class")
     return Manifest.open(where, root=os.path.abspath(source))
+
+
+def list_images(source: str | os.PathLike[str], out: Path, name: str | None = None) -> Path | None:
+    """Write a manifest of a folder that has a sub-folder of images for each class; None if it has no images.
+
+    Args:
+        source: the folder. Classes are numbered in the order of their names.
+        out: where the manifest goes.
+        name: its name; by default one that follows from the folder's path.
+    """
+    key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(source)))
+    lines = [
+        f"{os.path.relpath(path, source)} {label}\n".encode("utf-8", "surrogateescape")
+        for label, folder in enumerate(sorted(entry.path for entry in os.scandir(source) if entry.is_dir()))
+        for path in _files(folder)
+    ]
+    if not lines:
+        return None
+    where, content = out / (name or f"{key}.txt"), b"".join(lines)
+    where.parent.mkdir(parents=True, exist_ok=True)
+    if not where.exists() or where.read_bytes() != content:
+        with write_atomically(where) as file:
+            file.write(content)
+    return where
 
 
 def _files(folder: str) -> Iterator[str]:

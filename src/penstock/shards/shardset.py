@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 from typing import Any, SupportsIndex
@@ -28,7 +28,8 @@ from penstock.progress import progress_bar
 from penstock.shards.files import ShardFile, file_of
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.shards.index import SUFFIX, ShardIndex, load_or_build, read_header
-from penstock.shards.urls import Urls, expand
+from penstock.shards.urls import Urls, expand, local_path
+from penstock.storage import Storage, cache_root
 
 __all__ = ["OpenShard", "ShardSet"]
 
@@ -57,8 +58,10 @@ class ShardSet:
     """The samples of shards, one shard after the other.
 
     Args:
-        urls: brace notation, patterns, ``::``, or a list of those, see `penstock.shards.expand`. Local tar files, not
-            compressed.
+        urls: brace notation, patterns, ``::``, or a list of those, see `penstock.shards.expand`: tar files, not
+            compressed. Those in a store are copied into the local cache when they are first needed, which is at once if
+            there is no index of them yet.
+        storage: how a store is reached, and the cache, see `penstock.storage.Storage`.
         cache_dir: where indexes go, instead of beside the shards (or, if that is read-only, in the user's cache).
         progress: show a bar while indexing: True, False, or None for large shards on a terminal.
 
@@ -73,21 +76,30 @@ class ShardSet:
     """
 
     def __init__(
-        self, urls: Urls, *, cache_dir: str | os.PathLike[str] | None = None, progress: bool | None = None
+        self,
+        urls: Urls,
+        *,
+        storage: Storage | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
     ) -> None:
         self.urls = expand(urls)
         self._cache_dir = None if cache_dir is None else os.path.abspath(cache_dir)
-        self._paths = [os.path.abspath(file_of(url)) for url in self.urls]
+        self._storage = storage
+        self._paths = [file_of(url, storage, progress=progress) for url in self.urls]
         self._open: dict[int, OpenShard] = {}
         self._lock = Lock()
-        headers = [self._current(path) for path in self._paths]
+        headers = [self._current(number) for number in range(len(self.urls))]
         missing = [number for number, header in enumerate(headers) if header is None]
         if missing:
             total = sum(ShardFile(self._paths[number]).size for number in missing)
             with progress_bar("indexing", total, progress) as advance:
                 for number in missing:
                     index = load_or_build(
-                        self._paths[number], url=self.urls[number], cache_dir=self._cache_dir, progress=advance
+                        self._paths[number],
+                        url=self.urls[number],
+                        cache_dir=self._index_folder(number),
+                        progress=advance,
                     )
                     headers[number] = index.header
         self._headers = [header for header in headers if header is not None]
@@ -96,9 +108,16 @@ class ShardSet:
         self._length = int(self.starts[-1])
         self._whole = range(self._length)
 
-    def _current(self, path: str) -> Any:
+    def _index_folder(self, number: int) -> str | None:
+        """Where a shard's index goes; that of a copy does not go beside it, where the cache keeps order."""
+        if self._cache_dir is None and local_path(self.urls[number]) is None:
+            return str(cache_root() / "shards")
+        return self._cache_dir
+
+    def _current(self, number: int) -> Any:
+        path = self._paths[number]
         status = ShardFile(path)
-        for place in places(path, SUFFIX, self._cache_dir):
+        for place in places(path, SUFFIX, self._index_folder(number)):
             header = read_header(place)
             if header is not None and (header.size, header.mtime_ns) == (status.size, status.mtime_ns):
                 return header
@@ -159,8 +178,9 @@ class ShardSet:
         found = self._open.get(number)
         if found is not None:
             return found
-        path, header = self._paths[number], self._headers[number]
-        index = load_or_build(path, url=self.urls[number], cache_dir=self._cache_dir)
+        header = self._headers[number]
+        path = file_of(self.urls[number], self._storage)  # a copy may have left the cache meanwhile
+        index = load_or_build(path, url=self.urls[number], cache_dir=self._index_folder(number))
         if index.header.digest != header.digest:
             raise ShardChangedError(
                 f"{self.urls[number]} is no longer the shard that was opened: open the shards again"
@@ -218,13 +238,19 @@ class ShardSet:
             shard.file.check()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.urls, self._cache_dir, [header.fingerprint for header in self._headers], os.getcwd())
+        fingerprints = [header.fingerprint for header in self._headers]
+        return _reopen, (self._absolute(), self._storage, self._cache_dir, fingerprints, self.urls)
+
+    def _absolute(self) -> list[str]:
+        return [url if local_path(url) is None else path for url, path in zip(self.urls, self._paths, strict=True)]
 
 
-def _reopen(urls: Sequence[str], cache_dir: str | None, fingerprints: list[str], folder: str) -> ShardSet:
-    shards = ShardSet(
-        [Path(url) if not url.startswith("file:") else url for url in urls], cache_dir=cache_dir, progress=False
-    )
+def _reopen(
+    absolute: list[str], storage: Storage | None, cache_dir: str | None, fingerprints: list[str], urls: list[str]
+) -> ShardSet:
+    paths = [Path(url) if local_path(url) is not None else url for url in absolute]
+    shards = ShardSet(paths, storage=storage, cache_dir=cache_dir, progress=False)
+    shards.urls = urls
     for url, header, expected in zip(shards.urls, shards._headers, fingerprints, strict=True):
         if header.fingerprint != expected:
             raise ShardChangedError(f"{url} is no longer the shard that the set was opened on")

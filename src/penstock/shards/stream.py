@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 from penstock import distributed
 from penstock.datasets.place import Place, SharedPlace
-from penstock.errors import ConfigError, PartitionError, ShardError, StateError
+from penstock.errors import ConfigError, PartitionError, ShardError, StateError, StorageError
 from penstock.order import ORDER_VERSION, make_order
 from penstock.order.hashing import derive_key, mix
 from penstock.random import sample_key, sample_scope
@@ -30,8 +30,9 @@ from penstock.shards.files import ShardFile, file_of
 from penstock.shards.grouping import KEY, URL, Handler, Sample, group
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import walk_stream
-from penstock.shards.urls import Urls, expand
+from penstock.shards.urls import Urls, expand, local_path
 from penstock.state import STATE_VERSION, State, check_state, read_int
+from penstock.storage import Storage, is_remote, open_source
 
 __all__ = ["StreamShards", "read_shard"]
 
@@ -48,6 +49,7 @@ class StreamShards(IterableDataset[Any]):
         seed: of the order.
         handler: asked about errors of shards: True or False leaves the rest of the shard out, and of an extension that
             comes twice, True leaves out the second one. Without it errors raise.
+        storage: how a store is reached, see `penstock.storage.Storage`.
         rank, world_size, process_group: see `penstock.RankDataset`.
 
     Raises:
@@ -69,6 +71,7 @@ class StreamShards(IterableDataset[Any]):
         load: Callable[[Sample], Any] | None = None,
         seed: int = 0,
         handler: Handler | None = None,
+        storage: Storage | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -81,6 +84,7 @@ class StreamShards(IterableDataset[Any]):
         self.urls = expand(urls)
         self.shuffle, self.buffer_bytes, self.seed, self.handler = shuffle, buffer_bytes, seed, handler
         self._load = chained(decode, load)
+        self._storage = storage
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
         # The second number counts calls of set_epoch, so that workers that run see it.
         self._place = SharedPlace(Place(0, 0, 0))
@@ -220,24 +224,33 @@ class StreamShards(IterableDataset[Any]):
 
     def _read(self, shard: int, byte: int) -> Iterator[tuple[int, Sample]]:
         try:
-            yield from read_shard(self.urls[shard], start=byte, handler=self.handler)
-        except ShardError as error:
+            yield from read_shard(self.urls[shard], start=byte, handler=self.handler, storage=self._storage)
+        except (ShardError, StorageError) as error:
             if self.handler is None:
                 raise
             self.handler(error)
 
 
-def read_shard(url: str, *, start: int = 0, handler: Handler | None = None) -> Iterator[tuple[int, Sample]]:
+def read_shard(
+    url: str, *, start: int = 0, handler: Handler | None = None, storage: Storage | None = None
+) -> Iterator[tuple[int, Sample]]:
     """The samples of one shard, in order, each with the first byte of its headers.
 
     Args:
         url: a tar file, compressed or not.
         start: begin with the sample whose headers begin here (of a compressed shard, in its content).
         handler: asked about extensions that come twice.
+        storage: how a store is reached. A remote shard is read ahead in ranges, and not kept.
 
     Raises:
         ShardError: as `penstock.shards.walk` and `group`; also what decompression complains of.
+        StorageError: the store says no.
     """
+    if local_path(url) is None and is_remote(url):
+        remote = open_source(url, storage=storage)
+        with open_stream(cast(BinaryIO, remote.stream())) as stream:
+            yield from _read_stream(stream, url, start, handler)
+        return
     path = file_of(url)
     file = ShardFile(path)
     if compression_of(file.read(min(6, file.size), 0)) is not None:

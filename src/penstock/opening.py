@@ -1,0 +1,132 @@
+"""`penstock.open`: one door to whatever holds samples.
+
+penstock.open("train.txt", root="/data")          RankDataset      text, CSV, JSONL, Parquet, Arrow
+penstock.open("train-{000..099}.tar")             ShardDataset     tar shards; compressed ones: StreamShards
+penstock.open("data/imagenet-mds")                MDSDataset       a folder with index.json
+penstock.open("data/imagenet")                    RankDataset      a folder with one folder of images a class
+penstock.open("data/shards")                      ShardDataset     a folder of tar files
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.manifest.formats import EXTENSIONS
+from penstock.shards.urls import expand, local_path
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+__all__ = ["open"]
+
+_TAR = (".tar",)
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_TEXT = (".txt", ".list", ".lst", ".text")
+_MANIFEST = ("columns", "label", "format", "header", "blank", "comment", "cache_dir", "progress", "root")
+
+
+def open(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **options: Any) -> Dataset[Any]:
+    """The data set for a source, by its name and by what is there.
+
+    Args:
+        source: see above; shards and manifests may be several (a list, braces, patterns, ``::``).
+        options: of that data set; of a manifest also those of `Manifest.open`.
+
+    Raises:
+        ConfigError: nothing that is known. The message says what was looked for.
+        PenstockError: what the data set raises.
+    """
+    names = expand(source)
+    if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
+        return _folder(path, options)
+    kinds = {_kind(name) for name in names}
+    if len(kinds) > 1:
+        raise ConfigError(f"{_said(names)}: {' and '.join(sorted(kinds))} together; open them one by one")
+    return _OPENERS[kinds.pop()](names, options)
+
+
+def _kind(name: str) -> str:
+    lower = name.lower().partition("?")[0]
+    if lower.endswith(_TAR):
+        return "shards"
+    if lower.endswith(_COMPRESSED):
+        return "compressed shards"
+    if lower.endswith((*_TEXT, *EXTENSIONS)):
+        return "manifests"
+    path = local_path(name)
+    if path is None and "." not in lower.rpartition("/")[2]:
+        return "MDS folders"
+    if path is not None and not os.path.exists(path):
+        raise ConfigError(f"{name}: there is no such file or folder")
+    raise ConfigError(
+        f"{name}: neither a manifest ({', '.join([*_TEXT, *EXTENSIONS])}), a tar shard (.tar, .tar.gz, .tgz, ...), an "
+        "MDS folder (index.json in it), nor a folder with one folder of images for each class; for a manifest with "
+        "another name use Manifest.open(..., format='text')"
+    )
+
+
+def _folder(path: str, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.shards import ShardDataset
+    from penstock.shards.mds import MDSDataset
+    from penstock.shards.pack import list_images
+
+    split = options.get("split")
+    if os.path.exists(os.path.join(path, split or "", "index.json")):
+        return MDSDataset(path, **options)
+    tars = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(_TAR) and entry.is_file())
+    if tars:
+        return ShardDataset([Path(name) for name in tars], **options)
+    from penstock.datasets import RankDataset
+    from penstock.manifest import Manifest
+    from penstock.storage import cache_root
+
+    listed = list_images(path, cache_root() / "folders")
+    if listed is None:
+        raise ConfigError(
+            f"{path}: a folder, but with neither index.json (MDS), *.tar, nor images in one folder for each class"
+        )
+    return RankDataset(Manifest.open(listed, root=os.path.abspath(path)), **options)
+
+
+def _manifests(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import RankDataset
+    from penstock.manifest import Manifest
+
+    how = {name: options.pop(name) for name in _MANIFEST if name in options}
+    return RankDataset(Manifest.open(names[0] if len(names) == 1 else names, **how), **options)
+
+
+def _shards(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.shards import ShardDataset
+
+    return ShardDataset(_as_they_are(names), **options)
+
+
+def _streams(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.shards import StreamShards
+
+    return StreamShards(_as_they_are(names), **options)
+
+
+def _mds(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.shards.mds import MDSDataset
+
+    if len(names) > 1:
+        raise ConfigError(f"{_said(names)}: several MDS folders; open them one by one, and put them into a Mixture")
+    return MDSDataset(names[0], **options)
+
+
+def _as_they_are(names: list[str]) -> list[str | Path]:
+    """Names that are not expanded a second time."""
+    return [name if local_path(name) is None else Path(local_path(name) or "") for name in names]
+
+
+def _said(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+_OPENERS = {"MDS folders": _mds, "manifests": _manifests, "shards": _shards, "compressed shards": _streams}

@@ -1,0 +1,107 @@
+"""`penstock.open`: each source its data set."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import penstock as ps
+from penstock.errors import ConfigError
+from penstock.shards.mds import MDSDataset
+
+sys.path.insert(0, str(Path(__file__).parent / "shards"))
+from shard_support import make_tar, write_shards
+
+
+def jpeg(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8)).save(path, "JPEG")
+
+
+def test_manifests(write_manifest: Callable[..., Path]) -> None:
+    path = write_manifest(30)
+    dataset = ps.open(path, root="/data", seed=1)
+    assert isinstance(dataset, ps.RankDataset)
+    assert len(dataset) == 30
+    assert dataset[0][0].startswith("/data/")
+    assert len(ps.open([path, path])) == 60  # type: ignore[arg-type]
+
+
+def test_shards(tmp_path: Path) -> None:
+    paths = write_shards(tmp_path, [3, 4])
+    for source in (paths, f"{tmp_path}/s-000{{0,1}}.tar", f"{tmp_path}/s-*.tar", "::".join(paths), tmp_path):
+        dataset = ps.open(source, shuffle="none", load=len)
+        assert isinstance(dataset, ps.ShardDataset)
+        assert len(dataset) == 7
+    packed = tmp_path / "a.tar.gz"
+    packed.write_bytes(gzip.compress(Path(paths[0]).read_bytes()))
+    stream = ps.open(packed)
+    assert isinstance(stream, ps.StreamShards)
+    assert len(list(stream)) == 3
+
+
+def test_folders(tmp_path: Path) -> None:
+    for i in range(6):
+        jpeg(tmp_path / "images" / f"c{i % 2}" / f"{i} x.jpg")
+    dataset = ps.open(tmp_path / "images", shuffle="none")
+    assert isinstance(dataset, ps.RankDataset)
+    assert [Path(dataset[i][0]).name for i in range(6)] == [
+        "0 x.jpg",
+        "2 x.jpg",
+        "4 x.jpg",
+        "1 x.jpg",
+        "3 x.jpg",
+        "5 x.jpg",
+    ]
+    assert [dataset[i][1] for i in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert len(ps.ImageDataset(dataset)[5][0]) == 3
+    jpeg(tmp_path / "images" / "c1" / "9.jpg")
+    assert len(ps.open(tmp_path / "images")) == 7  # type: ignore[arg-type]
+    (tmp_path / "mds").mkdir()
+    (tmp_path / "mds" / "index.json").write_text('{"version": 2, "shards": []}')
+    assert isinstance(ps.open(tmp_path / "mds"), MDSDataset)
+
+
+def test_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    for source, message in (
+        (tmp_path / "x.bin", "neither a manifest"),
+        (tmp_path / "none", "no such file or folder"),
+        (tmp_path / "empty", "neither index.json"),
+        ([tmp_path / "a.tar", tmp_path / "b.txt"], "manifests and shards together"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ps.open(source)
+
+
+def test_images_of_shards(tmp_path: Path) -> None:
+    def image(value: int) -> bytes:
+        out = io.BytesIO()
+        Image.new("RGB", (16, 16), (value,) * 3).save(out, "PNG")
+        return out.getvalue()
+
+    members = [(f"{i:02d}.{e}", image(i) if e == "png" else str(i).encode()) for i in range(12) for e in ("cls", "png")]
+    path = tmp_path / "a.tar"
+    path.write_bytes(make_tar(members))
+    images = ps.ImageDataset(ps.ShardDataset(path, seed=0), size=8)
+    for options in ({}, {"num_workers": 2, "executor": "process"}, {"num_workers": 2}):
+        loader = ps.DataLoader(images, batch_size=4, **options)
+        seen = []
+        for batch, labels in loader:
+            assert batch.shape == (4, 3, 8, 8)
+            assert batch[:, 0, 0, 0].tolist() == labels.tolist()
+            seen += labels.tolist()
+        assert sorted(seen) == list(range(12))
+    assert ps.ImageDataset(ps.ShardSet(path))[3][1] == 3
+    with pytest.raises(ConfigError, match="keys"):
+        ps.ImageDataset(ps.ShardSet(path), row=True)[0]
+    path.write_bytes(make_tar([("a.txt", b"")]))
+    with pytest.raises(ps.ImageDataset and ValueError, match="without an image"):
+        ps.ImageDataset(ps.ShardSet(path))[0]
