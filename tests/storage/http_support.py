@@ -42,6 +42,9 @@ class Server(ThreadingHTTPServer):
         self.requests: list[tuple[str, str | None]] = []
         self.fault: Callable[[str, int, int, int], Fault] = lambda path, begin, end, number: None
         self.release = threading.Event()
+        self.redirect: dict[str, str] = {}
+        self.authorizations: list[tuple[str, str | None]] = []
+        self.connections: set[Any] = set()
         self.lock = threading.Lock()
         self.under_way = self.most_under_way = 0
 
@@ -75,6 +78,10 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests.append((path, wanted))
             number = len(self.server.requests)
+            self.server.authorizations.append((path, self.headers.get("Authorization")))
+            self.server.connections.add(self.client_address)
+        if path in self.server.redirect:
+            return self.answer(302, {"Location": self.server.redirect[path]})
         stored = self.server.objects.get(path)
         if stored is None:
             return self.answer(404)

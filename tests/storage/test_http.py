@@ -15,6 +15,7 @@ import pytest
 
 from penstock import DataLoader, ImageDataset, Manifest
 from penstock.errors import (
+    ConfigError,
     ImageError,
     PenstockError,
     StorageAuthError,
@@ -131,7 +132,7 @@ class TestFaults:
         assert QUICK.read(url) == DATA
         assert server.requests[1][1] is not None
 
-    @pytest.mark.parametrize("fault", ["500", "cut:0", "lie:1048576"])
+    @pytest.mark.parametrize("fault", ["500", "cut:0", "lie:999999"])
     def test_what_never_works_is_an_error_in_time(self, server: Any, fault: str) -> None:
         source = QUICK.open(server.put("a.bin", DATA))
         server.fault = lambda *_: fault
@@ -310,3 +311,44 @@ class TestImages:
             dataset.__getitems__([0, 3, 1])
         loader = DataLoader(dataset, batch_size=4, on_error="skip")
         assert [labels.tolist() for _, labels in loader] == [[0, 1, 2], [4, 5, 6, 7]]
+
+
+class TestAddresses:
+    def test_redirections_keep_credentials_at_home(self, server: Any) -> None:
+        url = server.put("a.bin", DATA)
+        server.redirect["/here"] = url
+        server.redirect["/round"] = url.replace("a.bin", "round")
+        assert read_object(url.replace("a.bin", "here")) == DATA
+        assert open_source(url.replace("a.bin", "here")).read_at(5, 9) == DATA[5:14]
+        with pytest.raises(StorageError, match="more than 10 redirections"):
+            read_object(url.replace("a.bin", "round"))
+        me = Storage({"headers": {"Authorization": "Bearer me"}})
+        server.redirect["/away"] = url.replace("127.0.0.1", "localhost")
+        assert me.read(url.replace("a.bin", "away")) == DATA
+        assert [given for path, given in server.authorizations[-2:]] == ["Bearer me", None]
+
+    def test_users_and_odd_names(self, server: Any) -> None:
+        url = server.put("a%20b%C3%A9.bin", DATA)
+        address = url.replace("//", "//me:p%40ss@").replace("a%20b%C3%A9", "a bé")
+        assert read_object(address) == DATA
+        assert server.authorizations[-1][1] == "Basic bWU6cEBzcw=="
+
+    def test_a_proxy(self, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Which is asked for the whole address; the host itself does not exist."""
+        proxy = server.put("a.bin", DATA).removesuffix("a.bin")
+        server.objects["http://far.example:81/a.bin"] = server.objects["/a.bin"]
+        monkeypatch.setenv("http_proxy", proxy)
+        assert read_object("http://far.example:81/a.bin?x=1") == DATA
+
+    def test_connections_are_used_again(self, server: Any) -> None:
+        url = server.put("a.bin", DATA)
+        source = Storage(idle=27).open(url)
+        for begin in range(20):
+            assert source.read_at(begin, 5) == DATA[begin : begin + 5]
+        assert len(server.connections) == 1
+
+    def test_what_makes_no_sense(self, server: Any) -> None:
+        with pytest.raises(ConfigError, match="options of HTTP are 'headers' and 'ca_file', not 'anon'"):
+            Storage({"anon": True}).open(server.put("a.bin", DATA))
+        with pytest.raises(StorageError, match="not an address of a web server"):
+            open_source("http:///a.bin")

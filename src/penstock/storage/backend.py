@@ -66,6 +66,12 @@ class Receiver(Protocol):
     def piece(self, data: bytes | memoryview) -> bool:
         """Some bytes, in order; False once no more are wanted."""
 
+    def room(self, size: int) -> memoryview | None:
+        """Where the next bytes may be put, at most so many, to save a copy; None if they are for `piece`."""
+
+    def filled(self, count: int) -> bool:
+        """So many bytes were put there; False once no more are wanted."""
+
 
 class Cancel:
     """Ends transfers that are under way in other threads: `set` it, and what they wait for is given up."""

@@ -65,9 +65,10 @@ class BlockStream(io.RawIOBase):
         fetch: gets a range.
         begin, end: the part of the object; `tell` and `seek` count from the object's own beginning.
         block: bytes of one request.
-        parallel: requests under way at most. It begins with two and takes one more with each block consumed, so that a
-            look at a header does not fetch megabytes.
+        parallel: requests under way at most. It begins with two, and takes twice as many after each block consumed, so
+            that a look at a header does not fetch them all.
         deadline: seconds in which ``fetch`` promises to end.
+        spent: called with what ``fetch`` returned, once nothing of it is needed any more.
 
     Unlike other raw files, `read(n)` gives n bytes, fewer at the end alone. Not for several threads at once.
     """
@@ -82,9 +83,10 @@ class BlockStream(io.RawIOBase):
         parallel: int = PARALLEL,
         deadline: float,
         name: str = "",
+        spent: Callable[[Any], None] = lambda data: None,
     ) -> None:
         super().__init__()
-        self.name = name
+        self.name, self._spent = name, spent
         self._fetch, self._end, self._block, self._parallel, self._deadline = fetch, end, block, parallel, deadline
         self._first = begin
         self._position = self._next = begin  # next: where the first block that was not asked for begins
@@ -177,12 +179,14 @@ class BlockStream(io.RawIOBase):
             self._base = self._next = self._position
             raise
         self._ahead.popleft()
+        if len(self._data):
+            self._spent(self._data.obj)
         self._data, self._base = data, block.begin
-        self._window = min(self._window + 1, self._parallel)
+        self._window = min(2 * self._window, self._parallel)
 
     def _drop(self) -> None:
         if os.getpid() == self._pid:
-            for block in self._ahead:
+            for block in list(self._ahead):  # another thread may be at it
                 block.cancel()
         self._ahead.clear()
         self._data = memoryview(b"")

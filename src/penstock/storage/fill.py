@@ -43,7 +43,7 @@ class Download(Protocol):
     stat: Stat
     storage: Any
 
-    def fetch(self, begin: int, end: int, cancel: Cancel | None = None) -> bytearray: ...
+    def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray: ...
 
     def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None: ...
 
@@ -124,6 +124,7 @@ def _fill_blocks(source: Download, folder: Path, descriptor: int, progress: Call
     with open(folder / JOURNAL, "ab", buffering=0) as journal:
 
         def work(_: Daemon) -> None:
+            buffer = bytearray(PIECE)  # for all blocks of this thread: fresh memory costs a page fault for every 4 KiB
             try:
                 while True:
                     with guard:
@@ -131,7 +132,8 @@ def _fill_blocks(source: Download, folder: Path, descriptor: int, progress: Call
                     if number is None or cancel.is_set():
                         return
                     begin = number * PIECE
-                    data = source.fetch(begin, min(begin + PIECE, source.size), cancel)
+                    end = min(begin + PIECE, source.size)
+                    data = source.fetch(begin, end, cancel, buffer if end - begin == PIECE else None)
                     value = xxhash.xxh3_64_intdigest(data)
                     with guard:
                         if cancel.is_set():  # the files may be closed already

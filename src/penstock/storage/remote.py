@@ -13,6 +13,7 @@ so that sources may be pickled, and forked, at any time.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import json
@@ -225,21 +226,35 @@ class RemoteSource:
     def stream(self, begin: int = 0, end: int | None = None) -> BlockStream:
         """The bytes ``[begin, end)`` as a file that reads ahead. Memory: `Storage.parallel` blocks."""
         how, stop = self.storage, self.size if end is None else min(end, self.size)
-        fetch: Fetch = self.fetch
-        if not self.stat.ranged:
-            fetch = _reader(self._whole())
+        spare: list[bytearray] = []  # fresh memory costs a page fault for every 4 KiB
+
+        def fetch(first: int, last: int, cancel: Cancel) -> bytearray:
+            with contextlib.suppress(IndexError):
+                if last - first == how.block:
+                    return self.fetch(first, last, cancel, spare.pop())
+            return self.fetch(first, last, cancel)
+
+        def spent(data: Any) -> None:
+            if isinstance(data, bytearray) and len(data) == how.block:
+                spare.append(data)
+
         return BlockStream(
-            fetch, begin, stop, block=how.block, parallel=how.parallel, deadline=how.deadline, name=shown(self.url)
+            fetch if self.stat.ranged else _reader(self._whole()),
+            begin,
+            stop,
+            block=how.block,
+            parallel=how.parallel,
+            deadline=how.deadline,
+            name=shown(self.url),
+            spent=spent,
         )
 
-    def fetch(self, begin: int, end: int, cancel: Cancel | None = None) -> bytearray:
-        """The bytes ``[begin, end)`` by one request, repeated and resumed where it fails."""
-        data = bytearray(end - begin)
-
-        def write(position: int, piece: bytes | memoryview) -> None:
-            data[position - begin : position - begin + len(piece)] = piece
-
-        self.fetch_into(write, begin, end, cancel)
+    def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
+        """The bytes ``[begin, end)`` by one request, repeated and resumed where it fails; into ``data`` if given."""
+        data = data if data is not None else bytearray(end - begin)
+        backend, how = backend_for(self.url, self.storage), self.storage.patience
+        target = memoryview(data)
+        transfer(backend, self.url, begin, end, known=self.stat, target=target, patience=how, cancel=cancel)
         return data
 
     def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
@@ -325,14 +340,13 @@ _backends: dict[tuple[str, str, float], Backend] = {}
 _lock = threading.Lock()
 _left_behind: list[Any] = []  # of the parent: their sockets are shared with it, and must not be closed here
 
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _PACKAGES |= {
     "az": "adlfs",
     "abfs": "adlfs",
     "abfss": "adlfs",
     "adl": "adlfs",
     "hf": "huggingface_hub",
-    "ais": "aiohttp",
 }
 
 _IN_CLOUD = frozenset(_PACKAGES.values())
@@ -366,6 +380,8 @@ def _make(protocol: str, url: str, storage: Storage) -> Backend:
         package = _PACKAGES.get(protocol, getattr(error, "name", None) or "fsspec")
         extra = "pip install 'penstock[cloud]'" if package in _IN_CLOUD else f"pip install {package}"
         raise StorageError(f"{shown(url)}: reading {protocol}:// needs the package {package}: {extra}") from error
+    except ConfigError:
+        raise
     except ValueError as error:
         raise StorageError(f"{shown(url)}: {error}") from error
 

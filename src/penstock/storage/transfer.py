@@ -37,9 +37,11 @@ class Patience:
 class _Receiver:
     """Writes what arrives from `position` on, and refuses another version."""
 
-    def __init__(self, url: str, begin: int, end: int | None, known: Stat | None, write: Write) -> None:
+    def __init__(
+        self, url: str, begin: int, end: int | None, known: Stat | None, write: Write | None, target: memoryview | None
+    ) -> None:
         self.url, self.position, self.end, self.known = url, begin, end, known
-        self._write, self._skip = write, 0
+        self._write, self._skip, self._begin, self._target = write, 0, begin, target
 
     def begun(self, stat: Stat, offset: int) -> None:
         if self.known is None:
@@ -66,8 +68,23 @@ class _Receiver:
             view = view[skipped:]
         view = view[: self.end - self.position]
         if len(view):
-            self._write(self.position, view)
+            if self._target is not None:
+                at = self.position - self._begin
+                self._target[at : at + len(view)] = view
+            elif self._write is not None:
+                self._write(self.position, view)
             self.position += len(view)
+        return self.position < self.end
+
+    def room(self, size: int) -> memoryview | None:
+        if self._target is None or self._skip or self.end is None:
+            return None
+        at = self.position - self._begin
+        return self._target[at : min(at + size, self.end - self._begin)]
+
+    def filled(self, count: int) -> bool:
+        assert self.end is not None
+        self.position += count
         return self.position < self.end
 
 
@@ -156,7 +173,8 @@ def transfer(
     end: int | None,
     *,
     known: Stat | None,
-    write: Write,
+    write: Write | None = None,
+    target: memoryview | None = None,
     patience: Patience,
     cancel: Cancel | None = None,
 ) -> Stat:
@@ -165,6 +183,7 @@ def transfer(
     Args:
         known: the version that it must be; None for whichever it is.
         write: called with a position and bytes, from the thread that they arrive in.
+        target: what they are put into instead, of exactly ``end - begin`` bytes. Not to be touched after an error.
 
     Returns:
         The version that it was.
@@ -174,7 +193,7 @@ def transfer(
         StorageUnavailableError: it goes on failing, or takes longer than the deadline. Names object, attempt, rank.
         StorageNotFoundError, StorageAuthError, StorageError: what does not go away by trying again.
     """
-    receiver = _Receiver(url, begin, end, known, write)
+    receiver = _Receiver(url, begin, end, known, write, target)
     given_up = cancel or Cancel()
 
     def once(deadline: float) -> None:

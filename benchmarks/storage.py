@@ -1,0 +1,190 @@
+"""Remote reading against plain parallel ranged GETs of the same bytes, with the same number under way.
+
+The server runs in a process of its own on 127.0.0.1, as fast as it can, and then like a store at a distance: a delay
+before each answer, and a rate for each connection. Peers: threads with `http.client`, which read into a buffer and
+check nothing; aiohttp; fsspec's file; our stream; our download into the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import http.server
+import multiprocessing
+import shutil
+import socketserver
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from _common import interleave, table
+from penstock.storage import Cache, Storage, open_source
+
+BLOCK, PARALLEL = 4 << 20, 8
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Ranges of zeros."""
+
+    protocol_version = "HTTP/1.1"
+    size, delay, rate = 0, 0.0, 0.0
+    data = bytes(1 << 20)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        first, _, last = self.headers.get("Range", f"bytes=0-{self.size - 1}").removeprefix("bytes=").partition("-")
+        begin, end = int(first), int(last) + 1
+        time.sleep(self.delay)
+        self.send_response(206)
+        self.send_header("Content-Length", str(end - begin))
+        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{self.size}")
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+        started, sent = time.perf_counter(), 0
+        while sent < end - begin:
+            piece = min(len(self.data), end - begin - sent)
+            if self.rate:
+                piece = min(piece, 1 << 18)
+                time.sleep(max(0.0, started + sent / self.rate - time.perf_counter()))
+            self.wfile.write(memoryview(self.data)[:piece])
+            sent += piece
+
+
+def serve(size: int, delay: float, rate: float, connection: Connection) -> None:
+    Handler.size, Handler.delay, Handler.rate = size, delay, rate
+    Handler.disable_nagle_algorithm = True
+    socketserver.ThreadingMixIn.daemon_threads = True
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        connection.send(server.server_address[1])
+        server.serve_forever()
+
+
+@contextlib.contextmanager
+def server(size: int, delay: float, rate: float) -> Iterator[int]:
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(size, delay, rate, there), daemon=True)
+    process.start()
+    try:
+        yield here.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
+def plain(port: int, size: int) -> None:
+    """Threads that each keep a connection and read one range after the other into one buffer."""
+    begins = iter(range(0, size, BLOCK))
+    lock = threading.Lock()
+
+    def work() -> None:
+        client = http.client.HTTPConnection("127.0.0.1", port)
+        buffer = memoryview(bytearray(BLOCK))
+        while True:
+            with lock:
+                begin = next(begins, None)
+            if begin is None:
+                break
+            end = min(begin + BLOCK, size)
+            client.request("GET", "/object", headers={"Range": f"bytes={begin}-{end - 1}"})
+            answer, got = client.getresponse(), 0
+            while got < end - begin:
+                got += answer.readinto(buffer[got : end - begin])
+            answer.read()
+        client.close()
+
+    threads = [threading.Thread(target=work) for _ in range(PARALLEL)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def plain_aiohttp(port: int, size: int) -> None:
+    """The same by the client under fsspec."""
+    import aiohttp
+
+    async def main() -> None:
+        begins = iter(range(0, size, BLOCK))
+        async with aiohttp.ClientSession(auto_decompress=False) as session:
+
+            async def work() -> None:
+                for begin in begins:
+                    end = min(begin + BLOCK, size)
+                    headers = {"Range": f"bytes={begin}-{end - 1}"}
+                    async with session.get(f"http://127.0.0.1:{port}/object", headers=headers) as answer:
+                        assert len(await answer.read()) == end - begin
+
+            await asyncio.gather(*(work() for _ in range(PARALLEL)))
+
+    asyncio.run(main())
+
+
+def fsspec_file(port: int, size: int) -> None:
+    """fsspec's file, read from beginning to end with its read-ahead."""
+    import fsspec
+
+    with fsspec.open(f"http://127.0.0.1:{port}/object", block_size=BLOCK).open() as file:
+        done = 0
+        while data := file.read(1 << 20):
+            done += len(data)
+        assert done == size
+
+
+def ours(port: int, size: int) -> None:
+    with open_source(f"http://127.0.0.1:{port}/object").stream() as file:
+        buffer, done = bytearray(1 << 20), 0
+        while count := file.readinto(buffer):
+            done += count
+        assert done == size
+
+
+def cached(port: int, size: int) -> None:
+    folder = tempfile.mkdtemp(prefix="penstock-bench-")
+    try:
+        copy = Storage(cache=Cache(folder)).open(f"http://127.0.0.1:{port}/object").local()  # type: ignore[union-attr]
+        assert copy.size == size
+    finally:
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--size", type=int, default=256, help="MiB of the object (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=5, help="how often each is measured (default: %(default)s)")
+    options = parser.parse_args()
+    size = options.size << 20
+    peers: dict[str, Callable[[int, int], None]] = {
+        "plain GETs, http.client": plain,
+        "plain GETs, aiohttp": plain_aiohttp,
+        "fsspec file": fsspec_file,
+        "penstock stream": ours,
+        "penstock cache (with fsync)": cached,
+    }
+    for title, delay, rate in (("as fast as it can", 0.0, 0.0), ("20 ms away, 25 MB/s a connection", 0.02, 25e6)):
+        with server(size, delay, rate) as port:
+            chosen = {name: peer for name, peer in peers.items() if not (rate and peer is fsspec_file)}
+            ours(port, size)
+            samples = interleave(
+                {name: lambda peer=peer: peer(port, size) for name, peer in chosen.items()}, options.repeat
+            )
+        best = min(samples["plain GETs, http.client"].median, samples["plain GETs, aiohttp"].median)
+        rows = [
+            (name, f"{size / 1e6 / s.median:,.0f}", f"{sorted(s.cpu)[len(s.cpu) // 2]:.2f}", f"{best / s.median:.0%}")
+            for name, s in samples.items()
+        ]
+        table(
+            f"{options.size} MiB, {PARALLEL} requests of {BLOCK >> 20} MiB; server {title}",
+            ("reader", "MB/s", "CPU s", "of the best plain"),
+            rows,
+        )
+
+
+if __name__ == "__main__":
+    main()
