@@ -15,7 +15,8 @@ import typer
 from penstock.cli.manifest_options import byte_size, console, pairs, shown
 
 if TYPE_CHECKING:
-    from penstock.storage.store import Cache, Entry
+    from penstock.storage.copies import Entry
+    from penstock.storage.store import Cache
 
 __all__ = ["app"]
 

@@ -5,6 +5,7 @@ On disk: open files that notice a change, the user's cache folder, atomic writes
 """
 
 from penstock.storage.cache import cache_root, file_lock, is_writable, write_atomically
+from penstock.storage.copies import CachedFile
 from penstock.storage.files import SourceFile, io_error
 from penstock.storage.remote import (
     FileSource,
@@ -15,7 +16,7 @@ from penstock.storage.remote import (
     open_source,
     read_object,
 )
-from penstock.storage.store import Cache, CachedFile
+from penstock.storage.store import Cache
 from penstock.storage.urls import is_remote
 
 __all__ = [

@@ -28,7 +28,8 @@ from penstock.errors import ConfigError, StorageAuthError, StorageChangedError, 
 from penstock.storage.ahead import ObjectsAhead
 from penstock.storage.backend import Backend, Cancel, Stat
 from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch, read_parallel
-from penstock.storage.store import Cache, CachedFile
+from penstock.storage.copies import CachedFile
+from penstock.storage.store import Cache
 from penstock.storage.transfer import Patience, stat_object, transfer
 from penstock.storage.urls import is_remote, local_part, scheme, shown
 

@@ -17,14 +17,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import mmap
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,67 +32,17 @@ from penstock import errors
 from penstock.errors import ConfigError, StorageError, StorageUnavailableError
 from penstock.progress import progress_bar
 from penstock.storage.cache import cache_root
+from penstock.storage.copies import CachedFile, Entry
 from penstock.storage.fill import ENTRY, Download, fill, hash_blocks, read_entry, write_entry
 from penstock.storage.urls import basename, shown
 
-__all__ = ["Cache", "CachedFile", "Entry"]
+__all__ = ["Cache"]
 
 _LEASE = 60.0  # seconds for which a path that was handed out stays good
 _ABANDONED = 86400.0  # seconds after which a partial download that nobody works at is removed
 _POLL = 0.02  # seconds; a lock between processes cannot be waited for with a deadline in any other way
 _ROOM_PATIENCE = 60.0
 _TRIES = 5
-
-
-class CachedFile:
-    """An open, complete copy of an object. What the cache does to it afterwards does not matter to its readers."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self.path, self.size = path, size
-        self._fd = -1
-        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    @cached_property
-    def map(self) -> mmap.mmap | bytes:
-        """The bytes, memory-mapped."""
-        return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on, fewer at the end alone."""
-        return bytes(memoryview(self.map)[offset : offset + size])
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One copy in the cache, or with ``complete=False`` what is there of it so far. Times are those of `time.time`."""
-
-    folder: Path
-    url: str
-    size: int
-    used: float
-    leased: float
-    complete: bool
-
-    @classmethod
-    def look(cls, folder: Path, *, complete: bool) -> Entry | None:
-        """None for a folder that is gone, or holds nothing sound."""
-        entry = read_entry(folder)
-        if entry is None:
-            return None
-        try:
-            with os.scandir(folder) as files:
-                more = sum(file.stat().st_size for file in files if file.name != entry["name"])  # indexes beside it
-            used, leased = (folder / ENTRY).stat().st_mtime, folder.stat().st_mtime
-        except OSError:
-            return None
-        return cls(folder, str(entry.get("url", "")), entry["size"] + more, used, leased, complete)
 
 
 class Cache:

@@ -1,0 +1,64 @@
+"""What lies in the cache: `CachedFile`, an open copy, and `Entry`, what is known of one without opening it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from penstock.storage.fill import ENTRY, read_entry
+
+__all__ = ["CachedFile", "Entry"]
+
+
+class CachedFile:
+    """An open, complete copy of an object. What the cache does to it afterwards does not matter to its readers."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self._fd = -1
+        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    @cached_property
+    def map(self) -> mmap.mmap | bytes:
+        """The bytes, memory-mapped."""
+        return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+        return bytes(memoryview(self.map)[offset : offset + size])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One copy in the cache, or with ``complete=False`` what is there of it so far. Times are those of `time.time`."""
+
+    folder: Path
+    url: str
+    size: int
+    used: float
+    leased: float
+    complete: bool
+
+    @classmethod
+    def look(cls, folder: Path, *, complete: bool) -> Entry | None:
+        """None for a folder that is gone, or holds nothing sound."""
+        entry = read_entry(folder)
+        if entry is None:
+            return None
+        try:
+            with os.scandir(folder) as files:
+                more = sum(file.stat().st_size for file in files if file.name != entry["name"])  # indexes beside it
+            used, leased = (folder / ENTRY).stat().st_mtime, folder.stat().st_mtime
+        except OSError:
+            return None
+        return cls(folder, str(entry.get("url", "")), entry["size"] + more, used, leased, complete)
