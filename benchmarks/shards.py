@@ -1,0 +1,198 @@
+"""Tar shards beside webdataset: raw iteration, decoded batches, the index, random access.
+
+CIFAR-10 and ImageNet JPEGs of the folder named by --data (``cifar10-jpg.tar.xz``, ``imagenet-sample/``), packed by
+webdataset's own writer (whose members have a PAX header each) and by ours. Everything is in the page
+cache, one process unless said.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import webdataset as wds
+
+from _common import arguments, folder, interleave, spread, table
+from penstock import DataLoader, ImageDataset
+from penstock.shards import ShardDataset, ShardSet, ShardWriter, StreamShards
+from penstock.shards.index import load_or_build
+
+_BATCH = 64
+
+
+def main() -> None:
+    parser = arguments(__doc__, lines=20_000, repeat=5)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the images")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with folder(options.dir) as where:
+        sets = {
+            "CIFAR-10, webdataset's writer": make(
+                where / "cifar-wds", cifar(options.data, options.lines), wds.TarWriter
+            ),
+            "CIFAR-10, our writer": make(where / "cifar", cifar(options.data, options.lines), None),
+            "ImageNet, our writer": make(where / "imagenet", imagenet(options.data), None),
+        }
+        raw(sets, options.repeat)
+        index(sets, options.repeat)
+        access(sets, options.repeat)
+        decoded(sets, max(2, options.repeat // 2))
+
+
+def cifar(data: Path, count: int) -> Iterator[dict[str, Any]]:
+    """So many CIFAR-10 images."""
+    with tarfile.open(data / "cifar10-jpg.tar.xz") as archive:
+        number = 0
+        for info in archive:
+            if not info.isfile() or number == count:
+                continue
+            file = archive.extractfile(info)
+            assert file is not None
+            yield {"__key__": f"{number:06d}", "jpg": file.read(), "cls": number % 10}
+            number += 1
+
+
+def imagenet(data: Path) -> Iterator[dict[str, Any]]:
+    """All images of the sample."""
+    for number, path in enumerate(sorted((data / "imagenet-sample").glob("*.JPEG"))):
+        yield {"__key__": f"{number:06d}", "jpg": path.read_bytes(), "cls": number}
+
+
+def make(where: Path, samples: Iterator[dict[str, Any]], writer: Any) -> list[str]:
+    """Shards of at most 10,000 samples, or 250 of the large ones."""
+    where.mkdir()
+    pattern, count = str(where / "s-%04d.tar"), 250 if where.name == "imagenet" else 10_000
+    if writer is None:
+        with ShardWriter(pattern, maxcount=count) as sink:
+            for sample in samples:
+                sink.write(sample)
+    else:
+        with wds.ShardWriter(pattern, maxcount=count, verbose=0) as sink:
+            for sample in samples:
+                sink.write(sample)
+    return sorted(str(path) for path in where.glob("*.tar"))
+
+
+def drain(source: Any) -> int:
+    """Iterate and count."""
+    count = 0
+    for _ in source:
+        count += 1
+    return count
+
+
+def theirs(paths: list[str]) -> Any:
+    return wds.WebDataset(paths, shardshuffle=False, workersplitter=wds.split_by_worker)
+
+
+def rates(count: int, samples: Any, base: str) -> list[tuple[str, ...]]:
+    """Rows of a table."""
+    slow = samples[base].median
+    return [
+        (
+            name,
+            *spread([count / s for s in one.wall]),
+            f"{slow / one.median:.3g}x",
+            f"{count / max(1e-9, sum(one.cpu) / len(one.cpu)):.3g}",
+        )
+        for name, one in samples.items()
+    ]
+
+
+COLUMNS = ["what", "samples/s min", "median", "max", "of webdataset", "samples per CPU s"]
+
+
+def raw(sets: dict[str, list[str]], repeat: int) -> None:
+    """Bytes of every sample, in order."""
+    for name, paths in sets.items():
+        count = len(ShardSet(paths, progress=False))
+        peers: dict[str, Callable[[], Any]] = {
+            "webdataset": lambda p=paths: drain(theirs(p)),
+            "StreamShards": lambda p=paths: drain(StreamShards(p, shuffle="none")),
+            "ShardSet, in order": lambda p=paths: drain(ShardSet(p, progress=False)),
+        }
+        samples = interleave(peers, repeat)
+        bar = 5 if name.startswith("ImageNet") else 15
+        table(f"Raw iteration: {name}, {count:,} samples; bar: {bar}x", COLUMNS, rates(count, samples, "webdataset"))
+
+
+def index(sets: dict[str, list[str]], repeat: int) -> None:
+    """The index, written and synced."""
+    rows = []
+    for name, paths in sets.items():
+        size = sum(Path(path).stat().st_size for path in paths)
+        one = interleave({name: lambda p=paths: build(p)}, repeat)[name]
+        rows.append((name, f"{size / 1e6:,.0f} MB", *spread([size / 1e9 / s for s in one.wall])))
+    table("Index build, synced to disk; bar: 1 GB/s", ["what", "size", "GB/s min", "median", "max"], rows)
+
+
+def build(paths: list[str]) -> None:
+    for path in paths:
+        Path(path + ".pidx").unlink(missing_ok=True)
+        load_or_build(path)
+
+
+def access(sets: dict[str, list[str]], repeat: int) -> None:
+    """Samples at random, singly and in batches."""
+    rows = []
+    for name, paths in sets.items():
+        shards = ShardSet(paths, progress=False)
+        order = np.random.default_rng(0).permutation(len(shards))
+        numbers = order.tolist()
+        batches = [order[i : i + _BATCH] for i in range(0, len(order), _BATCH)]
+        peers: dict[str, Callable[[], Any]] = {
+            "shards[i]": lambda s=shards, o=numbers: [None for i in o if s[i] is None],
+            f"shards.records, {_BATCH} at a time": lambda s=shards, b=batches: [
+                None for i in b if s.records(i) is None
+            ],
+        }
+        for what, one in interleave(peers, repeat).items():
+            rows.append((name, what, *spread([len(order) / s for s in one.wall])))
+    table("Random access; bar: 50 k samples/s", ["shards", "what", "samples/s min", "median", "max"], rows)
+
+
+def decoded(sets: dict[str, list[str]], repeat: int) -> None:
+    """Images decoded to RGB, 224 x 224 if they are large, in stacked batches, with two workers."""
+    for name, paths in list(sets.items())[1:]:
+        count = len(ShardSet(paths, progress=False))
+        size = 224 if name.startswith("ImageNet") else None
+        peers: dict[str, Callable[[], Any]] = {
+            "webdataset": lambda p=paths, s=size: drain(
+                wds.WebLoader(
+                    theirs(p).decode("pil").to_tuple("jpg", "cls").map_tuple(Resize(s), None).batched(_BATCH),
+                    batch_size=None,
+                    num_workers=2,
+                )
+            ),
+            "ShardDataset, auto": lambda p=paths, s=size: drain(loader(p, s)),
+            "ShardDataset, processes": lambda p=paths, s=size: drain(loader(p, s, executor="process")),
+        }
+        samples = interleave(peers, repeat)
+        what = f"RGB{' 224 x 224' if size else ''}, batches of {_BATCH}, 2 workers: {name}; bar: 1.5x"
+        table(what, COLUMNS, rates(count, samples, "webdataset"))
+
+
+def loader(paths: list[str], size: int | None, **options: Any) -> DataLoader[Any]:
+    """Batches of images and labels."""
+    images = ImageDataset(ShardDataset(paths, progress=False), size=size)
+    return DataLoader(images, batch_size=_BATCH, num_workers=2, **options)
+
+
+class Resize:
+    """A PIL image to an array, resized if asked."""
+
+    def __init__(self, size: int | None) -> None:
+        self.size = size
+
+    def __call__(self, image: Any) -> Any:
+        return np.asarray(image if self.size is None else image.resize((self.size, self.size)))
+
+
+if __name__ == "__main__":
+    main()

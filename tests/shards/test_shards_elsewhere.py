@@ -1,0 +1,159 @@
+"""Shards in a store, resume after kill -9, and gloo ranks that meet at every step."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_support import write_shards
+
+import penstock as ps
+from penstock.errors import ShardError
+from penstock.storage import Cache, Storage
+
+SUPPORT = Path(__file__).parents[1] / "storage" / "http_support.py"
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    spec = importlib.util.spec_from_file_location("shards_http_support", SUPPORT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["shards_http_support"] = module
+    spec.loader.exec_module(module)
+    made = module.Server()
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield made
+    made.release.set()
+    made.shutdown()
+    made.server_close()
+    thread.join(10)
+
+
+def label(sample: dict[str, Any]) -> int:
+    return int(sample["cls"])
+
+
+def test_shards_over_http(server: Any, tmp_path: Path) -> None:
+    urls = []
+    for path in write_shards(tmp_path, [5, 6]):
+        for suffix, content in (("", Path(path).read_bytes()), (".gz", gzip.compress(Path(path).read_bytes()))):
+            address = server.put(f"{os.path.basename(path)}{suffix}", content)
+            urls += [address] if not suffix else []
+    storage = Storage(cache=Cache(tmp_path / "cache"))
+    dataset = ps.ShardDataset(urls, shuffle="none", load=label, storage=storage)
+    assert [dataset[i] for i in range(11)] == list(range(11))
+    assert dataset.shards[0]["__url__"] == urls[0]
+    loader = ps.DataLoader(dataset, batch_size=4, num_workers=2, executor="process")
+    assert [n for batch in loader for n in batch.tolist()] == list(range(11))
+    assert [path.suffix for path in (tmp_path / "cache").rglob("*.pidx")] == []
+    for kind in ("", ".gz"):
+        stream = ps.StreamShards([url + kind for url in urls], shuffle="none", load=label, storage=storage)
+        assert list(stream) == list(range(11))
+
+
+def test_pipes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match="neither a file nor in a store"):
+        list(ps.StreamShards("pipe:cat x.tar"))
+
+
+PROGRAM = """
+import json, os, sys, time
+import penstock as ps
+
+def label(sample):
+    return int(sample["cls"])
+
+if __name__ == "__main__":
+    out, workers, paths = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    dataset = ps.ShardDataset(paths, load=label, seed=7, rank=0, world_size=1)
+    options = {"executor": "process"} if workers else {}
+    loader = ps.DataLoader(dataset, batch_size=3, num_workers=workers, **options)
+    log = out + ".log"
+    if os.path.exists(out):
+        loader.load_state_dict(json.load(open(out)))
+    with open(log, "a", buffering=1) as file:
+        for batch in loader:
+            with open(out + ".tmp", "w") as state:
+                json.dump({**loader.state_dict()}, state)
+            file.write(json.dumps(batch.tolist()) + "\\n")
+            os.replace(out + ".tmp", out)
+            time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_after_kill(tmp_path: Path, workers: int) -> None:
+    paths = write_shards(tmp_path, [40, 41, 20])
+    program, out = tmp_path / "program.py", tmp_path / "state"
+    program.write_text(PROGRAM)
+    log = Path(f"{out}.log")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for wanted in (5, 17):
+        command = [sys.executable, str(program), str(out), str(workers), *paths]
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        deadline = time.monotonic() + 40
+        while time.monotonic() < deadline and (not log.exists() or len(log.read_text().splitlines()) < wanted):
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    # Killed between a line of the log and its state, a batch is had again; it is the same one.
+    subprocess.run(
+        [sys.executable, str(program), str(out), str(workers), *paths], env=environment, check=True, timeout=60
+    )
+    batches = [tuple(json.loads(line)) for line in log.read_text().splitlines()]
+    assert len(batches) - len(set(batches)) <= 2
+    seen = Counter(number for batch in set(batches) for number in batch)
+    assert seen == Counter(range(101))
+
+
+GLOO = """
+import sys
+import torch, torch.distributed as dist
+import penstock as ps
+
+def label(sample):
+    return int(sample["cls"])
+
+if __name__ == "__main__":
+    rank, world, store, workers, paths = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    loader = ps.DataLoader(ps.ShardDataset(paths, load=label, seed=1), batch_size=2, num_workers=workers)
+    seen = torch.zeros(50, dtype=torch.int64)
+    for batch in loader:
+        step = torch.zeros(50, dtype=torch.int64)
+        step.index_add_(0, batch, torch.ones_like(batch))
+        dist.all_reduce(step)
+        seen += step
+    assert int(seen.min()) == 1 and int(seen.sum()) == -(-50 // world) * world, seen
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("counts", [[50], [30, 1, 19], [6, 7, 6, 7, 6, 6, 6, 6]])
+def test_gloo_ranks_never_wait(tmp_path: Path, counts: list[int]) -> None:
+    paths = write_shards(tmp_path, counts)
+    program = tmp_path / "program.py"
+    program.write_text(GLOO)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, program, str(rank), "3", str(tmp_path / "store"), "0", *paths], env=environment
+        )
+        for rank in range(3)
+    ]
+    assert [rank.wait(60) for rank in ranks] == [0, 0, 0]
