@@ -130,8 +130,12 @@ class ShardIndex:
         return self.header_at[begin], self.offset[end - 1] + rounded(self.size[end - 1])
 
     @classmethod
-    def load(cls, path: Path) -> ShardIndex | None:
+    def load(cls, path: Path, *, checked: bool = False) -> ShardIndex | None:
         """The index at a path, stale or not, or None where there is no sound one.
+
+        Args:
+            path: where it is.
+            checked: its body has been checked by this process before, and need not be again.
 
         Raises:
             ShardIOError: the file cannot be read (too many open files).
@@ -148,7 +152,11 @@ class ShardIndex:
             return None
         except OSError as error:
             raise ShardIOError(str(io_error(path, error, "cannot read the index"))) from error
-        if header.length <= _CHECKED and xxhash.xxh3_64_intdigest(memoryview(mapped)[BODY:]) != header.body:
+        if (
+            not checked
+            and header.length <= _CHECKED
+            and xxhash.xxh3_64_intdigest(memoryview(mapped)[BODY:]) != header.body
+        ):
             return None
         index = cls(path, header, mapped)
         ends = index.first[0], index.first[-1], index.key_at[0], index.key_at[-1], len(index.extensions)
@@ -181,7 +189,12 @@ def index_path(shard: str, cache_dir: str | None = None) -> Path | None:
 
 
 def load_or_build(
-    shard: str, *, url: str | None = None, cache_dir: str | None = None, progress: Progress | None = None
+    shard: str,
+    *,
+    url: str | None = None,
+    cache_dir: str | None = None,
+    progress: Progress | None = None,
+    checked: bool = False,
 ) -> ShardIndex:
     """The shard's index; built, or built again, by this process where no sound and current one is found.
 
@@ -190,6 +203,7 @@ def load_or_build(
         url: its name, for messages.
         cache_dir: where indexes go, instead of beside the shard (or, if that is read-only, in the user's cache).
         progress: called with the bytes just indexed.
+        checked: see `ShardIndex.load`.
 
     Raises:
         ShardIOError: the shard cannot be read, or the index not be written.
@@ -198,7 +212,7 @@ def load_or_build(
     """
     file = ShardFile(shard)
     candidates = places(shard, SUFFIX, cache_dir)
-    found = _current(candidates, file)
+    found = _current(candidates, file, checked)
     if found is None:
         try:
             lock = file_lock(candidates[0])
@@ -213,9 +227,9 @@ def load_or_build(
     return found
 
 
-def _current(candidates: list[Path], file: ShardFile) -> ShardIndex | None:
+def _current(candidates: list[Path], file: ShardFile, checked: bool = False) -> ShardIndex | None:
     for path in candidates:
-        index = ShardIndex.load(path)
+        index = ShardIndex.load(path, checked=checked)
         if index is not None and (index.header.size, index.header.mtime_ns) == (file.size, file.mtime_ns):
             return index
     return None

@@ -33,7 +33,7 @@ from penstock.storage import Storage, cache_root
 
 __all__ = ["OpenShard", "ShardSet"]
 
-_OPEN = 128  # shards held open; each takes two descriptors
+_FEWEST, _MOST = 64, 4096  # shards held open; each takes two descriptors
 
 
 class OpenShard:
@@ -88,6 +88,8 @@ class ShardSet:
         self._storage = storage
         self._paths = [file_of(url, storage, progress=progress) for url in self.urls]
         self._open: dict[int, OpenShard] = {}
+        self._checked: set[int] = set()
+        self._limit = _open_limit()
         self._lock = Lock()
         headers = [self._current(number) for number in range(len(self.urls))]
         missing = [number for number, header in enumerate(headers) if header is None]
@@ -180,14 +182,17 @@ class ShardSet:
             return found
         header = self._headers[number]
         path = file_of(self.urls[number], self._storage)  # a copy may have left the cache meanwhile
-        index = load_or_build(path, url=self.urls[number], cache_dir=self._index_folder(number))
+        index = load_or_build(
+            path, url=self.urls[number], cache_dir=self._index_folder(number), checked=number in self._checked
+        )
         if index.header.digest != header.digest:
             raise ShardChangedError(
                 f"{self.urls[number]} is no longer the shard that was opened: open the shards again"
             )
         opened = OpenShard(self.urls[number], path, index)
         with self._lock:
-            while len(self._open) >= _OPEN:
+            self._checked.add(number)
+            while len(self._open) >= self._limit:
                 self._open.pop(next(iter(self._open)))
             self._open[number] = opened
         return opened
@@ -243,6 +248,16 @@ class ShardSet:
 
     def _absolute(self) -> list[str]:
         return [url if local_path(url) is None else path for url, path in zip(self.urls, self._paths, strict=True)]
+
+
+def _open_limit() -> int:
+    """How many shards to hold open: a quarter of the descriptors that this process may have, for two each."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return _FEWEST
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if soft == resource.RLIM_INFINITY else min(max(soft // 8, _FEWEST), _MOST)
 
 
 def _reopen(
