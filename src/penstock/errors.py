@@ -17,6 +17,7 @@ __all__ = [
     "ManifestChangedError",
     "ManifestError",
     "ManifestIOError",
+    "NotAllowedError",
     "OrderError",
     "PartitionError",
     "PenstockError",
@@ -80,6 +81,10 @@ class ManifestChangedError(ManifestError):
 
 class ManifestIOError(ManifestError, OSError):
     """A manifest or its index that cannot be read or written: missing, a folder, no permission, disk full."""
+
+
+class NotAllowedError(PenstockError, ValueError):
+    """Something that would run code out of the data, and that the program has not allowed."""
 
 
 class ShardError(PenstockError, ValueError):

@@ -1,0 +1,174 @@
+"""WebDataset's names, on Penstock's shards: ``import penstock.wds as wds`` in the place of ``import webdataset as wds``.
+
+    dataset = (
+        wds.WebDataset("train-{000..999}.tar", shardshuffle=True, nodesplitter=wds.split_by_node)
+        .shuffle(1000)
+        .decode("torchrgb8")
+        .to_tuple("jpg;png", "cls")
+        .batched(64)
+    )
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=4).with_epoch(10_000)
+
+What is different, and better: orders are functions of (seed, epoch) and change every epoch; shards are dealt to ranks
+after they were shuffled; a loader's epochs are exact; pipelines and loaders have a state, and resume at the sample;
+files are closed, nothing is printed, nothing sleeps; commands and pickles have to be allowed. See the guide "Coming
+from WebDataset".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.wds.allow import allow
+from penstock.wds.autodecode import (
+    Continue,
+    Decoder,
+    DecodingError,
+    gzfilter,
+    handle_extension,
+    imagehandler,
+    torch_audio,
+    torch_loads,
+    torch_video,
+)
+from penstock.wds.caching import Cached, LMDBCached
+from penstock.wds.dataset import WebDataset, WebLoader
+from penstock.wds.decoders import decode, xdecode
+from penstock.wds.extra import MockDataset, with_epoch, with_length
+from penstock.wds.filters import (
+    associate,
+    batched,
+    default_collation_fn,
+    extract_keys,
+    getfirst,
+    info,
+    listed,
+    log_keys,
+    map,
+    map_dict,
+    map_tuple,
+    pipelinefilter,
+    rename,
+    rename_keys,
+    rsample,
+    select,
+    slice,
+    to_tuple,
+    transform_with,
+    unbatched,
+    unlisted,
+)
+from penstock.wds.fluid import FluidInterface, FluidWrapper
+from penstock.wds.gopen import gopen, gopen_schemes
+from penstock.wds.handlers import (
+    ignore_and_continue,
+    ignore_and_stop,
+    reraise_exception,
+    warn_and_continue,
+    warn_and_stop,
+)
+from penstock.wds.mixing import RandomMix, RoundRobin
+from penstock.wds.pipeline import DataPipeline
+from penstock.wds.retired import RETIRED, RetiredError
+from penstock.wds.shardlists import (
+    DirectoryShardList,
+    ResampledShards,
+    SimpleShardList,
+    check_empty,
+    expand_urls,
+    non_empty,
+    resampled,
+    shardspec,
+    single_node_only,
+    split_by_node,
+    split_by_worker,
+)
+from penstock.wds.shuffling import detshuffle, shuffle
+from penstock.wds.steps import memoryless
+from penstock.wds.tariterators import DamagedTarError, tarfile_samples, tarfile_to_samples
+from penstock.wds.utils import PipelineStage, repeatedly
+from penstock.wds.writer import ShardWriter, TarWriter, numpy_dumps, torch_dumps
+
+__all__ = [
+    "Cached",
+    "Continue",
+    "DamagedTarError",
+    "DataPipeline",
+    "Decoder",
+    "DecodingError",
+    "DirectoryShardList",
+    "FluidInterface",
+    "FluidWrapper",
+    "LMDBCached",
+    "MockDataset",
+    "PipelineStage",
+    "RandomMix",
+    "ResampledShards",
+    "RoundRobin",
+    "ShardWriter",
+    "SimpleShardList",
+    "TarWriter",
+    "WebDataset",
+    "WebLoader",
+    "allow",
+    "associate",
+    "batched",
+    "check_empty",
+    "decode",
+    "default_collation_fn",
+    "detshuffle",
+    "expand_urls",
+    "extract_keys",
+    "getfirst",
+    "gopen",
+    "gopen_schemes",
+    "gzfilter",
+    "handle_extension",
+    "ignore_and_continue",
+    "ignore_and_stop",
+    "imagehandler",
+    "info",
+    "listed",
+    "log_keys",
+    "map",
+    "map_dict",
+    "map_tuple",
+    "memoryless",
+    "non_empty",
+    "numpy_dumps",
+    "pipelinefilter",
+    "rename",
+    "rename_keys",
+    "repeatedly",
+    "reraise_exception",
+    "resampled",
+    "rsample",
+    "select",
+    "shardspec",
+    "shuffle",
+    "single_node_only",
+    "slice",
+    "split_by_node",
+    "split_by_worker",
+    "tarfile_samples",
+    "tarfile_to_samples",
+    "to_tuple",
+    "torch_audio",
+    "torch_dumps",
+    "torch_loads",
+    "torch_video",
+    "transform_with",
+    "unbatched",
+    "unlisted",
+    "warn_and_continue",
+    "warn_and_stop",
+    "with_epoch",
+    "with_length",
+    "xdecode",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in RETIRED:
+        raise RetiredError(name)
+    raise AttributeError(f"module 'penstock.wds' has no attribute {name!r}")

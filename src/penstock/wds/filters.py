@@ -1,0 +1,470 @@
+"""Filters: functions of an iterator, with their options filled in; they pickle as long as their options do.
+
+    filter = wds.map_dict(jpg=decode, cls=int)       # a stage for DataPipeline
+    for sample in filter(samples): ...               # or used by itself
+
+Every one holds nothing between two samples, or counts: so pipelines of them go on from a state at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatch
+from functools import update_wrapper
+from itertools import count as counter
+from typing import Any
+
+from penstock.distributed import Worker, World
+from penstock.errors import ConfigError
+from penstock.order.hashing import mix
+from penstock.wds.collate import default_collation_fn
+from penstock.wds.handlers import Handler, reraise_exception, settle
+from penstock.wds.shuffling import Shuffle, detshuffle, shuffle
+from penstock.wds.steps import Context, Counted, Expanded, Replayed, SourceStep, Stage, Step, Through, context_here
+
+__all__ = [
+    "FilterFunction",
+    "associate",
+    "batched",
+    "default_collation_fn",
+    "detshuffle",
+    "extract_keys",
+    "getfirst",
+    "info",
+    "listed",
+    "log_keys",
+    "map",
+    "map_dict",
+    "map_tuple",
+    "parse_field_spec",
+    "pipelinefilter",
+    "rename",
+    "rename_keys",
+    "rsample",
+    "select",
+    "shuffle",
+    "slice",
+    "to_tuple",
+    "transform_with",
+    "unbatched",
+    "unlisted",
+]
+
+Samples = Iterable[Any]
+
+
+class FilterFunction(Stage):
+    """A function of an iterator and options, with the options filled in."""
+
+    def __init__(self, f: Callable[..., Iterator[Any]], *args: Any, **kw: Any) -> None:
+        self.f, self.args, self.kw = f, args, kw
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        if getattr(self.f, "memoryless", False):
+            return Through(source, self._filter)
+        return Replayed(source, self._filter, own)
+
+    def _filter(self, src: Any) -> Iterator[Any]:
+        return self.f(src, *self.args, **self.kw)
+
+    def run(self, src: Any = None) -> Iterator[Any]:
+        """Filter an iterator."""
+        return self._filter(src)
+
+    def __repr__(self) -> str:
+        return f"<{self.f.__name__} {self.args} {self.kw}>"
+
+
+class RestCurried:
+    """``filter(option, ...)``: a `FilterFunction`."""
+
+    def __init__(self, f: Callable[..., Iterator[Any]]) -> None:
+        self.f = f
+        update_wrapper(self, f)
+
+    def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
+        return FilterFunction(self.f, *args, **kw)
+
+
+def pipelinefilter(f: Callable[..., Iterator[Any]]) -> RestCurried:
+    """Make a filter of a generator function whose first argument is the source.
+
+    It takes part in states by being run again from the start of the epoch, unless it is `memoryless`.
+    """
+    return RestCurried(f)
+
+
+def _memoryless(f: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    f.memoryless = True  # type: ignore[attr-defined]
+    return f
+
+
+# ------------------------------------------------------------------ samples as dicts
+
+
+def getfirst(a: Mapping[str, Any], keys: str | list[str], default: Any = None, missing_is_error: bool = True) -> Any:
+    """The first of several fields (``"jpg;png"``) that is there.
+
+    Raises:
+        ConfigError: (a ValueError) none is, if ``missing_is_error``.
+    """
+    names = keys.split(";") if isinstance(keys, str) else keys
+    for name in names:
+        if name in a:
+            return a[name]
+    if missing_is_error:
+        raise ConfigError(f"didn't find {names} in {list(a)}")
+    return default
+
+
+def parse_field_spec(fields: str | list[str] | tuple[str, ...]) -> list[list[str]]:
+    """``"jpg;png cls"`` as ``[["jpg", "png"], ["cls"]]``."""
+    parts = fields.split() if isinstance(fields, str) else fields
+    return [part.split(";") if isinstance(part, str) else list(part) for part in parts]
+
+
+def transform_with(sample: Any, transformers: Any) -> Any:
+    """A tuple's fields by a function each; None leaves one as it is."""
+    if not transformers:
+        return sample
+    result = list(sample)
+    for number, function in enumerate(transformers):
+        if function is not None:
+            result[number] = function(result[number])
+    return result
+
+
+@_memoryless
+def _map(data: Samples, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Iterator[Any]:
+    for sample in data:
+        try:
+            result = f(sample)
+        except Exception as error:
+            if settle(handler, error):
+                continue
+            return
+        if result is None:
+            continue
+        if isinstance(sample, dict) and isinstance(result, dict) and "__key__" in sample:
+            result.setdefault("__key__", sample["__key__"])
+        yield result
+
+
+def _each(data: Samples, handler: Handler, f: Callable[[Any], Any]) -> Iterator[Any]:
+    """``f`` of each sample; errors go to the handler."""
+    for sample in data:
+        try:
+            result = f(sample)
+        except Exception as error:
+            if settle(handler, error):
+                continue
+            return
+        yield result
+
+
+@_memoryless
+def _select(data: Samples, predicate: Callable[[Any], bool]) -> Iterator[Any]:
+    return (sample for sample in data if predicate(sample))
+
+
+@_memoryless
+def _rename(
+    data: Samples, handler: Handler = reraise_exception, keep: bool = True, **kw: str | list[str]
+) -> Iterator[Any]:
+    olds = {old for names in kw.values() for old in (names.split(";") if isinstance(names, str) else names)}
+
+    def one(sample: dict[str, Any]) -> dict[str, Any]:
+        renamed = {new: getfirst(sample, names) for new, names in kw.items()}
+        if not keep:
+            return renamed
+        return {**{name: value for name, value in sample.items() if name not in olds}, **renamed}
+
+    return _each(data, handler, one)
+
+
+@_memoryless
+def _associate(data: Samples, associator: Any, **kw: Any) -> Iterator[Any]:
+    for sample in data:
+        key = sample["__key__"]
+        extra = associator(key, **kw) if callable(associator) else associator.get(key, {})
+        sample.update(extra)
+        yield sample
+
+
+@_memoryless
+def _map_dict(data: Samples, handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Iterator[Any]:
+    def one(sample: dict[str, Any]) -> dict[str, Any]:
+        for name, function in kw.items():
+            sample[name] = function(sample[name])
+        return sample
+
+    return _each(data, handler, one)
+
+
+@_memoryless
+def _to_tuple(
+    data: Samples,
+    *args: str,
+    handler: Handler = reraise_exception,
+    missing_is_error: bool = True,
+    none_is_error: bool | None = None,
+) -> Iterator[Any]:
+    fields = parse_field_spec(args[0] if len(args) == 1 else args)  # type: ignore[arg-type]
+    refuse_none = missing_is_error if none_is_error is None else none_is_error
+
+    def one(sample: dict[str, Any]) -> tuple[Any, ...]:
+        result = tuple([getfirst(sample, names, missing_is_error=missing_is_error) for names in fields])
+        if refuse_none and any(value is None for value in result):
+            raise ConfigError(f"to_tuple {fields} got {list(sample)}, of which some are None")
+        return result
+
+    return _each(data, handler, one)
+
+
+@_memoryless
+def _map_tuple(
+    data: Samples, *args: Callable[[Any], Any] | None, handler: Handler = reraise_exception
+) -> Iterator[Any]:
+    return _each(data, handler, lambda sample: tuple(transform_with(sample, args)))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return any(fnmatch(name, part) or fnmatch("." + name, part) for part in pattern.split(";"))
+
+
+@_memoryless
+def _extract_keys(
+    source: Samples, *patterns: str, duplicate_is_error: bool = True, ignore_missing: bool = False
+) -> Iterator[Any]:
+    for sample in source:
+        result = []
+        for pattern in patterns:
+            found = [name for name in sample if _matches(name, pattern)]
+            if not found and ignore_missing:
+                continue
+            if not found:
+                raise ConfigError(f"Cannot find {pattern.split(';')} in sample keys {sample.keys()}.")
+            if len(found) > 1 and duplicate_is_error:
+                raise ConfigError(f"Multiple sample keys {sample.keys()} match {pattern.split(';')}.")
+            result.append(sample[found[0]])
+        yield tuple(result)
+
+
+@_memoryless
+def _rename_keys(
+    source: Samples,
+    *args: tuple[str, str],
+    keep_unselected: bool = False,
+    must_match: bool = True,
+    duplicate_is_error: bool = True,
+    **kw: str,
+) -> Iterator[Any]:
+    renamings = [(pattern, new) for new, pattern in (*args, *kw.items())]
+    for sample in source:
+        result: dict[str, Any] = {}
+        matched = dict.fromkeys((pattern for pattern, _ in renamings), False)
+        # "*.txt" means "a.txt" where there is one, and else "txt".
+        dotted = {pattern for pattern in matched if not any(fnmatch(name, pattern) for name in sample)}
+        for name, value in sample.items():
+            found = next(
+                ((pattern, new) for pattern, new in renamings if fnmatch("." * (pattern in dotted) + name, pattern)),
+                None,
+            )
+            if found is None:
+                if keep_unselected or name.startswith("__"):
+                    result[name] = value
+                continue
+            matched[found[0]] = True
+            if found[1] in result and duplicate_is_error:
+                raise ConfigError(f"Duplicate value in sample {sample.keys()} after rename: {found[1]}.")
+            result[found[1]] = value
+        if must_match and not all(matched.values()):
+            raise ConfigError(f"Not all patterns ({matched}) matched sample keys ({sample.keys()}).")
+        yield result
+
+
+# ------------------------------------------------------------------ looking
+
+
+@_memoryless
+def _info(
+    data: Samples,
+    fmt: str | None = None,
+    n: int = 3,
+    every: int = -1,
+    width: int = 50,
+    stream: Any = None,
+    name: str = "",
+) -> Iterator[Any]:
+    out = sys.stderr if stream is None else stream
+    for number, sample in enumerate(data):
+        if number < n or (every > 0 and number % every == 0):
+            if fmt is None:
+                fields = sample.items() if isinstance(sample, dict) else enumerate(sample)
+                lines = [f"    {key!s:<12} {type(value).__name__:<10} {value!r}"[:width] for key, value in fields]
+                print(f"--- {name}", *lines, sep="\n", file=out)
+            else:
+                print(fmt.format(**sample) if isinstance(sample, dict) else fmt.format(*sample), file=out)
+        yield sample
+
+
+@_memoryless
+def _log_keys(data: Samples, logfile: str | None = None) -> Iterator[Any]:
+    if logfile in (None, ""):
+        yield from data
+        return
+    with open(str(logfile), "a") as stream:
+        for number, sample in enumerate(data):
+            url = sample.get("__url__", sample.get("__dataset__"))
+            stream.write(
+                f"{number}\t{sample.get('__worker__')}\t{sample.get('__rank__')}\t{sample['__key__']}\t{url}\n"
+            )
+            stream.flush()
+            yield sample
+
+
+# ------------------------------------------------------------------ batches
+
+
+@_memoryless
+def _batched(
+    data: Samples,
+    batchsize: int = 20,
+    collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
+    partial: bool = True,
+) -> Iterator[Any]:
+    batch: list[Any] = []
+    for sample in data:
+        batch.append(sample)
+        if len(batch) >= batchsize:
+            # At once: a batch in hand would have to be in the state.
+            full, batch = batch, []
+            yield full if collation_fn is None else collation_fn(full)
+    if batch and partial:
+        yield batch if collation_fn is None else collation_fn(batch)
+
+
+@_memoryless
+def _listed(data: Samples, batchsize: int = 20, partial: bool = True) -> Iterator[Any]:
+    return _batched(data, batchsize, None, partial)
+
+
+def _rows(batch: Any, _: Any) -> Iterator[Any]:
+    """The samples of a batch of columns: dicts of dicts, tuples of the rest."""
+    if isinstance(batch, dict):
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, values, strict=True))
+    else:
+        yield from zip(*batch, strict=True)
+
+
+class _Numbered:
+    """Items of a batch with their numbers, for `Expanded`; picklable."""
+
+    def __init__(self, items: Callable[[Any, Any], Iterable[Any]]) -> None:
+        self.items = items
+
+    def __call__(self, batch: Any, position: int | None) -> Iterator[tuple[int, Any]]:
+        for number, item in enumerate(self.items(batch, None)):
+            if position is None or number > position:
+                yield number, item
+
+
+def _list(batch: Any, _: Any) -> Iterable[Any]:
+    items: Iterable[Any] = batch
+    return items
+
+
+class Unpack(Stage):
+    """Batches to what is in them."""
+
+    def __init__(self, items: Callable[[Any, Any], Iterable[Any]]) -> None:
+        self.items = items
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        return Expanded(source, _Numbered(self.items), own)
+
+
+def unbatched() -> Unpack:
+    """The samples of batches: what `batched` has put together."""
+    return Unpack(_rows)
+
+
+def unlisted() -> Unpack:
+    """The samples of lists: what `listed` has put together."""
+    return Unpack(_list)
+
+
+# ------------------------------------------------------------------ with a count
+
+
+class slice(Stage):
+    """``itertools.islice`` with these arguments."""
+
+    def __init__(self, *args: int | None) -> None:
+        start, stop, step = (0, *args, None) if len(args) == 1 else (*args, *(None,) * (3 - len(args)))
+        self.numbers = (start or 0, stop, step or 1)
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        return Counted(source, self._some, own)
+
+    def _some(self, source: Step, count: int) -> Iterator[tuple[int, Any]]:
+        start, stop, step = self.numbers
+        if stop is not None and count >= stop:
+            return
+        for number, item in zip(counter(count), source, strict=False):
+            if number >= start and (number - start) % step == 0:
+                yield number + 1, item
+            if stop is not None and number + 1 >= stop:
+                return
+
+
+class rsample(Stage):
+    """Each sample with a probability, decided by the pipeline's seed, its epoch and the sample's number."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0 <= p <= 1:
+            raise ConfigError(f"p must be from 0 to 1, got {p}")
+        self.p = p
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        key = context.key("rsample", common=False)
+        limit = int(self.p * (1 << 64))
+
+        def some(source: Step, count: int) -> Iterator[tuple[int, Any]]:
+            for number, item in zip(counter(count), source, strict=False):
+                if mix(key, number) < limit:
+                    yield number + 1, item
+
+        return Counted(source, some, own)
+
+
+def _shuffle(
+    data: Samples, bufsize: int = 1000, initial: int = 100, rng: Any = None, seed: Any = None, handler: Any = None
+) -> Iterator[Any]:
+    """`shuffle` as a function of the data; with ``rng`` or ``seed`` the same in all workers."""
+    how = Shuffle(bufsize, initial, rng, seed, handler)
+    context = context_here()
+    if how.seed is not None:
+        context = context._replace(world=World(0, 1), worker=Worker(0, 1))
+    return how.begin(SourceStep(data, None), context, None)
+
+
+info = RestCurried(_info)
+log_keys = RestCurried(_log_keys)
+map = RestCurried(_map)
+map_dict = RestCurried(_map_dict)
+map_tuple = RestCurried(_map_tuple)
+select = RestCurried(_select)
+rename = RestCurried(_rename)
+rename_keys = RestCurried(_rename_keys)
+extract_keys = RestCurried(_extract_keys)
+associate = RestCurried(_associate)
+to_tuple = RestCurried(_to_tuple)
+batched = RestCurried(_batched)
+listed = RestCurried(_listed)

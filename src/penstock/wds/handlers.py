@@ -1,0 +1,56 @@
+"""What to do about an error in a stage: ``handler(error)`` returns True to go on without the sample (or shard), False to
+end the stream there, or raises.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+from penstock.errors import NotAllowedError
+
+__all__ = [
+    "Handler",
+    "ignore_and_continue",
+    "ignore_and_stop",
+    "reraise_exception",
+    "settle",
+    "warn_and_continue",
+    "warn_and_stop",
+]
+
+Handler = Callable[[Exception], bool]
+
+
+def settle(handler: Handler, error: Exception) -> bool:
+    """Ask a handler. What has to be allowed first is no bad sample, and is raised whatever the handler says."""
+    if isinstance(error, NotAllowedError) or isinstance(error.__cause__, NotAllowedError):
+        raise error
+    return bool(handler(error))
+
+
+def reraise_exception(exn: Exception) -> bool:
+    """Raise the error."""
+    raise exn
+
+
+def ignore_and_continue(exn: Exception) -> bool:
+    """Go on without the sample."""
+    return True
+
+
+def warn_and_continue(exn: Exception) -> bool:
+    """Warn, and go on without the sample."""
+    warnings.warn(repr(exn), stacklevel=2)
+    return True
+
+
+def ignore_and_stop(exn: Exception) -> bool:
+    """End the stream."""
+    return False
+
+
+def warn_and_stop(exn: Exception) -> bool:
+    """Warn, and end the stream."""
+    warnings.warn(repr(exn), stacklevel=2)
+    return False

@@ -1,0 +1,296 @@
+"""Lists of shards, and how they are split over ranks and workers.
+
+A list of shards is in an order that is the same for all ranks and workers, and changes every epoch where that is asked
+for; then it is split. So every epoch a rank reads others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count as counter
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from penstock import distributed
+from penstock.distributed import Worker, World
+from penstock.errors import ConfigError
+from penstock.order import make_order
+from penstock.order.hashing import mix
+from penstock.shards.urls import expand, local_path
+from penstock.wds.steps import Context, Counted, Stage, Step, context_here, read_count
+from penstock.wds.utils import PipelineStage
+
+__all__ = [
+    "DirectoryShardList",
+    "ResampledShardList",
+    "ResampledShards",
+    "SimpleShardList",
+    "check_empty",
+    "expand_source",
+    "expand_urls",
+    "non_empty",
+    "resampled",
+    "shardspec",
+    "single_node_only",
+    "split_by_node",
+    "split_by_worker",
+]
+
+_MULTI_NODE = "you need to add an explicit nodesplitter to your input pipeline for multi-node training"
+_EMPTY = (
+    "No samples found in dataset; perhaps you have fewer shards than workers.\nTurn off using empty_check=False in the "
+    "WebDataset constructor."
+)
+_NO_DATA = "pipeline stage received no data at all and this was declared as an error"
+
+
+def expand_urls(urls: Any) -> list[str]:
+    """The shards that a text names, with braces, patterns and ``::``; a list's entries are expanded too.
+
+    Raises:
+        ConfigError: nothing is named.
+    """
+    if isinstance(urls, str) and urls.startswith("pipe:"):
+        from penstock.shards.urls import braces
+
+        return [url for part in urls.split("::") for url in braces(part)]
+    if isinstance(urls, str | os.PathLike):
+        return ["-"] if urls == "-" else expand(urls)
+    found = [url for part in urls for url in expand_urls(part)]
+    if not found:
+        raise ConfigError("no shards: the list is empty")
+    return found
+
+
+def expand_source(source: Any, max_urls: int = int(1e9)) -> list[str]:
+    """The same of anything that gives addresses, so many at most."""
+    if isinstance(source, str | os.PathLike | list | tuple):
+        return expand_urls(source)[:max_urls]
+    found = []
+    for _, url in zip(range(max_urls), source, strict=False):
+        found.append(url["url"] if isinstance(url, Mapping) else url)
+    return found
+
+
+class _ShardStep(Step):
+    """Shards by position: the state is how many there were."""
+
+    def __init__(self, url: Any, count: int | None, own: Any) -> None:
+        self._url, self._count, self._had = url, count, read_count(own)
+
+    def __next__(self) -> Any:
+        if self._count is not None and self._had >= self._count:
+            raise StopIteration
+        url = self._url(self._had)
+        self._had += 1
+        return {"url": url}
+
+    def state(self) -> list[Any]:
+        return [self._had]
+
+
+class SimpleShardList(IterableDataset[Any], PipelineStage):
+    """Shards in order.
+
+    Args:
+        urls: as for `expand_urls`.
+        seed: shuffles them, every epoch anew; True takes the pipeline's.
+        shuffle: the same without a seed of its own.
+    """
+
+    def __init__(self, urls: Any, seed: int | bool | None = None, *, shuffle: bool = False) -> None:
+        self.urls = expand_urls(urls)
+        self.seed = None if isinstance(seed, bool) else seed
+        self.shuffled = shuffle or (seed is not None and seed is not False)
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        return self.begin_source(context_here(), None)
+
+    def begin_source(self, context: Context, own: Any) -> Step:
+        """As the first stage of a pipeline."""
+        urls = self.urls
+        if not self.shuffled:
+            return _ShardStep(urls.__getitem__, len(urls), own)
+        seed = context.seed if self.seed is None else self.seed
+        order = make_order("global", len(urls), seed=mix(seed, context.turn), epoch=context.epoch)
+        return _ShardStep(lambda number: urls[int(order[np.array([number])][0])], len(urls), own)
+
+
+class ResampledShards(IterableDataset[Any], PipelineStage):
+    """Shards drawn at random, with replacement, by every rank and worker for itself.
+
+    Args:
+        urls: as for `expand_urls`.
+        nshards: how many in an epoch.
+        seed: besides the pipeline's.
+        worker_seed: a function that gives a number for this worker, instead of its rank and number.
+        deterministic: for compatibility: draws always follow from seed, epoch, rank and worker.
+        max_urls: addresses to take of a source that does not end.
+        empty_check: an empty list is an error.
+
+    An epoch's worth of draws reaches 63 % of the shards.
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        nshards: int = sys.maxsize,
+        seed: int = 0,
+        worker_seed: Any = None,
+        deterministic: bool = False,
+        max_urls: int = int(1e6),
+        empty_check: bool = True,
+    ) -> None:
+        self.urls = expand_source(urls, max_urls)
+        if empty_check and not self.urls:
+            raise ConfigError("empty_check=True, but no shards found.")
+        self.nshards, self.seed, self.worker_seed, self.deterministic = nshards, seed, worker_seed, deterministic
+        self.epoch = -1
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        self.epoch += 1
+        return self.begin_source(context_here()._replace(epoch=self.epoch), None)
+
+    def begin_source(self, context: Context, own: Any) -> Step:
+        """As the first stage of a pipeline."""
+        key = mix(context.key("resampled", common=self.worker_seed is not None), self.seed)
+        if self.worker_seed is not None:
+            key = mix(key, self.worker_seed())
+        urls = self.urls
+        return _ShardStep(lambda number: urls[mix(key, number) % len(urls)], self.nshards if urls else 0, own)
+
+
+ResampledShardList = ResampledShards
+
+
+class DirectoryShardList(SimpleShardList):
+    """The tar files in a folder, sorted."""
+
+    def __init__(self, path: str, pattern: str = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}", **kw: Any) -> None:
+        folder = local_path(path) or path
+        super().__init__([url for part in [os.path.join(folder, pattern)] for url in _existing(part)], **kw)
+
+
+def _existing(pattern: str) -> list[str]:
+    import glob
+
+    from penstock.shards.urls import braces
+
+    found = sorted({path for text in braces(pattern) for path in glob.glob(text)})
+    if not found:
+        raise ConfigError(f"no shard matches {pattern}")
+    return found
+
+
+def shardspec(spec: Any) -> SimpleShardList:
+    """A list of shards from a text."""
+    return SimpleShardList(spec)
+
+
+# ------------------------------------------------------------------ splitting
+
+
+class _Split(Stage):
+    """Every n-th item. Singletons: they pickle by name."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__}>"
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        return Counted(source, lambda src, had: self.split(src, had, context.world, context.worker), own)
+
+    def __call__(self, src: Iterable[Any], group: Any = None) -> Iterator[Any]:
+        world, worker = distributed.current(process_group=group), distributed.worker()
+        return (item for _, item in self.split(src, 0, world, worker))
+
+    def split(self, src: Iterable[Any], had: int, world: World, worker: Worker) -> Iterator[tuple[int, Any]]:
+        """This one's items, with the count of those seen."""
+        raise NotImplementedError
+
+
+def _every(src: Iterable[Any], had: int, index: int, total: int) -> Iterator[tuple[int, Any]]:
+    for number, item in zip(counter(had), src, strict=False):
+        if number % total == index:
+            yield number + 1, item
+
+
+class _ByNode(_Split):
+    def split(self, src: Iterable[Any], had: int, world: World, worker: Worker) -> Iterator[tuple[int, Any]]:
+        return _every(src, had, world.rank, world.world_size)
+
+
+class _ByWorker(_Split):
+    def split(self, src: Iterable[Any], had: int, world: World, worker: Worker) -> Iterator[tuple[int, Any]]:
+        return _every(src, had, worker.id, worker.total)
+
+
+class _SingleNode(_Split):
+    def split(self, src: Iterable[Any], had: int, world: World, worker: Worker) -> Iterator[tuple[int, Any]]:
+        if world.world_size > 1:
+            raise ConfigError(f"{_MULTI_NODE}: nodesplitter=penstock.wds.split_by_node")
+        return _every(src, had, 0, 1)
+
+
+class _Check(_Split):
+    """Passes everything on; nothing at all is an error."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(name)
+        self.message = message
+
+    def split(self, src: Iterable[Any], had: int, world: World, worker: Worker) -> Iterator[tuple[int, Any]]:
+        for had, item in zip(counter(had + 1), src, strict=False):  # noqa: B020
+            yield had, item
+        if not had:
+            raise ConfigError(self.message)
+
+
+split_by_node = _ByNode("split_by_node")
+split_by_worker = _ByWorker("split_by_worker")
+single_node_only = _SingleNode("single_node_only")
+non_empty = _Check("non_empty", _NO_DATA)
+check_empty = _Check("check_empty", _EMPTY)
+
+
+class resampled(Stage):
+    """Items of a short list drawn at random, without end or ``n`` of them."""
+
+    def __init__(self, n: int = sys.maxsize) -> None:
+        self.n = n
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source, which is read to its end."""
+        items = list(source)
+        key = context.key("resampled", common=False)
+
+        def draws(_: Step, had: int) -> Iterator[tuple[int, Any]]:
+            while items and had < self.n:
+                yield had + 1, items[mix(key, had) % len(items)]
+                had += 1
+
+        return _Again(source, draws, own)
+
+
+class _Again(Counted):
+    """Its source is read anew at each beginning."""
+
+    def __init__(self, source: Step, function: Any, own: Any) -> None:
+        self._origin: list[Any] = []
+        super().__init__(source, function, own)
+
+    def state(self) -> list[Any]:
+        return [*([None] * (len(self._source.state()))), self._count]

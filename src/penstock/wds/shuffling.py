@@ -1,0 +1,222 @@
+"""Shuffling in a buffer, with choices that are functions of a key and a count.
+
+So the state is two counts: which items the buffer held then follows from them without any data, and those are read
+again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, StateError
+from penstock.order.hashing import mix_array
+from penstock.wds.steps import Context, SourceStep, Stage, Step, context_here, read_count
+
+__all__ = ["Shuffle", "detshuffle", "shuffle"]
+
+_CHUNK = 1024
+
+
+class Shuffle(Stage):
+    """Items in another order, out of a buffer.
+
+    Args:
+        bufsize: items in the buffer; below 1 the order stays.
+        initial: items with which the first one is given; the buffer then grows by one with each.
+        rng: a ``random.Random`` that says by one draw what the order depends on, besides the epoch.
+        seed: instead of the pipeline's.
+        handler: for compatibility; a shuffle meets no errors.
+
+    Shards are put into one order for all ranks and workers, so that whoever splits them afterwards splits the same
+    list; samples into another one for each worker. Both change every epoch.
+    """
+
+    def __init__(
+        self,
+        bufsize: int = 1000,
+        initial: int = 100,
+        rng: random.Random | None = None,
+        seed: int | None = None,
+        handler: Any = None,
+    ) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ConfigError(f"seed must be an integer or None, got {seed!r}")
+        self.bufsize, self.initial = bufsize, min(initial, bufsize)
+        self.seed = rng.getrandbits(63) if rng is not None else seed
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        return _ShuffleStep(source, self, context, own)
+
+
+class _ShuffleStep(Step):
+    """Invariant: the ordinals in the buffer are a function of the key, ``draws`` and ``inputs``."""
+
+    def __init__(self, source: Step, how: Shuffle, context: Context, own: Any) -> None:
+        self._source, self._how, self._context = source, how, context
+        self._buffer: list[tuple[int, Any]] = []
+        self._draws = self._inputs = self._at = 0
+        self._ended = False
+        self._stride = max(64, how.bufsize // 4)
+        self._common = False
+        self._marks: deque[tuple[int, list[Any]]] = deque()
+        if how.bufsize < 1:
+            self._items: Iterator[Any] = source
+            return
+        if own is not None:
+            self._restore(own)
+        self._items = self._all()
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+    def _all(self) -> Iterator[Any]:
+        if not self._inputs:
+            self._pull()
+            first = self._buffer[0][1] if self._buffer else None
+            self._common = isinstance(first, dict) and "url" in first and "__key__" not in first
+        choices = _choices(self._key(), self._draws)
+        while True:
+            self._fill()
+            if not self._buffer:
+                return
+            item = _pick(self._buffer, next(choices))
+            self._draws += 1
+            yield item[1]
+
+    def _key(self) -> int:
+        return self._context.key("shuffle", common=self._common, seed=self._how.seed)
+
+    def _fill(self) -> None:
+        buffer, how = self._buffer, self._how
+        for count in wanted(len(buffer), self._draws, self._inputs, how.bufsize, how.initial):
+            for _ in range(count):
+                self._pull()
+
+    def _pull(self) -> None:
+        if self._ended:
+            return
+        if self._inputs % self._stride == 0:
+            self._mark()
+        try:
+            item = next(self._source)
+        except StopIteration:
+            self._ended = True
+            return
+        self._buffer.append((self._inputs, item))
+        self._inputs += 1
+
+    def _mark(self) -> None:
+        marks = self._marks
+        marks.append((self._inputs, self._source.state()))
+        oldest = min((ordinal for ordinal, _ in self._buffer), default=self._inputs)
+        while len(marks) > 1 and marks[1][0] <= oldest:
+            marks.popleft()
+
+    def state(self) -> list[Any]:
+        if self._how.bufsize < 1:
+            return [*self._source.state(), None]
+        if not self._marks:
+            return [*self._source.state(), None]
+        at, before = self._marks[0]
+        return [
+            *before,
+            {"draws": self._draws, "inputs": self._inputs, "at": at, "common": self._common, "size": self._how.bufsize},
+        ]
+
+    def _restore(self, own: Any) -> None:
+        try:
+            draws, inputs, at = (read_count(own[name]) for name in ("draws", "inputs", "at"))
+            self._common, size = bool(own["common"]), own["size"]
+        except (TypeError, KeyError):
+            raise StateError(f"this state is damaged: {own!r} where a shuffle's belongs") from None
+        if size != self._how.bufsize:
+            raise StateError(f"this state is of a shuffle of {size} items, and here it is one of {self._how.bufsize}")
+        held = _simulate(self._key(), draws, inputs, self._how)
+        wanted_items = dict.fromkeys(held)
+        self._inputs = at
+        self._draws = draws
+        for ordinal in range(at, inputs):
+            if ordinal == at or ordinal % self._stride == 0:
+                self._marks.append((ordinal, self._source.state()))
+            try:
+                item = next(self._source)
+            except StopIteration:
+                raise StateError(
+                    f"a shuffle had read {inputs} items when this state was taken, and now there are {ordinal}: the "
+                    "shards are others"
+                ) from None
+            if ordinal in wanted_items:
+                wanted_items[ordinal] = item
+        self._inputs = inputs
+        if not self._marks:
+            self._marks.append((at, self._source.state()))
+        self._buffer = [(ordinal, wanted_items[ordinal]) for ordinal in held]
+
+
+def wanted(size: int, draws: int, inputs: int, bufsize: int, initial: int) -> Iterator[int]:
+    """How many items to pull before a draw: one, another while the buffer is not full, and up to ``initial``."""
+    if inputs <= 1 and not draws:
+        yield max(initial, 1) - size
+    else:
+        yield 1
+        if size + 1 < bufsize:
+            yield 1
+
+
+def _choices(key: int, start: int) -> Iterator[int]:
+    """32 random bits for each draw from ``start`` on."""
+    while True:
+        words = np.arange(start, start + _CHUNK, dtype=np.uint64)
+        yield from (mix_array(key, words) >> np.uint64(32)).tolist()
+        start += _CHUNK
+
+
+def _pick(buffer: list[Any], choice: int) -> Any:
+    index = choice * len(buffer) >> 32
+    buffer[index], buffer[-1] = buffer[-1], buffer[index]
+    return buffer.pop()
+
+
+def _simulate(key: int, draws: int, inputs: int, how: Shuffle) -> list[int]:
+    """The ordinals in the buffer after so many draws, of which ``inputs`` items were pulled."""
+    buffer: list[int] = []
+    pulled = 0
+    choices = _choices(key, 0)
+    for draw in range(draws):
+        for count in wanted(len(buffer), draw, pulled, how.bufsize, how.initial):
+            stop = min(inputs, pulled + count)
+            buffer.extend(range(pulled, stop))
+            pulled = stop
+        if not buffer:
+            raise StateError(f"this state is damaged: {draws} draws of a shuffle out of {inputs} items")
+        _pick(buffer, next(choices))
+    buffer.extend(range(pulled, inputs))
+    return buffer
+
+
+class detshuffle(Shuffle):
+    """The same, with a seed of its own.
+
+    Args:
+        bufsize, initial: see `Shuffle`.
+        seed: of the order.
+        epoch: of the first run when it is used by itself; within a pipeline the pipeline's counts.
+    """
+
+    def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> None:
+        super().__init__(bufsize, initial, seed=seed)
+        self.epoch = epoch
+
+    def run(self, src: Any = None) -> Iterator[Any]:
+        """Used by itself: every run is another epoch."""
+        self.epoch += 1
+        return self.begin(SourceStep(src, None), context_here()._replace(epoch=self.epoch), None)
+
+
+shuffle = Shuffle

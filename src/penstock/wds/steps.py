@@ -1,0 +1,256 @@
+"""Stages under way: iterators that can say where they are, and be opened there again.
+
+    stages:   [source, split, expand, shuffle, batched]
+    steps:    each an iterator over the one before it
+    state:    [   4  ,   2  ,  1536 ,  {...} ,  None  ]     one entry for each stage
+
+A step's `Step.state` says what the steps up to it have to be opened with so that it goes on after the item that it gave
+last. What a stage holds back (a buffer, a batch half unpacked) is not in it: the stages before it are opened at the
+place where the oldest of that came from, and it is made again.
+
+Invariant: a state has numbers and short texts, none of the data, and its size does not depend on how far the stream is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from penstock import distributed
+from penstock.distributed import Worker, World
+from penstock.errors import StateError
+from penstock.order.hashing import derive_key, mix
+from penstock.wds.utils import PipelineStage
+
+__all__ = [
+    "Context",
+    "Counted",
+    "Expanded",
+    "Replayed",
+    "SourceStep",
+    "Stage",
+    "Step",
+    "Through",
+    "context_here",
+    "memoryless",
+    "open_steps",
+    "read_count",
+]
+
+
+class Context(NamedTuple):
+    """What a stage may know: its place in the pipeline, and whose stream this is.
+
+    ``turn`` counts the passes of one stream that goes on over several of them.
+    """
+
+    seed: int
+    epoch: int
+    turn: int
+    world: World
+    worker: Worker
+    place: int = 0
+
+    def key(self, name: str, *, common: bool, seed: int | None = None) -> int:
+        """64 bits for random choices.
+
+        Args:
+            name: what for.
+            common: the same for all ranks and workers.
+            seed: instead of the pipeline's.
+        """
+        key = mix(derive_key(self.seed if seed is None else seed, self.epoch, f"wds {name}"), self.turn, self.place)
+        return key if common else mix(key, *self.world, *self.worker)
+
+
+def context_here() -> Context:
+    """For stages that are used by themselves."""
+    return Context(0, 0, 0, distributed.current(), distributed.worker())
+
+
+class Step(Iterator[Any]):
+    """A stage under way."""
+
+    def state(self) -> list[Any]:
+        """Where this step and those before it have to be opened, to go on from here."""
+        raise NotImplementedError
+
+
+class Stage(PipelineStage):
+    """A stage that can be begun anywhere. Also a function from an iterator to an iterator."""
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """Begin over ``source``, which stands where the state says; ``own`` is this stage's entry in it, or None."""
+        raise NotImplementedError
+
+    def run(self, src: Any = None) -> Iterator[Any]:
+        """Turn one iterator into another."""
+        return self.begin(SourceStep(src, None), context_here(), None)
+
+    def __call__(self, src: Iterable[Any]) -> Iterator[Any]:
+        return self.run(src)
+
+    def invoke(self, *args: Any, **kw: Any) -> Any:
+        """The same as `run`."""
+        return self.run(*args, **kw)
+
+
+def memoryless(stage: Any) -> Any:
+    """Declare that a stage of one's own holds nothing between two items that it gives, as ``map`` does.
+
+    Such a stage goes on from a state at once; others are begun at the start of the epoch again, and what they gave is
+    made again and dropped.
+    """
+    stage.memoryless = True
+    return stage
+
+
+def open_steps(stages: list[Any], context: Context, state: list[Any] | None) -> Step:
+    """The last step of a pipeline, with all before it.
+
+    Raises:
+        StateError: a state of another number of stages.
+    """
+    if state is not None and len(state) != len(stages):
+        raise StateError(f"this state is of a pipeline of {len(state)} stages, and this one has {len(stages)}")
+    step = _first(stages[0], context, None if state is None else state[0])
+    for number, stage in enumerate(stages[1:], 1):
+        own = None if state is None else state[number]
+        if isinstance(stage, Stage):
+            step = stage.begin(step, context._replace(place=number), own)
+        elif getattr(stage, "memoryless", False):
+            step = Through(step, lambda src, stage=stage: _apply(stage, src))
+        else:
+            step = Replayed(step, stage, own)
+    return step
+
+
+def _first(source: Any, context: Context, own: Any) -> Step:
+    begin = getattr(source, "begin_source", None)
+    if begin is not None:
+        step: Step = begin(context, own)
+        return step
+    return SourceStep(source, own)
+
+
+def _apply(stage: Any, src: Iterator[Any]) -> Iterator[Any]:
+    return iter(stage.run(src) if hasattr(stage, "run") else stage(src))
+
+
+def read_count(own: Any) -> int:
+    """A count from a state; 0 for none. Raises StateError for anything else."""
+    if own is None:
+        return 0
+    if not isinstance(own, int) or isinstance(own, bool) or own < 0:
+        raise StateError(f"this state is damaged: {own!r} where a count belongs")
+    return own
+
+
+class SourceStep(Step):
+    """Any iterable as a first stage; one with a state goes on from that, of others what was had is dropped."""
+
+    def __init__(self, source: Any, own: Any) -> None:
+        self._source = source
+        self._stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+        skip = 0
+        if self._stateful and own is not None:
+            source.load_state_dict(own)
+        elif not self._stateful:
+            skip = read_count(own)
+        self._items = iter(source() if callable(source) and not hasattr(source, "__iter__") else source)
+        self._had = 0
+        for _ in range(skip):
+            self.__next__()
+
+    def __next__(self) -> Any:
+        item = next(self._items)
+        self._had += 1
+        return item
+
+    def state(self) -> list[Any]:
+        return [self._source.state_dict() if self._stateful else self._had]
+
+
+class Through(Step):
+    """A stage that holds nothing between two items that it gives."""
+
+    def __init__(self, source: Step, function: Callable[[Step], Iterator[Any]]) -> None:
+        self._source = source
+        self._items = iter(function(source))
+        self._next = self._items.__next__
+
+    def __next__(self) -> Any:
+        return self._next()
+
+    def state(self) -> list[Any]:
+        return [*self._source.state(), None]
+
+
+class Counted(Step):
+    """A stage whose only memory is a count: ``function(source, count)`` gives pairs of the count and an item."""
+
+    def __init__(self, source: Step, function: Callable[[Step, int], Iterator[tuple[int, Any]]], own: Any) -> None:
+        self._source = source
+        self._count = read_count(own)
+        self._items = function(source, self._count)
+
+    def __next__(self) -> Any:
+        self._count, item = next(self._items)
+        return item
+
+    def state(self) -> list[Any]:
+        return [*self._source.state(), self._count]
+
+
+class Expanded(Step):
+    """A stage that makes several items of each that it gets: ``function(item, position)`` gives pairs of a position
+    and an item, and begins behind a position if that is not None.
+    """
+
+    def __init__(self, source: Step, function: Callable[[Any, Any], Iterator[tuple[Any, Any]]], own: Any) -> None:
+        self._source = source
+        self._function = function
+        self._before: list[Any] | None = None if own is None else source.state()
+        self._position: Any = own
+        self._items = self._all(own)
+
+    def _all(self, position: Any) -> Iterator[Any]:
+        source = self._source
+        while True:
+            before = source.state()
+            try:
+                item = next(source)
+            except StopIteration:
+                self._before = None
+                return
+            for self._position, result in self._function(item, position):
+                self._before = before
+                yield result
+            position = None
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+    def state(self) -> list[Any]:
+        if self._before is None:
+            return [*self._source.state(), None]
+        return [*self._before, self._position]
+
+
+class Replayed(Step):
+    """A stage of which nothing is known: it is begun where it was begun, and what it gave is dropped."""
+
+    def __init__(self, source: Step, stage: Any, own: Any) -> None:
+        self._origin = source.state()
+        self._items = _apply(stage, source)
+        self._had = 0
+        for _ in range(read_count(own)):
+            self.__next__()
+
+    def __next__(self) -> Any:
+        item = next(self._items)
+        self._had += 1
+        return item
+
+    def state(self) -> list[Any]:
+        return [*self._origin, self._had]

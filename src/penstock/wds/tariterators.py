@@ -1,0 +1,319 @@
+"""From shards to samples.
+
+`tarfile_to_samples` is the stage that pipelines use: it reads maps of local shards, streams of all others, and its
+state is a shard and a byte. The functions it could be made of (`url_opener`, `tar_file_expander`, `group_by_keys`) are
+there for programs that put a stage of their own together.
+
+A sample never reaches over the end of a shard, and one that was cut off is dropped, with the error that names shard and
+byte. Files are closed when the last sample was read, or the stream is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tarfile
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, BinaryIO, cast
+
+import xxhash
+
+from penstock.errors import ShardError, ShardIOError, StorageError
+from penstock.shards.compressed import compression_of, decompress
+from penstock.shards.files import ShardFile
+from penstock.shards.grouping import LOCAL_PATH, Sample, base_and_extension, group
+from penstock.shards.runs import scan_runs
+from penstock.shards.stream import read_shard
+from penstock.shards.tar import Member, walk_stream
+from penstock.shards.urls import local_path
+from penstock.storage import Cache, Storage, file_lock, is_remote, write_atomically
+from penstock.storage import local_path as copy_of
+from penstock.wds.gopen import gopen, has_own_opener
+from penstock.wds.handlers import Handler, reraise_exception, settle
+from penstock.wds.steps import Context, Expanded, Stage, Step
+
+__all__ = [
+    "DamagedTarError",
+    "base_plus_ext",
+    "group_by_keys",
+    "tar_file_expander",
+    "tar_file_iterator",
+    "tarfile_samples",
+    "tarfile_to_samples",
+    "url_opener",
+    "valid_sample",
+]
+
+Names = Callable[[str], bool]
+Renames = Callable[[str], str]
+
+
+class DamagedTarError(ShardError, tarfile.ReadError):
+    """A shard that is damaged, or ends too early: what `tarfile` would raise."""
+
+
+class tarfile_to_samples(Stage):
+    """Shards to samples.
+
+    Args:
+        handler: asked about shards that cannot be opened, are damaged, or have an extension twice in a sample.
+        select_files: members whose name it refuses are left out.
+        rename_files: names before they are taken apart, and before ``select_files``.
+        cache_dir: a folder for copies of shards that are elsewhere.
+        cache_size: bytes in it at most; below 0 without limit.
+        allow: ``("pipe",)`` to run ``pipe:`` commands.
+    """
+
+    def __init__(
+        self,
+        handler: Handler = reraise_exception,
+        select_files: Names | None = None,
+        rename_files: Renames | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int = -1,
+        allow: Collection[str] = (),
+    ) -> None:
+        self.handler, self.select_files, self.rename_files = handler, select_files, rename_files
+        self.cache_dir, self.cache_size, self.allow = cache_dir, cache_size, allow
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        return _Stoppable(source, self, own)
+
+    def samples(self, shard: Any, position: Any) -> Iterator[tuple[int, Sample]]:
+        """The samples of one shard with the bytes where they begin, from behind the one that begins at ``position``."""
+        url = shard["url"] if isinstance(shard, dict) else shard
+        begin = 0 if position is None else position
+        try:
+            for header, sample in self._read(url, begin):
+                if position is not None and header <= position:
+                    continue
+                if isinstance(shard, dict) and "__dataset__" in shard:
+                    sample["__dataset__"] = shard["__dataset__"]
+                yield header, sample
+        except (ShardError, StorageError, OSError) as error:
+            if not settle(self.handler, _as_tarfile(error)):
+                raise _Stop from error
+
+    def _read(self, url: str, begin: int) -> Iterator[tuple[int, Sample]]:
+        handler = None if self.handler is reraise_exception else self.handler
+        path = self._path(url)
+        if path is None:
+            if has_own_opener(url):
+                yield from self._streamed(gopen(url, allow=self.allow), url, None, begin, handler)
+            elif self.select_files is None and self.rename_files is None:
+                yield from read_shard(url, start=begin, handler=handler)
+            else:
+                yield from self._streamed(gopen(url), url, None, begin, handler)
+            return
+        file = ShardFile(path)
+        try:
+            packed = compression_of(file.read(min(6, file.size), 0)) is not None
+            if packed or self.select_files is not None or self.rename_files is not None:
+                yield from self._streamed(open(path, "rb", buffering=1 << 20), url, path, begin, handler)  # noqa: SIM115
+                return
+            source = file.map()
+            for run in scan_runs(source, url, start=begin, handler=handler):
+                file.check()  # reading a map beyond the end of its file would end the process
+                headers = run.files.header[run.first[:-1]].tolist()
+                for header, sample in zip(headers, run.samples(source, url), strict=True):
+                    sample[LOCAL_PATH] = path
+                    yield header, sample
+        finally:
+            file.close()
+
+    def _streamed(
+        self, file: Any, url: str, path: str | None, begin: int, handler: Handler | None
+    ) -> Iterator[tuple[int, Sample]]:
+        with contextlib.closing(decompress(cast(BinaryIO, file))) as stream:
+            for sample in group(self._members(stream, url, begin), url, local_path=path, handler=handler):
+                header = None
+                for name, value in sample.items():
+                    if isinstance(value, tuple):
+                        header = value[0] if header is None else header
+                        sample[name] = value[1]
+                yield header or 0, sample
+
+    def _members(self, stream: BinaryIO, url: str, begin: int) -> Iterator[tuple[Member, tuple[int, bytes]]]:
+        rename, select = self.rename_files, self.select_files
+
+        def wanted(name: str) -> bool:
+            return select is None or select(name if rename is None else rename(name))
+
+        for member, data in walk_stream(stream, url, select=wanted):
+            if member.header >= begin:
+                named = member if rename is None else member._replace(name=rename(member.name))
+                yield named, (member.header, data)
+
+    def _path(self, url: str) -> str | None:
+        """The local file of a shard; None for one that is read as a stream."""
+        path = local_path(url)
+        if path is not None and url != "-":
+            return path
+        if self.cache_dir is None or not self.cache_size:
+            return None
+        if is_remote(url) and not has_own_opener(url):
+            limit = None if self.cache_size < 0 else self.cache_size
+            return copy_of(url, storage=Storage(cache=Cache(self.cache_dir, limit)), progress=False)
+        return self._copy(url)
+
+    def _copy(self, url: str) -> str:
+        """A copy of what only `gopen` can open; under a name that is a hash of the address."""
+        assert self.cache_dir is not None
+        path = os.path.join(self.cache_dir, xxhash.xxh3_128_hexdigest(url.encode()) + ".tar")
+        if os.path.exists(path):
+            return path
+        with file_lock(path):
+            if not os.path.exists(path):
+                with contextlib.closing(gopen(url, allow=self.allow)) as source, write_atomically(path) as out:
+                    while data := source.read(1 << 20):
+                        out.write(data)
+        return path
+
+
+class _Stop(Exception):
+    """A handler said to stop."""
+
+
+class _Stoppable(Expanded):
+    def __init__(self, source: Step, stage: tarfile_to_samples, own: Any) -> None:
+        super().__init__(source, stage.samples, own)
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._items)
+        except _Stop:
+            self._items = iter(())
+            raise StopIteration from None
+
+
+def _as_tarfile(error: Exception) -> Exception:
+    """Damage as the error that `tarfile` raises for it; what cannot be read at all stays an OSError."""
+    if (
+        isinstance(error, ShardError)
+        and not isinstance(error, ShardIOError)
+        and "duplicate file name" not in str(error)
+    ):
+        damaged = DamagedTarError(str(error))
+        damaged.__cause__ = error
+        return damaged
+    return error
+
+
+tarfile_samples = tarfile_to_samples
+
+
+# ------------------------------------------------------------------ the parts, for stages of one's own
+
+
+def base_plus_ext(path: str) -> tuple[str | None, str | None]:
+    """Key and extension of a name; two None for a name without extension."""
+    found = base_and_extension(path)
+    return (None, None) if found is None else found
+
+
+def valid_sample(sample: dict[str, Any] | None) -> bool:
+    """Whether a sample has something in it, and is not marked as bad."""
+    return sample is not None and isinstance(sample, dict) and len(sample) > 0 and not sample.get("__bad__", False)
+
+
+def url_opener(data: Iterable[Any], handler: Handler = reraise_exception, **kw: Any) -> Iterator[dict[str, Any]]:
+    """Shards with an open ``stream`` beside their ``url``, which is closed when the next one is asked for."""
+    for shard in data:
+        assert isinstance(shard, dict) and "url" in shard, f"a shard is a dict with a url, got {shard!r}"
+        try:
+            stream = gopen(shard["url"], **kw)
+        except Exception as error:
+            error.add_note(f"shard {shard['url']}")
+            if settle(handler, error):
+                continue
+            return
+        try:
+            path = local_path(shard["url"])
+            yield {**shard, "stream": stream, **({} if path is None else {"local_path": path})}
+        finally:
+            stream.close()
+
+
+def tar_file_iterator(
+    fileobj: BinaryIO,
+    skip_meta: Any = None,
+    handler: Handler = reraise_exception,
+    select_files: Names | None = None,
+    rename_files: Renames | None = None,
+    *,
+    url: str = "",
+) -> Iterator[dict[str, Any]]:
+    """The files of a tar archive: ``{"fname": name, "data": bytes}``."""
+    stage = tarfile_to_samples(handler, select_files, rename_files)
+    try:
+        stream = decompress(fileobj)
+        for member, (_, data) in stage._members(stream, url, 0):
+            name = member.name
+            if member.kind != "file" or ("/" not in name and name.startswith("__") and name.endswith("__")):
+                continue
+            if name.startswith("__") and name.partition("/")[0].endswith("__"):
+                continue
+            yield {"fname": name, "data": data}
+    except (ShardError, OSError) as error:
+        if not settle(handler, _as_tarfile(error)):
+            raise _Stop from error
+
+
+def tar_file_expander(
+    data: Iterable[dict[str, Any]],
+    handler: Handler = reraise_exception,
+    select_files: Names | None = None,
+    rename_files: Renames | None = None,
+    eof_value: Any = None,
+) -> Iterator[dict[str, Any]]:
+    """The files of the archives that `url_opener` has opened, with ``__url__``; an ``eof_value`` after each archive."""
+    for source in data:
+        url, path = source["url"], source.get("local_path")
+        try:
+            for file in tar_file_iterator(source["stream"], None, handler, select_files, rename_files, url=url):
+                file["__url__"] = url
+                if path is not None:
+                    file[LOCAL_PATH] = path
+                yield file
+        except _Stop:
+            return
+        if eof_value is not None:
+            yield eof_value
+
+
+def group_by_keys(
+    data: Iterable[dict[str, Any]],
+    keys: Callable[[str], tuple[str | None, str | None]] = base_plus_ext,
+    lcase: bool = True,
+    suffixes: Collection[str] | None = None,
+    handler: Handler = reraise_exception,
+) -> Iterator[Sample]:
+    """Files that follow each other and have one key and shard as samples."""
+    sample: Sample = {}
+    for file in data:
+        if not file:  # the end of a shard
+            if valid_sample(sample):
+                yield sample
+            sample = {}
+            continue
+        key, extension = keys(file["fname"])
+        if key is None or extension is None:
+            continue
+        extension = extension.lower() if lcase else extension
+        if sample.get("__key__") != key or sample.get("__url__") != file.get("__url__"):
+            if valid_sample(sample):
+                yield sample
+            sample = {"__key__": key, "__url__": file.get("__url__")}
+            if file.get(LOCAL_PATH) is not None:
+                sample[LOCAL_PATH] = file[LOCAL_PATH]
+        if extension in sample:
+            error = ShardError(f"{file['fname']}: duplicate file name in tar file {extension} {sample.keys()}")
+            if settle(handler, error):
+                continue
+            return
+        if suffixes is None or extension in suffixes:
+            sample[extension] = file["data"]
+    if valid_sample(sample):
+        yield sample

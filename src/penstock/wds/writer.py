@@ -1,0 +1,103 @@
+"""`TarWriter` and `ShardWriter` with the arguments that programs give them; see `penstock.shards.writer`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from penstock.shards import writer as shards
+from penstock.wds.gopen import gopen
+
+__all__ = ["ShardWriter", "TarWriter", "numpy_dumps", "torch_dumps"]
+
+
+class TarWriter(shards.TarWriter):
+    """Samples into one tar archive.
+
+    Args:
+        fileobj: a path, an open file, or a ``pipe:`` command that `penstock.wds.allow` allows.
+        user, group, mode, compress, encoder, keep_meta, mtime: see `penstock.TarWriter`.
+        format: for compatibility: names and sizes of any length are written whatever it says.
+    """
+
+    def __init__(
+        self,
+        fileobj: Any,
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mode: int = 0o444,
+        compress: bool | str | None = None,
+        encoder: Any = True,
+        keep_meta: bool = False,
+        mtime: float | None = None,
+        format: Any = None,
+    ) -> None:
+        self._pipe: BinaryIO | None = None
+        if isinstance(fileobj, str) and fileobj.startswith("pipe:"):
+            fileobj = self._pipe = gopen(fileobj, "wb")
+        super().__init__(
+            fileobj,
+            user=user,
+            group=group,
+            mode=mode,
+            compress=compress,
+            encoder=encoder,
+            keep_meta=keep_meta,
+            mtime=mtime,
+        )
+
+    def close(self) -> None:
+        """End the archive."""
+        super().close()
+        if self._pipe is not None:
+            self._pipe.close()
+
+
+class ShardWriter(shards.ShardWriter):
+    """Samples into as many shards as it takes.
+
+    Args:
+        pattern, maxcount, maxsize, post, start_shard, opener, kw: see `penstock.ShardWriter`.
+        verbose: for compatibility: nothing is printed.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        maxcount: int = 100000,
+        maxsize: float = 3e9,
+        post: Callable[[str], object] | None = None,
+        start_shard: int = 0,
+        verbose: int = 1,
+        opener: Callable[[str], BinaryIO] | None = None,
+        **kw: Any,
+    ) -> None:
+        kw.pop("format", None)
+        if opener is None and pattern.startswith("pipe:"):
+            opener = _open
+        super().__init__(
+            pattern, maxcount=maxcount, maxsize=maxsize, post=post, start_shard=start_shard, opener=opener, **kw
+        )
+
+
+def _open(name: str) -> BinaryIO:
+    return gopen(name, "wb")
+
+
+def numpy_dumps(data: Any) -> bytes:
+    """An array as an npy file."""
+    out = io.BytesIO()
+    np.save(out, data, allow_pickle=False)
+    return out.getvalue()
+
+
+def torch_dumps(data: Any) -> bytes:
+    """A pth file."""
+    import torch
+
+    out = io.BytesIO()
+    torch.save(data, out)
+    return out.getvalue()
