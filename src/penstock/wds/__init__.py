@@ -1,4 +1,4 @@
-"""WebDataset's names, on Penstock's shards: ``import penstock.wds as wds`` in the place of ``import webdataset as wds``.
+"""WebDataset's names, on Penstock's shards: ``import penstock.wds as wds`` for ``import webdataset as wds``.
 
     dataset = (
         wds.WebDataset("train-{000..999}.tar", shardshuffle=True, nodesplitter=wds.split_by_node)

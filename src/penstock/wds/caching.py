@@ -61,11 +61,10 @@ class LMDBCached(PipelineStage):
                         if key != b"_":
                             yield self.pickler.loads(bytes(value))
                 return
-            number, chunk = 0, []
-            for sample in source:
+            chunk: list[tuple[bytes, bytes]] = []
+            for number, sample in enumerate(source):
                 yield sample
                 chunk.append((b"%012d" % number, self.pickler.dumps(sample)))
-                number += 1
                 if len(chunk) >= self.chunksize:
                     self._write(base, chunk)
                     chunk = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -45,7 +45,7 @@ class WebDataset(DataPipeline, FluidInterface):
         detshuffle: the same as ``shardshuffle=True``: orders are always functions of seed and epoch.
         nodesplitter: what deals shards to ranks: `split_by_node`. By default several ranks are an error.
         workersplitter: what deals them to workers.
-        url_to_name, verbose: for compatibility: copies are named by a hash of the whole address, and nothing is printed.
+        url_to_name, verbose: for compatibility: copies are named by a hash of the address, and nothing is printed.
         select_files, rename_files: which members count, and under which names.
         empty_check: a worker without samples is an error.
         seed: of all orders, 0 by default.
@@ -127,9 +127,24 @@ class WebLoader(DataPipeline, FluidInterface):
 
     def __init__(self, *args: Any, **kw: Any) -> None:
         super().__init__(DataLoader(*args, **kw))
+        self._told = 0
 
     @property
     def loader(self) -> DataLoader[Any]:
         """The loader."""
         found: DataLoader[Any] = self.pipeline[0]
         return found
+
+    def __iter__(self) -> Iterator[Any]:
+        dataset = self.loader.dataset
+        if isinstance(dataset, DataPipeline) and self._resume is None:
+            epoch, times = dataset._clock.peek()
+            if times != self._told:  # somebody has set the data set's epoch, and means this one
+                self.set_epoch(epoch)
+        return super().__iter__()
+
+    def _open(self, run: Any) -> Any:
+        step, dataset = super()._open(run), self.loader.dataset
+        if isinstance(dataset, DataPipeline):
+            self._told = dataset._clock.peek()[1]
+        return step

@@ -211,7 +211,7 @@ def _to_tuple(
     missing_is_error: bool = True,
     none_is_error: bool | None = None,
 ) -> Iterator[Any]:
-    fields = parse_field_spec(args[0] if len(args) == 1 else args)  # type: ignore[arg-type]
+    fields = parse_field_spec(args[0] if len(args) == 1 else args)
     refuse_none = missing_is_error if none_is_error is None else none_is_error
 
     def one(sample: dict[str, Any]) -> tuple[Any, ...]:

@@ -1,5 +1,5 @@
-"""What to do about an error in a stage: ``handler(error)`` returns True to go on without the sample (or shard), False to
-end the stream there, or raises.
+"""What to do about an error in a stage: ``handler(error)`` returns True to go on without the sample (or shard), False
+to end the stream there, or raises.
 """
 
 from __future__ import annotations

@@ -21,7 +21,11 @@ from penstock.errors import ConfigError
 
 __all__ = ["IMAGE_EXTENSIONS", "ImageHandler", "imagehandler"]
 
-IMAGE_EXTENSIONS = ["apng", "bmp", "bw", "dib", "gif", "icns", "ico", "im", "j2c", "j2k", "jfif", "jp2", "jpc", "jpe", "jpeg", "jpf", "jpg", "jpx", "pbm", "pcx", "pgm", "png", "pnm", "ppm", "psd", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff", "webp", "xbm", "xpm"]
+IMAGE_EXTENSIONS = [
+    *("apng", "bmp", "bw", "dib", "gif", "icns", "ico", "im", "j2c", "j2k", "jfif", "jp2", "jpc", "jpe", "jpeg", "jpf"),
+    *("jpg", "jpx", "pbm", "pcx", "pgm", "png", "pnm", "ppm", "psd", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff"),
+    *("webp", "xbm", "xpm"),
+]
 
 _KINDS = {"": "array", "torch": "tensor", "pil": "pil"}
 

@@ -24,7 +24,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.order import ORDER_VERSION
 from penstock.order.hashing import derive_key
 from penstock.state import STATE_VERSION, State, check_state, read_int
-from penstock.wds import allow as permissions
+from penstock.wds.allow import KINDS, allow, allowed
 from penstock.wds.clock import Clock
 from penstock.wds.steps import Context, Step, open_steps
 from penstock.wds.utils import PipelineStage
@@ -37,8 +37,8 @@ _ENDLESS = -1
 class _Run:
     """A stream under way.
 
-    ``origin`` is the epoch it began with; ``epoch`` the one that is being handed out, of which there were ``had`` items;
-    ``turn`` how often the source was begun again.
+    ``origin`` is the epoch it began with; ``epoch`` the one that is being handed out, of which there were ``had``
+    items; ``turn`` how often the source was begun again.
     """
 
     def __init__(self, origin: int, epoch: int, times: int) -> None:
@@ -178,10 +178,9 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
             return
         self._resume = None
         self._clock.set(epoch)
-        source = self.pipeline[0] if self.pipeline else None
-        if isinstance(source, DataLoader) and isinstance(source.dataset, DataPipeline):
-            source = source.dataset  # itself: a loader would tell it the same epoch again at every pass
-        if hasattr(source, "set_epoch") and not (isinstance(source, DataLoader) and not _has_epochs(source.dataset)):
+        source: Any = self.pipeline[0] if self.pipeline else None
+        streams = isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset)
+        if hasattr(source, "set_epoch") and not streams:  # those are told when a pass begins
             source.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -278,7 +277,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
             return dict(self._resume)
         run, state = self._run, self._identity()
         if run is None or (run.over and not run.alive):
-            source = self.pipeline[0] if self.pipeline else None
+            source: Any = self.pipeline[0] if self.pipeline else None
             own = source.state_dict() if run is not None and _has_state(source) else None
             return {**state, "epoch": self._clock.peek()[0], "steps": None, "source": own}
         over = run.over
@@ -310,17 +309,17 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         self._run = None
 
     def __getstate__(self) -> dict[str, Any]:
-        kinds = [kind for kind in permissions.KINDS if permissions.allowed(kind)]
+        kinds = [kind for kind in KINDS if allowed(kind)]
         return {**self.__dict__, "_run": None, "_permissions": kinds}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        permissions.allow(*state.pop("_permissions", ()))
+        allow(*state.pop("_permissions", ()))
         self.__dict__.update(state)
 
     # The end.
 
     def close(self) -> None:
-        """Drop what is under way, and close stages that have ``close``. Idempotent."""
+        """Drop what is under way, with its files, and close stages that have ``close``. Idempotent."""
         self._run = None
         for stage in self.pipeline:
             close: Callable[[], object] | None = getattr(stage, "close", None)
@@ -334,10 +333,6 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _has_epochs(dataset: Any) -> bool:
-    return not isinstance(dataset, IterableDataset) or hasattr(dataset, "set_epoch")
 
 
 def _has_state(source: Any) -> bool:

@@ -65,29 +65,28 @@ class _ShuffleStep(Step):
         self._stride = max(64, how.bufsize // 4)
         self._common = False
         self._marks: deque[tuple[int, list[Any]]] = deque()
-        if how.bufsize < 1:
-            self._items: Iterator[Any] = source
-            return
-        if own is not None:
+        self._choices: Iterator[int] | None = None
+        if own is not None and how.bufsize > 0:
             self._restore(own)
-        self._items = self._all()
 
     def __next__(self) -> Any:
-        return next(self._items)
+        if self._how.bufsize < 1:
+            return next(self._source)
+        if self._choices is None:
+            self._begin()
+        self._fill()
+        if not self._buffer:
+            raise StopIteration
+        item = _pick(self._buffer, next(self._choices))  # type: ignore[arg-type]
+        self._draws += 1
+        return item[1]
 
-    def _all(self) -> Iterator[Any]:
+    def _begin(self) -> None:
         if not self._inputs:
             self._pull()
             first = self._buffer[0][1] if self._buffer else None
             self._common = isinstance(first, dict) and "url" in first and "__key__" not in first
-        choices = _choices(self._key(), self._draws)
-        while True:
-            self._fill()
-            if not self._buffer:
-                return
-            item = _pick(self._buffer, next(choices))
-            self._draws += 1
-            yield item[1]
+        self._choices = _choices(self._key(), self._draws)
 
     def _key(self) -> int:
         return self._context.key("shuffle", common=self._common, seed=self._how.seed)

@@ -14,7 +14,10 @@ Invariant: a state has numbers and short texts, none of the data, and its size d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader, IterableDataset
 
 from penstock import distributed
 from penstock.distributed import Worker, World
@@ -119,18 +122,30 @@ def open_steps(stages: list[Any], context: Context, state: list[Any] | None) -> 
         if isinstance(stage, Stage):
             step = stage.begin(step, context._replace(place=number), own)
         elif getattr(stage, "memoryless", False):
-            step = Through(step, lambda src, stage=stage: _apply(stage, src))
+            step = Through(step, partial(_apply, stage))
         else:
             step = Replayed(step, stage, own)
     return step
 
 
 def _first(source: Any, context: Context, own: Any) -> Step:
+    if own is None:
+        _tell_epoch(source, context)
     begin = getattr(source, "begin_source", None)
     if begin is not None:
         step: Step = begin(context, own)
         return step
     return SourceStep(source, own)
+
+
+def _tell_epoch(source: Any, context: Context) -> None:
+    """Say to a loader of a stream which epoch this pass is: one of which workers have given nothing yet is known by
+    nothing else. Later passes of one stream have numbers that no epoch has.
+    """
+    if isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset):
+        teller: Any = source if hasattr(source, "set_epoch") else source.dataset
+        if hasattr(source.dataset, "set_epoch"):
+            teller.set_epoch(mix(context.epoch, context.turn) >> 2 if context.turn else context.epoch)
 
 
 def _apply(stage: Any, src: Iterator[Any]) -> Iterator[Any]:
@@ -212,24 +227,19 @@ class Expanded(Step):
         self._function = function
         self._before: list[Any] | None = None if own is None else source.state()
         self._position: Any = own
-        self._items = self._all(own)
-
-    def _all(self, position: Any) -> Iterator[Any]:
-        source = self._source
-        while True:
-            before = source.state()
-            try:
-                item = next(source)
-            except StopIteration:
-                self._before = None
-                return
-            for self._position, result in self._function(item, position):
-                self._before = before
-                yield result
-            position = None
+        self._current: Iterator[tuple[Any, Any]] = iter(())
+        self._seek: Any = own
 
     def __next__(self) -> Any:
-        return next(self._items)
+        # No generator of its own: one that holds this object would keep files open until the next garbage collection.
+        while True:
+            for self._position, item in self._current:  # noqa: B020
+                return item
+            self._before = None
+            before = self._source.state()
+            item = next(self._source)
+            self._current = self._function(item, self._seek)
+            self._before, self._position, self._seek = before, self._seek, None
 
     def state(self) -> list[Any]:
         if self._before is None:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import xxhash
 
-from penstock.errors import ShardError, ShardIOError, StorageError
+from penstock.errors import ConfigError, ShardError, ShardIOError, StorageError
 from penstock.shards.compressed import compression_of, decompress
 from penstock.shards.files import ShardFile
 from penstock.shards.grouping import LOCAL_PATH, Sample, base_and_extension, group
@@ -155,7 +155,7 @@ class tarfile_to_samples(Stage):
             return None
         if is_remote(url) and not has_own_opener(url):
             limit = None if self.cache_size < 0 else self.cache_size
-            return copy_of(url, storage=Storage(cache=Cache(self.cache_dir, limit)), progress=False)
+            return copy_of(url, storage=Storage(cache=Cache(self.cache_dir, max_bytes=limit)), progress=False)
         return self._copy(url)
 
     def _copy(self, url: str) -> str:
@@ -179,12 +179,15 @@ class _Stop(Exception):
 class _Stoppable(Expanded):
     def __init__(self, source: Step, stage: tarfile_to_samples, own: Any) -> None:
         super().__init__(source, stage.samples, own)
+        self._stopped = False
 
     def __next__(self) -> Any:
+        if self._stopped:
+            raise StopIteration
         try:
-            return next(self._items)
+            return super().__next__()
         except _Stop:
-            self._items = iter(())
+            self._stopped = True
             raise StopIteration from None
 
 
@@ -221,7 +224,8 @@ def valid_sample(sample: dict[str, Any] | None) -> bool:
 def url_opener(data: Iterable[Any], handler: Handler = reraise_exception, **kw: Any) -> Iterator[dict[str, Any]]:
     """Shards with an open ``stream`` beside their ``url``, which is closed when the next one is asked for."""
     for shard in data:
-        assert isinstance(shard, dict) and "url" in shard, f"a shard is a dict with a url, got {shard!r}"
+        if not isinstance(shard, dict) or "url" not in shard:
+            raise ConfigError(f"a shard is a dict with a url, got {shard!r}")
         try:
             stream = gopen(shard["url"], **kw)
         except Exception as error:
