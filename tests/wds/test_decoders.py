@@ -146,7 +146,7 @@ def test_errors_name_shard_sample_and_field(tmp_path: Path) -> None:
 def test_pickles_are_refused_until_allowed(tmp_path: Path) -> None:
     fields = {"pyd": pickle.dumps([1, 2])}
     url = write_tar(tmp_path / "a.tar", [("a.pyd", fields["pyd"])])
-    with pytest.raises(NotAllowedError, match=r'a.tar: sample .a.: .*allow\("pickle"\)'):
+    with pytest.raises(NotAllowedError, match=r'one.tar: sample .a.: .*allow\("pickle"\)'):
         one(tmp_path, fields)
     with pytest.raises(NotAllowedError):
         list(wds.WebDataset(url).decode(handler=wds.ignore_and_continue))

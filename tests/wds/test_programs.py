@@ -126,8 +126,8 @@ def test_its_ranks_read_different_samples(urls: str, monkeypatch: pytest.MonkeyP
     found: Counter[int] = Counter()
     for rank in range(2):
         with world(monkeypatch, rank, 2):
-            loader = trainer_s(urls, batches=None, workers=0)
             for number in range(2):
+                loader = trainer_s(urls, batches=None, workers=0)  # its own shuffle counts epochs by itself
                 with worker(monkeypatch, number, 2):
                     found.update(int(t) for _, texts in loader.loader.dataset for t in texts)
     assert found == dict.fromkeys([n for n in range(96) if n % 5], 1)
