@@ -214,6 +214,8 @@ def test_retired_names_say_what_to_use() -> None:
         with pytest.raises(ValueError, match=name):
             getattr(wds, name)
     assert not hasattr(wds, "ShardList")
+    with pytest.raises(ValueError, match="with_epoch"):
+        wds.FluidWrapper([1]).ddp_equalize(10)
 
 
 def test_every_name_is_there() -> None:

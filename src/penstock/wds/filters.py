@@ -11,17 +11,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
-from functools import update_wrapper
-from itertools import count as counter
 from typing import Any
 
 from penstock.distributed import Worker, World
 from penstock.errors import ConfigError
-from penstock.order.hashing import mix
+from penstock.wds.batching import batched, listed, unbatched, unlisted
 from penstock.wds.collate import default_collation_fn
+from penstock.wds.counting import rsample, slice
+from penstock.wds.curried import FilterFunction, RestCurried, pipelinefilter
 from penstock.wds.handlers import Handler, reraise_exception, settle
 from penstock.wds.shuffling import Shuffle, detshuffle, shuffle
-from penstock.wds.steps import Context, Counted, Expanded, Replayed, SourceStep, Stage, Step, Through, context_here
+from penstock.wds.steps import SourceStep, context_here, memoryless
 
 __all__ = [
     "FilterFunction",
@@ -52,53 +52,6 @@ __all__ = [
 ]
 
 Samples = Iterable[Any]
-
-
-class FilterFunction(Stage):
-    """A function of an iterator and options, with the options filled in."""
-
-    def __init__(self, f: Callable[..., Iterator[Any]], *args: Any, **kw: Any) -> None:
-        self.f, self.args, self.kw = f, args, kw
-
-    def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
-        if getattr(self.f, "memoryless", False):
-            return Through(source, self._filter)
-        return Replayed(source, self._filter, own)
-
-    def _filter(self, src: Any) -> Iterator[Any]:
-        return self.f(src, *self.args, **self.kw)
-
-    def run(self, src: Any = None) -> Iterator[Any]:
-        """Filter an iterator."""
-        return self._filter(src)
-
-    def __repr__(self) -> str:
-        return f"<{self.f.__name__} {self.args} {self.kw}>"
-
-
-class RestCurried:
-    """``filter(option, ...)``: a `FilterFunction`."""
-
-    def __init__(self, f: Callable[..., Iterator[Any]]) -> None:
-        self.f = f
-        update_wrapper(self, f)
-
-    def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
-        return FilterFunction(self.f, *args, **kw)
-
-
-def pipelinefilter(f: Callable[..., Iterator[Any]]) -> RestCurried:
-    """Make a filter of a generator function whose first argument is the source.
-
-    It takes part in states by being run again from the start of the epoch, unless it is `memoryless`.
-    """
-    return RestCurried(f)
-
-
-def _memoryless(f: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    f.memoryless = True  # type: ignore[attr-defined]
-    return f
 
 
 # ------------------------------------------------------------------ samples as dicts
@@ -136,7 +89,7 @@ def transform_with(sample: Any, transformers: Any) -> Any:
     return result
 
 
-@_memoryless
+@memoryless
 def _map(data: Samples, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Iterator[Any]:
     for sample in data:
         try:
@@ -164,12 +117,12 @@ def _each(data: Samples, handler: Handler, f: Callable[[Any], Any]) -> Iterator[
         yield result
 
 
-@_memoryless
+@memoryless
 def _select(data: Samples, predicate: Callable[[Any], bool]) -> Iterator[Any]:
     return (sample for sample in data if predicate(sample))
 
 
-@_memoryless
+@memoryless
 def _rename(
     data: Samples, handler: Handler = reraise_exception, keep: bool = True, **kw: str | list[str]
 ) -> Iterator[Any]:
@@ -184,7 +137,7 @@ def _rename(
     return _each(data, handler, one)
 
 
-@_memoryless
+@memoryless
 def _associate(data: Samples, associator: Any, **kw: Any) -> Iterator[Any]:
     for sample in data:
         key = sample["__key__"]
@@ -193,7 +146,7 @@ def _associate(data: Samples, associator: Any, **kw: Any) -> Iterator[Any]:
         yield sample
 
 
-@_memoryless
+@memoryless
 def _map_dict(data: Samples, handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Iterator[Any]:
     def one(sample: dict[str, Any]) -> dict[str, Any]:
         for name, function in kw.items():
@@ -203,7 +156,7 @@ def _map_dict(data: Samples, handler: Handler = reraise_exception, **kw: Callabl
     return _each(data, handler, one)
 
 
-@_memoryless
+@memoryless
 def _to_tuple(
     data: Samples,
     *args: str,
@@ -223,7 +176,7 @@ def _to_tuple(
     return _each(data, handler, one)
 
 
-@_memoryless
+@memoryless
 def _map_tuple(
     data: Samples, *args: Callable[[Any], Any] | None, handler: Handler = reraise_exception
 ) -> Iterator[Any]:
@@ -234,7 +187,7 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch(name, part) or fnmatch("." + name, part) for part in pattern.split(";"))
 
 
-@_memoryless
+@memoryless
 def _extract_keys(
     source: Samples, *patterns: str, duplicate_is_error: bool = True, ignore_missing: bool = False
 ) -> Iterator[Any]:
@@ -252,7 +205,7 @@ def _extract_keys(
         yield tuple(result)
 
 
-@_memoryless
+@memoryless
 def _rename_keys(
     source: Samples,
     *args: tuple[str, str],
@@ -288,7 +241,7 @@ def _rename_keys(
 # ------------------------------------------------------------------ looking
 
 
-@_memoryless
+@memoryless
 def _info(
     data: Samples,
     fmt: str | None = None,
@@ -310,7 +263,7 @@ def _info(
         yield sample
 
 
-@_memoryless
+@memoryless
 def _log_keys(data: Samples, logfile: str | None = None) -> Iterator[Any]:
     if logfile in (None, ""):
         yield from data
@@ -323,125 +276,6 @@ def _log_keys(data: Samples, logfile: str | None = None) -> Iterator[Any]:
             )
             stream.flush()
             yield sample
-
-
-# ------------------------------------------------------------------ batches
-
-
-@_memoryless
-def _batched(
-    data: Samples,
-    batchsize: int = 20,
-    collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
-    partial: bool = True,
-) -> Iterator[Any]:
-    batch: list[Any] = []
-    for sample in data:
-        batch.append(sample)
-        if len(batch) >= batchsize:
-            # At once: a batch in hand would have to be in the state.
-            full, batch = batch, []
-            yield full if collation_fn is None else collation_fn(full)
-    if batch and partial:
-        yield batch if collation_fn is None else collation_fn(batch)
-
-
-@_memoryless
-def _listed(data: Samples, batchsize: int = 20, partial: bool = True) -> Iterator[Any]:
-    return _batched(data, batchsize, None, partial)
-
-
-def _rows(batch: Any, _: Any) -> Iterator[Any]:
-    """The samples of a batch of columns: dicts of dicts, tuples of the rest."""
-    if isinstance(batch, dict):
-        for values in zip(*batch.values(), strict=True):
-            yield dict(zip(batch, values, strict=True))
-    else:
-        yield from zip(*batch, strict=True)
-
-
-class _Numbered:
-    """Items of a batch with their numbers, for `Expanded`; picklable."""
-
-    def __init__(self, items: Callable[[Any, Any], Iterable[Any]]) -> None:
-        self.items = items
-
-    def __call__(self, batch: Any, position: int | None) -> Iterator[tuple[int, Any]]:
-        for number, item in enumerate(self.items(batch, None)):
-            if position is None or number > position:
-                yield number, item
-
-
-def _list(batch: Any, _: Any) -> Iterable[Any]:
-    items: Iterable[Any] = batch
-    return items
-
-
-class Unpack(Stage):
-    """Batches to what is in them."""
-
-    def __init__(self, items: Callable[[Any, Any], Iterable[Any]]) -> None:
-        self.items = items
-
-    def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
-        return Expanded(source, _Numbered(self.items), own)
-
-
-def unbatched() -> Unpack:
-    """The samples of batches: what `batched` has put together."""
-    return Unpack(_rows)
-
-
-def unlisted() -> Unpack:
-    """The samples of lists: what `listed` has put together."""
-    return Unpack(_list)
-
-
-# ------------------------------------------------------------------ with a count
-
-
-class slice(Stage):
-    """``itertools.islice`` with these arguments."""
-
-    def __init__(self, *args: int | None) -> None:
-        start, stop, step = (0, *args, None) if len(args) == 1 else (*args, *(None,) * (3 - len(args)))
-        self.numbers = (start or 0, stop, step or 1)
-
-    def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
-        return Counted(source, self._some, own)
-
-    def _some(self, source: Step, count: int) -> Iterator[tuple[int, Any]]:
-        start, stop, step = self.numbers
-        if stop is not None and count >= stop:
-            return
-        for number, item in zip(counter(count), source, strict=False):
-            if number >= start and (number - start) % step == 0:
-                yield number + 1, item
-            if stop is not None and number + 1 >= stop:
-                return
-
-
-class rsample(Stage):
-    """Each sample with a probability, decided by the pipeline's seed, its epoch and the sample's number."""
-
-    def __init__(self, p: float = 0.5) -> None:
-        if not 0 <= p <= 1:
-            raise ConfigError(f"p must be from 0 to 1, got {p}")
-        self.p = p
-
-    def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """A `Step` over the source."""
-        key = context.key("rsample", common=False)
-        limit = int(self.p * (1 << 64))
-
-        def some(source: Step, count: int) -> Iterator[tuple[int, Any]]:
-            for number, item in zip(counter(count), source, strict=False):
-                if mix(key, number) < limit:
-                    yield number + 1, item
-
-        return Counted(source, some, own)
 
 
 def _shuffle(
@@ -466,5 +300,3 @@ rename_keys = RestCurried(_rename_keys)
 extract_keys = RestCurried(_extract_keys)
 associate = RestCurried(_associate)
 to_tuple = RestCurried(_to_tuple)
-batched = RestCurried(_batched)
-listed = RestCurried(_listed)

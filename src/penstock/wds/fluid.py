@@ -9,6 +9,7 @@ from penstock.wds import decoders, filters
 from penstock.wds.caching import Cached, LMDBCached
 from penstock.wds.handlers import Handler, reraise_exception
 from penstock.wds.pipeline import DataPipeline
+from penstock.wds.retired import RetiredError
 from penstock.wds.shuffling import Shuffle
 
 __all__ = ["FluidInterface", "FluidWrapper"]
@@ -115,6 +116,10 @@ class FluidInterface:
     def lmdb_cached(self, *args: Any, **kw: Any) -> Self:
         """Keep them in an LMDB file."""
         return self.compose(LMDBCached(*args, **kw))
+
+    def ddp_equalize(self, *args: Any, **kw: Any) -> Self:
+        """Retired; raises, and says what to use."""
+        raise RetiredError("ddp_equalize")
 
 
 class FluidWrapper(DataPipeline, FluidInterface):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -39,6 +39,9 @@ __all__ = [
     "open_steps",
     "read_count",
 ]
+
+
+T = TypeVar("T")
 
 
 class Context(NamedTuple):
@@ -98,13 +101,13 @@ class Stage(PipelineStage):
         return self.run(*args, **kw)
 
 
-def memoryless(stage: Any) -> Any:
+def memoryless(stage: T) -> T:
     """Declare that a stage of one's own holds nothing between two items that it gives, as ``map`` does.
 
     Such a stage goes on from a state at once; others are begun at the start of the epoch again, and what they gave is
     made again and dropped.
     """
-    stage.memoryless = True
+    stage.memoryless = True  # type: ignore[attr-defined]
     return stage
 
 
