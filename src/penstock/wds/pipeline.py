@@ -235,22 +235,24 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         limit = self._limit()
         while limit is None or run.had < limit:
             step = run.step or self._open(run)
-            for item in step:
-                run.had += 1
-                run.fresh = False
-                yield item
-                if limit is not None and run.had >= limit:
-                    break
-            else:
-                run.step = None
-                run.turns += 1
-                if 0 < self.repetitions <= run.turns:
-                    break
-                if run.fresh:
-                    raise ConfigError("the pipeline gave no sample at all, and was to be repeated until there are some")
-                run.turn, run.fresh = run.turn + 1, True
-                continue
-            break
+            try:
+                for item in step:
+                    run.had += 1
+                    run.fresh = False
+                    yield item
+                    if limit is not None and run.had >= limit:
+                        run.over = True
+                        return
+            except Exception:
+                run.step = None  # generators do not go on behind an error
+                raise
+            run.step = None
+            run.turns += 1
+            if 0 < self.repetitions <= run.turns:
+                break
+            if run.fresh:
+                raise ConfigError("the pipeline gave no sample at all, and was to be repeated until there are some")
+            run.turn, run.fresh = run.turn + 1, True
         run.over = True
 
     def iterator(self) -> Iterator[Any]:
