@@ -98,7 +98,7 @@ def info(urls: Urls) -> None:
     counts = np.array(shards.counts)
     parts: dict[str, tuple[int, int]] = {}
     for number in range(len(counts)):
-        one = shards.shard(number).index
+        one = shards.index(number)
         which, sizes = np.frombuffer(one.extension, np.int32), np.frombuffer(one.size, np.int64)
         for k, name in enumerate(one.extensions):
             files, size = parts.get(name, (0, 0))
@@ -127,7 +127,7 @@ def list_samples(
     """List the samples: one line each, key and parts."""
     shards = _open(urls)
     for number, count in enumerate(shards.counts):
-        one = shards.shard(number).index
+        one = shards.index(number)
         for sample in range(count):
             files = range(one.first[sample], one.first[sample + 1])
             names = [one.extensions[one.extension[k]] for k in files]

@@ -197,7 +197,7 @@ def rewrite(
                     name = next(names)
                     writer = TarWriter(name)
                     written.append(name)
-                writer.copy(shard.file.read(end - begin, begin))
+                writer.copy(shard.raw(local))
                 if progress is not None:
                     progress(1)
         if writer is None:

@@ -41,7 +41,7 @@ class ShardDataset(ShareDataset):
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`. ``shuffle="block"`` with a ``block_size`` of about a shard's samples keeps reads
             within few shards at a time; ``"global"`` reads from all of them.
-        storage, cache_dir, progress: see `ShardSet`.
+        copy, storage, cache_dir, progress: see `ShardSet`.
 
     Raises:
         ConfigError, PartitionError: arguments that make no sense.
@@ -70,14 +70,15 @@ class ShardDataset(ShareDataset):
         shuffle: str = "global",
         block_size: int | None = None,
         window: int | None = None,
+        copy: bool = True,
         storage: Storage | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
     ) -> None:
         given = {"storage": storage, "cache_dir": cache_dir, "progress": progress}
-        if isinstance(urls, ShardSet) and any(value is not None for value in given.values()):
-            raise ConfigError(f"{', '.join(given)} belong to ShardSet(...), and this one is open already")
-        self.shards = urls if isinstance(urls, ShardSet) else ShardSet(urls, **given)  # type: ignore[arg-type]
+        if isinstance(urls, ShardSet) and (not copy or any(value is not None for value in given.values())):
+            raise ConfigError(f"copy, {', '.join(given)} belong to ShardSet(...), and this one is open already")
+        self.shards = urls if isinstance(urls, ShardSet) else ShardSet(urls, copy=copy, **given)  # type: ignore[arg-type]
         """The samples as they are on disk."""
         share = Share(
             self.shards,

@@ -1,20 +1,23 @@
-"""Many small objects, such as the images of a batch: several requests under way at a time, results in order."""
+"""Many small objects, or parts, such as the images of a batch: several requests under way at a time."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from penstock.storage.backend import Cancel
 from penstock.storage.blocks import Waiting
 
 __all__ = ["ObjectsAhead"]
 
+T = TypeVar("T")
+
 _PARALLEL = 16
 
 
-class ObjectsAhead:
-    """Whole objects in the order of their addresses, read ahead.
+class ObjectsAhead(Generic[T]):
+    """Whole objects in the order of their addresses, or parts of objects, read ahead.
 
         with ObjectsAhead(urls, storage.read, deadline=storage.deadline) as ahead:
             first, second = ahead.next(), ahead.next()
@@ -30,8 +33,8 @@ class ObjectsAhead:
 
     def __init__(
         self,
-        urls: Sequence[str],
-        read: Callable[[str, Cancel], bytes],
+        urls: Sequence[T],
+        read: Callable[[T, Cancel], bytes],
         *,
         deadline: float,
         parallel: int = _PARALLEL,
@@ -40,7 +43,7 @@ class ObjectsAhead:
         self._ahead: deque[Waiting] = deque()
         self._asked = 0
 
-    def __enter__(self) -> ObjectsAhead:
+    def __enter__(self) -> ObjectsAhead[T]:
         return self
 
     def __exit__(self, *_: object) -> None:

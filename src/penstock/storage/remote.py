@@ -109,7 +109,7 @@ class Storage:
         transfer(backend, text, 0, None, known=None, write=write, patience=self.patience, cancel=cancel)
         return bytes(data)
 
-    def read_ahead(self, urls: Sequence[str]) -> ObjectsAhead:
+    def read_ahead(self, urls: Sequence[str]) -> ObjectsAhead[str]:
         """Many whole objects, in order, with several requests under way: a context manager, see there."""
         return ObjectsAhead(urls, self.read, deadline=self.deadline)
 

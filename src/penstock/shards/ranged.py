@@ -1,0 +1,155 @@
+"""A shard in a store, of which only the samples asked for are read: `RangedShard`, and batches out of several of them.
+
+Neighbours are read by one request, several requests are under way at a time. What comes is walked as the tar archive
+that it is, and compared with the index: an index of another shard is an error, never a wrong sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, NamedTuple, Protocol, TypeGuard, cast
+
+from penstock.errors import ShardError
+from penstock.shards.grouping import KEY, URL, Sample, group
+from penstock.shards.index import ShardIndex
+from penstock.shards.tar import walk, walk_stream
+from penstock.storage import RemoteSource
+from penstock.storage.ahead import ObjectsAhead
+from penstock.storage.backend import Cancel
+from penstock.storage.urls import shown
+
+__all__ = ["RangedShard", "SampleSource", "read_samples"]
+
+
+class SampleSource(Protocol):
+    """A shard that is open, in whichever way."""
+
+    url: str
+    index: ShardIndex
+
+    def check(self) -> None:
+        """Raise ShardChangedError if it was changed."""
+
+    def sample(self, number: int) -> Sample:
+        """One sample, its data as bytes."""
+
+
+class RangedShard:
+    """A shard of which ranges are read. Safe in threads."""
+
+    def __init__(self, url: str, source: RemoteSource, index: ShardIndex) -> None:
+        self.url, self.source, self.index = url, source, index
+
+    def check(self) -> None:
+        """Nothing to do: each answer of the store is compared with the version that was opened."""
+
+    def sample(self, number: int) -> Sample:
+        """One sample, by one request. Raises as `read_samples` does."""
+        return next(read_samples([(self, number)]))
+
+    def raw(self, number: int) -> bytes:
+        """One sample as it stands in the archive, with its headers and padding."""
+        begin, end = self.index.span(number)
+        return self.source.read_at(begin, end - begin)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """All samples in order, by a stream that reads ahead."""
+        number = -1
+        with self.source.stream() as file:
+            for number, sample in enumerate(group(walk_stream(cast(BinaryIO, file), self.url), self.url)):
+                if number < len(self.index):
+                    self.compare(number, sample)
+                yield sample
+        if number + 1 != len(self.index):
+            raise self.differs(number + 1)
+
+    def compare(self, number: int, sample: Sample) -> None:
+        """Raise ShardError unless a sample is the one that the index says."""
+        index, sizes = self.index, {}
+        for file in range(index.first[number], index.first[number + 1]):
+            sizes[index.extensions[index.extension[file]]] = index.size[file]
+        found = {name: len(data) for name, data in sample.items() if name not in (KEY, URL)}
+        if sample[KEY] != index.key(number) or found != sizes:
+            raise self.differs(number)
+
+    def differs(self, number: int) -> ShardError:
+        """The error about an index that is not of this shard."""
+        return ShardError(
+            f"{shown(self.url)}: sample {number} is not what the index beside the shard says, which is of another "
+            "version of it: make the index again (penstock shards index), and upload both"
+        )
+
+
+class _Run(NamedTuple):
+    """Samples ``first`` to before ``stop`` of a shard, which lie one after the other; as bytes."""
+
+    shard: RangedShard
+    first: int
+    stop: int
+    begin: int
+    end: int
+
+    def read(self, cancel: Cancel) -> bytes:
+        source, size = self.shard.source, self.end - self.begin
+        if size > source.storage.block or not source.stat.ranged:
+            return source.read_at(self.begin, size)
+        return bytes(source.fetch(self.begin, self.end, cancel))
+
+    def samples(self, data: bytes) -> Iterator[Sample]:
+        shard, number = self.shard, self.first
+        members = ((m, data[m.offset : m.offset + m.size]) for m in walk(data, shard.url, require_end=False))
+        try:
+            for sample in group(members, shard.url):
+                if number < self.stop:
+                    shard.compare(number, sample)
+                    yield sample
+                number += 1
+        except ShardError as error:
+            raise shard.differs(number) from error
+        if number != self.stop:
+            raise shard.differs(number)
+
+
+def read_samples(wanted: Sequence[tuple[SampleSource, int]]) -> Iterator[Sample]:
+    """Samples of shards, in the order given.
+
+    Raises:
+        ShardError: a shard is not what its index says.
+        StorageChangedError, StorageError: see `penstock.storage.RemoteSource`.
+
+    Memory: up to 16 requests of at most `Storage.block` bytes, or one sample.
+    """
+    runs = list(_runs(wanted))
+    ranged = [run for run in runs if isinstance(run, _Run)]
+    deadline = max((run.shard.source.storage.deadline for run in ranged), default=0.0)
+    with ObjectsAhead(ranged, _Run.read, deadline=deadline) as ahead:
+        for run in runs:
+            if isinstance(run, _Run):
+                yield from run.samples(ahead.next())
+            else:
+                shard, number = run
+                yield shard.sample(number)
+
+
+def _runs(wanted: Sequence[tuple[SampleSource, int]]) -> Iterator[_Run | tuple[SampleSource, int]]:
+    run: _Run | None = None
+    for item in wanted:
+        shard, number = item
+        begin, end = shard.index.span(number)
+        if run is not None:
+            near = run.shard is shard and run.stop == number and end - run.begin <= run.shard.source.storage.block
+            if near:
+                run = run._replace(stop=number + 1, end=end)
+                continue
+            yield run
+            run = None
+        if _is_ranged(shard):
+            run = _Run(shard, number, number + 1, begin, end)
+        else:
+            yield item
+    if run is not None:
+        yield run
+
+
+def _is_ranged(shard: SampleSource) -> TypeGuard[RangedShard]:
+    return isinstance(shard, RangedShard)
