@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from shard_support import make_tar, write_shards
+from typer.testing import CliRunner
 
 import penstock as ps
+from penstock.cli.app import app
 from penstock.errors import ConfigError, ShardError, StorageChangedError, StorageNotFoundError
 from penstock.shards import ShardSet
 from penstock.storage import Cache, Storage
@@ -174,6 +176,23 @@ def test_an_index_of_another_shard_of_the_same_size(server: Any, tmp_path: Path)
             read()
     with pytest.raises(ShardError, match="no longer the shard"):
         ShardSet([url], storage=storage_in(tmp_path))[4]
+
+
+def test_the_command_writes_indexes_to_upload(
+    server: Any, paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    put(server, paths[0])
+    urls = [server.put(Path(paths[0]).name, Path(paths[1]).read_bytes()), put(server, paths[2])]  # one is stale
+    run = CliRunner().invoke(app, ["shards", "index", *urls, paths[1], "--out", str(tmp_path / "out")])
+    assert run.exit_code == 0, run.output
+    for written in sorted((tmp_path / "out").iterdir()):
+        server.put(written.name, written.read_bytes())
+    shards = ShardSet(urls, copy=False)
+    assert list(map(data_of, shards)) == list(map(data_of, ShardSet([paths[1], paths[2]])))
+    again = CliRunner().invoke(app, ["shards", "index", urls[0], paths[0], "--out", str(tmp_path / "out")])
+    assert isinstance(again.exception, ShardError)
+    assert "two shards have an index named" in str(again.exception)
 
 
 def test_a_shard_that_is_replaced(server: Any, paths: list[str], tmp_path: Path) -> None:

@@ -59,16 +59,23 @@ def index(
     *,
     workers: Workers = 1,
     force: Annotated[bool, typer.Option("--force", help="Build again what is up to date.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the indexes here, as NAME.tar.pidx.", show_default=False)
+    ] = None,
 ) -> None:
-    """Index shards, so that the first training job need not."""
+    """Index shards, so that the first training job need not.
+
+    Those in a store are copied into the cache for it: --out gives the indexes to upload beside them.
+    """
     from penstock.shards import expand
-    from penstock.shards.files import file_of
+    from penstock.shards.handles import LocalShard, build, write_indexes
     from penstock.shards.index import index_path
     from penstock.shards.parallel import build_all
+    from penstock.shards.urls import local_path
 
-    paths = [file_of(url) for url in expand(urls)]
+    names = expand(urls)
     todo = []
-    for path in paths:
+    for path in filter(None, map(local_path, names)):
         where = index_path(path) if Path(path).exists() else None
         if where is not None and force:
             where.unlink(missing_ok=True)
@@ -79,14 +86,19 @@ def index(
         for done, _ in enumerate(build_all(todo, workers), 1):
             show(done, len(todo))
     seconds = time.perf_counter() - started
-    shards = _open(urls)
-    rows = [("shards", f"{len(paths):,}"), ("samples", f"{len(shards):,}")]
+    shards = [LocalShard(name, None, None) for name in names]
+    build(shards)
+    samples = sum(shard.header.samples for shard in shards if shard.header is not None)
+    rows = [("shards", f"{len(names):,}"), ("samples", f"{samples:,}")]
     if todo:
         size = sum(Path(path).stat().st_size for path in todo)
         rows.append(("indexed", f"{len(todo):,}, {byte_size(size)} in {duration(seconds)}: {speed(size, seconds)}"))
     else:
-        rows.append(("indexed", "none, all up to date (--force builds again)"))
-    console().print(pairs(_title(shards), rows))
+        rows.append(("indexed", "no files, all up to date (--force builds again)"))
+    if out is not None:
+        write_indexes(shards, out)
+        rows.append(("written to", shown(str(out))))
+    console().print(pairs(_title(names), rows))
 
 
 @app.command(epilog="Example:  penstock shards info 'train-*.tar'")
@@ -115,7 +127,7 @@ def info(urls: Urls) -> None:
     for name, (files, size) in parts.items():
         note = "" if files == len(shards) else f" (not in every sample: {files:,})"
         rows.append((f".{shown(name)}", f"{byte_size(size)}, {byte_size(size / max(1, files))} each{note}"))
-    console().print(pairs(_title(shards), rows))
+    console().print(pairs(_title(shards.urls), rows))
 
 
 @app.command(name="ls", epilog="Example:  penstock shards ls train-000.tar --long | head")
@@ -287,6 +299,5 @@ def _rewrite(urls: list[str], names: Iterator[str], maxsize: int | None, maxcoun
         out.print(shown(name))
 
 
-def _title(shards: ShardSet) -> str:
-    more = f" and {len(shards.urls) - 1:,} more" if len(shards.urls) > 1 else ""
-    return shown(shards.urls[0]) + more
+def _title(urls: list[str]) -> str:
+    return shown(urls[0]) + (f" and {len(urls) - 1:,} more" if len(urls) > 1 else "")

@@ -10,11 +10,12 @@ Promises: a handle may be pickled; what it opens elsewhere is the same shard, or
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-from penstock.errors import ShardChangedError, ShardError, StorageAuthError, StorageNotFoundError
+from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
 from penstock.manifest.sidecar import places
 from penstock.progress import progress_bar
 from penstock.shards.files import ShardFile, file_of
@@ -22,10 +23,10 @@ from penstock.shards.grouping import KEY, URL, Sample
 from penstock.shards.index import SUFFIX, Header, ShardIndex, load_or_build, read_header
 from penstock.shards.ranged import RangedShard
 from penstock.shards.urls import local_path
-from penstock.storage import RemoteSource, Storage, cache_root, is_remote
+from penstock.storage import RemoteSource, Storage, cache_root, io_error, is_remote, write_atomically
 from penstock.storage.urls import shown
 
-__all__ = ["Handle", "LocalShard", "OpenShard", "RemoteShard", "open_handles"]
+__all__ = ["Handle", "LocalShard", "OpenShard", "RemoteShard", "build", "open_handles", "write_indexes"]
 
 _REQUESTS = 16  # under way at a time, while the indexes of a set are fetched
 _INDEXING = 4  # shards of a set indexed at a time, so that one is synced to disk while another is looked at
@@ -176,6 +177,27 @@ def _beside(url: str) -> str:
     return path + SUFFIX + mark + query
 
 
+def write_indexes(shards: Iterable[LocalShard], folder: Path) -> None:
+    """Write the indexes of shards as ``NAME.pidx`` into a folder, to be put beside their shards elsewhere.
+
+    Raises:
+        ShardError: two shards have the same name.
+        ShardIOError: the folder cannot be written to.
+    """
+    written: set[str] = set()
+    for shard in shards:
+        name = os.path.basename(local_path(shard.url) or shard.url.partition("?")[0]) + SUFFIX
+        if name in written:
+            raise ShardError(f"two shards have an index named {name}: write those of each folder into one of its own")
+        written.add(name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with write_atomically(folder / name) as file:
+                file.write(shard.index().path.read_bytes())
+        except OSError as error:
+            raise ShardIOError(str(io_error(folder / name, error, "cannot write the index"))) from error
+
+
 def open_handles(
     urls: list[str], storage: Storage | None, cache_dir: str | None, *, copy: bool, progress: bool | None
 ) -> list[Handle]:
@@ -196,11 +218,13 @@ def open_handles(
     for url in urls:
         one = found.get(url)
         handles.append(one if isinstance(one, RemoteShard) else LocalShard(url, storage, cache_dir, one))
-    _build([handle for handle in handles if isinstance(handle, LocalShard) and handle.header is None], progress)
+    build([handle for handle in handles if isinstance(handle, LocalShard)], progress=progress)
     return handles
 
 
-def _build(missing: list[LocalShard], progress: bool | None) -> None:
+def build(shards: list[LocalShard], *, progress: bool | None = None) -> None:
+    """Index those that have no index, several at a time."""
+    missing = [shard for shard in shards if shard.header is None]
     if not missing:
         return
     total = sum(ShardFile(handle.path).size for handle in missing)
