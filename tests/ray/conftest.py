@@ -1,6 +1,6 @@
 """A real Ray cluster on 127.0.0.1 for the tests of this folder; they are skipped where Ray is not installed.
 
-Nodes import the data sets of `ray_support` and of the loader tests by name.
+Nodes import the data sets of `ray_support` and of the tests of loaders and shards by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
-FOLDERS = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / name) for name in ("loader", "docs"))]
+FOLDERS = [
+    str(Path(__file__).parent),
+    *(str(Path(__file__).parents[1] / name) for name in ("loader", "docs", "shards")),
+]
 sys.path[:0] = FOLDERS
 
 collect_ignore_glob = [] if importlib.util.find_spec("ray") else ["test_*.py"]
