@@ -1,18 +1,20 @@
 """Tar shards beside webdataset: raw iteration, decoded batches, the index, random access.
 
-CIFAR-10 and ImageNet JPEGs of the folder named by --data (``cifar10-jpg.tar.xz``, ``imagenet-sample/``), packed by
-webdataset's own writer (whose members have a PAX header each) and by ours. Everything is in the page
-cache, one process unless said.
+CIFAR-10 and ImageNet JPEGs of the folder named by --data (``cifar10-jpg.tar.xz``, ``imagenet-sample/``), or without it
+the small images of examples/data, over and over, and large ones made of them; packed by webdataset's own writer (whose
+members have a PAX header each) and by ours. Everything is in the page cache, one process unless said.
 """
 
 from __future__ import annotations
 
+import itertools
 import tarfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 import webdataset as wds
@@ -20,14 +22,14 @@ import webdataset as wds
 from _common import arguments, folder, interleave, spread, table
 from penstock import DataLoader, ImageDataset
 from penstock.shards import ShardDataset, ShardSet, ShardWriter, StreamShards
-from penstock.shards.index import load_or_build
 
 _BATCH = 64
+_EXAMPLES = Path(__file__).parents[1] / "examples" / "data" / "cifar10-small.tar.xz"
 
 
 def main() -> None:
     parser = arguments(__doc__, lines=20_000, repeat=5)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the images")
+    parser.add_argument("--data", type=Path, help="folder of the images")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -37,7 +39,9 @@ def main() -> None:
                 where / "cifar-wds", cifar(options.data, options.lines), wds.TarWriter
             ),
             "CIFAR-10, our writer": make(where / "cifar", cifar(options.data, options.lines), None),
-            "ImageNet, our writer": make(where / "imagenet", imagenet(options.data), None),
+            f"{'ImageNet' if options.data else 'large'}, our writer": make(
+                where / "imagenet", imagenet(options.data) if options.data else large(), None
+            ),
         }
         raw(sets, options.repeat)
         index(sets, options.repeat)
@@ -45,17 +49,33 @@ def main() -> None:
         decoded(sets, max(2, options.repeat // 2))
 
 
-def cifar(data: Path, count: int) -> Iterator[dict[str, Any]]:
+def cifar(data: Path | None, count: int) -> Iterator[dict[str, Any]]:
     """So many CIFAR-10 images."""
-    with tarfile.open(data / "cifar10-jpg.tar.xz") as archive:
-        number = 0
-        for info in archive:
-            if not info.isfile() or number == count:
-                continue
-            file = archive.extractfile(info)
-            assert file is not None
-            yield {"__key__": f"{number:06d}", "jpg": file.read(), "cls": number % 10}
-            number += 1
+    images = small(_EXAMPLES if data is None else data / "cifar10-jpg.tar.xz")
+    if data is None:
+        images = itertools.cycle(images)
+    for number, image in enumerate(itertools.islice(images, count)):
+        yield {"__key__": f"{number:06d}", "jpg": image, "cls": number % 10}
+
+
+def small(archive: Path) -> Iterator[bytes]:
+    """The JPEGs of an archive."""
+    with tarfile.open(archive) as opened:
+        for info in opened:
+            if info.name.endswith(".jpg"):
+                file = opened.extractfile(info)
+                assert file is not None
+                yield file.read()
+
+
+def large() -> Iterator[dict[str, Any]]:
+    """Mosaics of small images, 512 x 384, of about 110 kB."""
+    tiles = [cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR) for image in small(_EXAMPLES)]
+    for number in range(500):
+        chosen = np.random.default_rng(number).choice(len(tiles), (12, 16))
+        mosaic = np.concatenate([np.concatenate([tiles[k] for k in row], 1) for row in chosen])
+        encoded = cv2.imencode(".jpg", mosaic, [cv2.IMWRITE_JPEG_QUALITY, 90])[1]
+        yield {"__key__": f"{number:06d}", "jpg": encoded.tobytes(), "cls": number}
 
 
 def imagenet(data: Path) -> Iterator[dict[str, Any]]:
@@ -65,9 +85,9 @@ def imagenet(data: Path) -> Iterator[dict[str, Any]]:
 
 
 def make(where: Path, samples: Iterator[dict[str, Any]], writer: Any) -> list[str]:
-    """Shards of at most 10,000 samples, or 250 of the large ones."""
+    """Shards of at most 2,000 samples, or 125 of the large ones."""
     where.mkdir()
-    pattern, count = str(where / "s-%04d.tar"), 250 if where.name == "imagenet" else 10_000
+    pattern, count = str(where / "s-%04d.tar"), 125 if where.name == "imagenet" else 2_000
     if writer is None:
         with ShardWriter(pattern, maxcount=count) as sink:
             for sample in samples:
@@ -118,7 +138,7 @@ def raw(sets: dict[str, list[str]], repeat: int) -> None:
             "ShardSet, in order": lambda p=paths: drain(ShardSet(p, progress=False)),
         }
         samples = interleave(peers, repeat)
-        bar = 5 if name.startswith("ImageNet") else 15
+        bar = 15 if name.startswith("CIFAR") else 5
         table(f"Raw iteration: {name}, {count:,} samples; bar: {bar}x", COLUMNS, rates(count, samples, "webdataset"))
 
 
@@ -127,7 +147,7 @@ def index(sets: dict[str, list[str]], repeat: int) -> None:
     rows = []
     for name, paths in sets.items():
         size = sum(Path(path).stat().st_size for path in paths)
-        one = interleave({name: lambda p=paths: build(p)}, repeat)[name]
+        one = interleave({name: lambda p=paths: build(p)}, repeat)[name]  # several shards at a time
         rows.append((name, f"{size / 1e6:,.0f} MB", *spread([size / 1e9 / s for s in one.wall])))
     table("Index build, synced to disk; bar: 1 GB/s", ["what", "size", "GB/s min", "median", "max"], rows)
 
@@ -135,7 +155,7 @@ def index(sets: dict[str, list[str]], repeat: int) -> None:
 def build(paths: list[str]) -> None:
     for path in paths:
         Path(path + ".pidx").unlink(missing_ok=True)
-        load_or_build(path)
+    ShardSet(paths, progress=False)
 
 
 def access(sets: dict[str, list[str]], repeat: int) -> None:
@@ -161,7 +181,7 @@ def decoded(sets: dict[str, list[str]], repeat: int) -> None:
     """Images decoded to RGB, 224 x 224 if they are large, in stacked batches, with two workers."""
     for name, paths in list(sets.items())[1:]:
         count = len(ShardSet(paths, progress=False))
-        size = 224 if name.startswith("ImageNet") else None
+        size = None if name.startswith("CIFAR") else 224
         peers: dict[str, Callable[[], Any]] = {
             "webdataset": lambda p=paths, s=size: drain(
                 wds.WebLoader(
