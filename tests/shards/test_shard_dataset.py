@@ -265,3 +265,40 @@ def test_streams_close_their_files(tmp_path: Path) -> None:
     for _ in range(3):
         assert len(stream(paths)) == 120
     assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", [ShardDataset, StreamShards])
+def test_every_pass_has_another_order(tmp_path: Path, kind: Any, persistent: bool) -> None:
+    """Without `set_epoch` too, and the orders are those of a loader without workers."""
+    passes = []
+    for options in ({}, {"num_workers": 2, "executor": "process", "persistent_workers": persistent}):
+        dataset = kind(write_shards(tmp_path, COUNTS[8]), seed=4)
+        loader = ps.DataLoader(dataset, batch_size=5, **options)
+        passes.append([[n for batch in loader for n in numbers(batch)] for _ in range(3)])
+    for orders in passes:
+        assert all(sorted(order) == list(range(50)) for order in orders)
+        assert len(set(map(tuple, orders))) == 3
+    assert kind is StreamShards or passes[0] == passes[1]  # streams are dealt to workers
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_stream_goes_on_in_a_later_pass(tmp_path: Path, persistent: bool) -> None:
+    """Also with workers of which nothing has been delivered in it."""
+    paths = write_shards(tmp_path, COUNTS[8])
+
+    def make() -> ps.DataLoader[Any]:
+        options = {"num_workers": 2, "executor": "process", "persistent_workers": persistent}
+        return ps.DataLoader(StreamShards(paths, seed=4), batch_size=5, **options)
+
+    loader = make()
+    for _ in range(2):
+        assert len(list(loader)) == len(list(make()))
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = [numbers(batch) for batch in batches]
+    again = make()
+    again.load_state_dict(state)
+    assert [numbers(batch) for batch in again] == rest
+    assert [numbers(batch) for batch in again] == [numbers(batch) for batch in loader]

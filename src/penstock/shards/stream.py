@@ -19,7 +19,7 @@ import xxhash
 from torch.utils.data import IterableDataset
 
 from penstock import distributed
-from penstock.datasets.place import Place, SharedPlace
+from penstock.datasets.clock import Clock
 from penstock.errors import ConfigError, PartitionError, ShardError, StateError, StorageError
 from penstock.order import ORDER_VERSION, make_order
 from penstock.order.hashing import derive_key, mix
@@ -86,9 +86,8 @@ class StreamShards(IterableDataset[Any]):
         self._load = chained(decode, load)
         self._storage = storage
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
-        # The second number counts calls of set_epoch, so that workers that run see it.
-        self._place = SharedPlace(Place(0, 0, 0))
-        self._seen = -1
+        self._clock = Clock()
+        self._told = -1  # how often the clock had been set when this object's epoch began
         self._epoch = -1
         self._at = (0, 0, 0)  # shard in this worker's list, byte where a stretch begins, samples had of that
         self._resuming = False
@@ -98,8 +97,8 @@ class StreamShards(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that is being read, or was last; before that the one that comes."""
-        place = self._place.get()
-        return place.epoch if place.mini_epoch != self._seen or self._epoch < 0 else self._epoch
+        epoch, told = self._clock.peek()
+        return self._epoch if self._epoch >= 0 and told == self._told else epoch
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration. That of a state just loaded keeps its position.
@@ -112,7 +111,7 @@ class StreamShards(IterableDataset[Any]):
         if self._resuming and epoch == self._epoch:
             return
         self._resuming = False
-        self._place.set(Place(epoch, self._place.get().mini_epoch + 1, 0))
+        self._clock.set(epoch)
 
     def state_dict(self) -> State:
         """Where this object is in its own iteration."""
@@ -134,7 +133,7 @@ class StreamShards(IterableDataset[Any]):
             raise StateError(f"this state is damaged: 'at' is {at!r}")
         self._epoch = read_int(state, "epoch", of="data set")
         self._at = (at[0], at[1], at[2])
-        self._seen = self._place.get().mini_epoch
+        self._told = self._clock.peek()[1]
         self._resuming = True
 
     def _identity(self) -> State:
@@ -170,11 +169,12 @@ class StreamShards(IterableDataset[Any]):
         return list(mine[worker.id :: worker.total])
 
     def __iter__(self) -> Iterator[Any]:
-        place = self._place.get()
-        if not self._resuming:
-            self._epoch = place.epoch if place.mini_epoch != self._seen else self._epoch + 1
+        if self._resuming:
+            self._clock.resumed(self._epoch)
+        else:
+            self._epoch, self._told = self._clock.next()
             self._at = (0, 0, 0)
-        self._resuming, self._seen = False, place.mini_epoch
+        self._resuming = False
         samples = self._stretches() if self.buffer_bytes else self._plain()
         return samples if self._load is None else self._loaded(samples, self._load)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from penstock.datasets.clock import Clock
 from penstock.errors import ConfigError
 from penstock.order.hashing import derive_key, mix
 from penstock.state import State, check_state, read_int
-from penstock.wds.clock import Clock
 from penstock.wds.steps import SourceStep, context_here
 from penstock.wds.steps import Step as _Step
 

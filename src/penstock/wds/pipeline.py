@@ -20,12 +20,12 @@ from typing import Any, Self
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock import distributed
+from penstock.datasets.clock import Clock
 from penstock.errors import ConfigError, StateError
 from penstock.order import ORDER_VERSION
 from penstock.order.hashing import derive_key
 from penstock.state import STATE_VERSION, State, check_state, read_int
 from penstock.wds.allow import KINDS, allow, allowed
-from penstock.wds.clock import Clock
 from penstock.wds.steps import Context, Step, open_steps
 from penstock.wds.utils import PipelineStage
 

@@ -1,8 +1,9 @@
-"""Which epoch a data set's next iteration is, for each worker, in memory that all of them share.
+"""Which epoch an iterable data set's next iteration is, for each worker, in memory that all of them share.
 
 Worker processes that end with every epoch leave it there for those that come after them, so the order changes every
-epoch under torch's loader too, without anybody telling it. Workers of loaders with other numbers of workers, and the
-main process, count for themselves.
+epoch under torch's loader too, without anybody telling it. Workers of loaders with other numbers of workers count for
+themselves. The main process knows of the last epoch that began anywhere: a loader asks it for the state of workers that
+have delivered nothing yet.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.utils.data import get_worker_info
 
 __all__ = ["Clock"]
 
+_MAIN = 0
 _TRIANGLE = 64  # loaders with up to so many workers have entries of their own
 _LARGER = 1024
 _ENTRIES = 1 + _TRIANGLE * (_TRIANGLE + 1) // 2 + _LARGER
@@ -29,7 +31,7 @@ class Clock:
     def _entry() -> int:
         info = get_worker_info()
         if info is None:
-            return 0
+            return _MAIN
         if info.num_workers <= _TRIANGLE:
             return 1 + info.num_workers * (info.num_workers - 1) // 2 + info.id
         return _ENTRIES - _LARGER + info.id % _LARGER
@@ -42,7 +44,7 @@ class Clock:
     def next(self) -> tuple[int, int]:
         """The same, and the epoch after it comes next."""
         epoch, times = self.peek()
-        self._tensor[0, self._entry()] = epoch + 1
+        self.resumed(epoch)
         return epoch, times
 
     def set(self, epoch: int) -> None:
@@ -53,7 +55,7 @@ class Clock:
 
     def resumed(self, epoch: int) -> None:
         """An iteration goes on in this epoch; the one after it comes next."""
-        self._tensor[0, self._entry()] = epoch + 1
+        self._tensor[0, self._entry()] = self._tensor[0, _MAIN] = epoch + 1
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_tensor": self._tensor}
