@@ -14,6 +14,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from penstock import distributed
+from penstock.datasets.clock import Clock
 from penstock.datasets.mixing import make_plan, split_sources
 from penstock.errors import ConfigError
 from penstock.state import STATE_VERSION, State, check_state, read_int
@@ -34,6 +35,8 @@ class MixtureStream(IterableDataset[Any]):
             its end, those that are shorter beginning anew; or a number of samples of the whole job.
         names: of the sources, for errors.
         tag: items are ``(item, number of the source)``.
+
+    Every iteration is a new epoch, unless `set_epoch` was called.
 
     Raises:
         ConfigError: arguments that make no sense, or (while iterating) a source that gives nothing.
@@ -58,7 +61,9 @@ class MixtureStream(IterableDataset[Any]):
         sizes = [_size(source) for source in self.sources]
         self._plan = make_plan(weights, sizes, mode, stop)
         self.tag = tag
-        self.epoch = 0
+        self._clock = Clock()
+        self._told = -1  # how often the clock had been set when this object's epoch began
+        self._epoch = -1
         self._resume: Mapping[str, Any] | None = None
         self._begin()
 
@@ -71,13 +76,19 @@ class MixtureStream(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterators": [None] * len(self.sources)}
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or was last; before that the one that comes."""
+        epoch, told = self._clock.peek()
+        return self._epoch if self._epoch >= 0 and told == self._told else epoch
+
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration; told to sources that have ``set_epoch``."""
         if epoch < 0:
             raise ConfigError(f"epoch must be 0 or more, got {epoch}")
-        if not (self._resume is not None and epoch == self.epoch):
+        if self._resume is None or epoch != self.epoch:
             self._resume = None
-        self.epoch = epoch
+            self._clock.set(epoch)
 
     def counts(self, samples: int) -> dict[str, int]:
         """How many samples of each source are among the first ones that one worker yields."""
@@ -87,7 +98,10 @@ class MixtureStream(IterableDataset[Any]):
         self._begin()
         resume, self._resume = self._resume, None
         if resume is not None:
+            self._clock.resumed(self._epoch)
             self._restore(resume)
+        else:
+            self._epoch, self._told = self._clock.next()
         limit = self._limit()
         while limit is None or self._yielded < limit:
             chunk = np.arange(self._yielded, self._yielded + _CHUNK)
@@ -128,7 +142,7 @@ class MixtureStream(IterableDataset[Any]):
     def _open(self, number: int) -> Iterator[Any]:
         source = self.sources[number]
         if hasattr(source, "set_epoch"):
-            source.set_epoch(self.epoch + self._turns[number])
+            source.set_epoch(self._epoch + self._turns[number])
         iterator: Iterator[Any] = iter(source)
         self._iterators[number] = iterator
         return iterator
@@ -177,7 +191,7 @@ class MixtureStream(IterableDataset[Any]):
         for name in ("epoch", "yielded"):
             read_int(state, name, of="Mixture")
         self._resume = dict(state)
-        self.epoch = int(state["epoch"])
+        self._epoch, self._told = int(state["epoch"]), self._clock.peek()[1]
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._yielded = int(state["yielded"])
@@ -189,7 +203,7 @@ class MixtureStream(IterableDataset[Any]):
             source = self.sources[number]
             if own is not None and "source" in own:
                 if hasattr(source, "set_epoch"):
-                    source.set_epoch(self.epoch + self._turns[number])
+                    source.set_epoch(self._epoch + self._turns[number])
                 source.load_state_dict(own["source"])
                 self._iterators[number] = iter(source)
                 continue
