@@ -86,7 +86,7 @@ def test_image_specifications(tmp_path: Path, mode: str) -> None:
     assert floats.dtype == np.float32
     assert np.allclose(floats, expected / 255)
     tensor = one(tmp_path, fields, f"torch{mode}8")["png"]
-    first = expected[None] if mode == "l" else expected.transpose(2, 0, 1)
+    first = expected if mode == "l" else expected.transpose(2, 0, 1)
     assert tensor.dtype == torch.uint8
     assert (tensor.numpy() == first).all()
     assert np.allclose(one(tmp_path, fields, f"torch{mode}")["png"].numpy(), first / 255)

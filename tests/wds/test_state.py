@@ -59,6 +59,10 @@ PIPELINES: dict[str, Callable[[str], Any]] = {
     "mix in a pipeline": lambda urls: wds.DataPipeline(
         wds.RandomMix([wds.WebDataset(urls), wds.WebDataset(urls)], longest=True), wds.shuffle(5)
     ),
+    "function": lambda urls: wds.DataPipeline(wds.SimpleShardList(urls), wds.tarfile_samples, wds.shuffle(5)),
+    "the same one twice": lambda urls: (lambda one: wds.RoundRobin([one, one], longest=True))(
+        wds.WebDataset(urls, shardshuffle=True).shuffle(4)
+    ),
     "detshuffle": lambda urls: wds.DataPipeline(
         wds.SimpleShardList(urls), wds.detshuffle(seed=4), wds.split_by_worker, wds.tarfile_to_samples()
     ),

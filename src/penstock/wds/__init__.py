@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.wds import autodecode, compat, extradatasets, mix, pytorch
 from penstock.wds.allow import allow
 from penstock.wds.autodecode import (
     Continue,
@@ -112,13 +113,16 @@ __all__ = [
     "WebLoader",
     "allow",
     "associate",
+    "autodecode",
     "batched",
     "check_empty",
+    "compat",
     "decode",
     "default_collation_fn",
     "detshuffle",
     "expand_urls",
     "extract_keys",
+    "extradatasets",
     "getfirst",
     "gopen",
     "gopen_schemes",
@@ -134,9 +138,11 @@ __all__ = [
     "map_dict",
     "map_tuple",
     "memoryless",
+    "mix",
     "non_empty",
     "numpy_dumps",
     "pipelinefilter",
+    "pytorch",
     "rename",
     "rename_keys",
     "repeatedly",
@@ -166,6 +172,10 @@ __all__ = [
     "with_length",
     "xdecode",
 ]
+
+
+__version__ = "1.0.2"
+"""The version of WebDataset whose names and arguments these are."""
 
 
 def __getattr__(name: str) -> Any:

@@ -7,11 +7,13 @@ from penstock.wds.decoders import (
     Decoder,
     DecodingError,
     basichandlers,
+    decoders,
     gzfilter,
     handle_extension,
     torch_audio,
     torch_loads,
     torch_video,
+    unpickle_loads,
 )
 from penstock.wds.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler
 
@@ -22,10 +24,12 @@ __all__ = [
     "DecodingError",
     "ImageHandler",
     "basichandlers",
+    "decoders",
     "gzfilter",
     "handle_extension",
     "imagehandler",
     "torch_audio",
     "torch_loads",
     "torch_video",
+    "unpickle_loads",
 ]

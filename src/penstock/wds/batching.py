@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from penstock.errors import ConfigError
 from penstock.wds.collate import default_collation_fn
 from penstock.wds.curried import RestCurried
 from penstock.wds.steps import Context, Expanded, Stage, Step, memoryless
@@ -38,12 +39,14 @@ def _listed(data: Samples, batchsize: int = 20, partial: bool = True) -> Iterato
 
 
 def _rows(batch: Any, _: Any) -> Iterator[Any]:
-    """The samples of a batch of columns: dicts of dicts, tuples of the rest."""
+    """The samples of a batch of columns: dicts of dicts, tuples of tuples and lists."""
     if isinstance(batch, dict):
         for values in zip(*batch.values(), strict=True):
             yield dict(zip(batch, values, strict=True))
-    else:
+    elif isinstance(batch, tuple | list):
         yield from zip(*batch, strict=True)
+    else:
+        raise ConfigError(f"unknown sample type: {type(batch)}")
 
 
 class _Numbered:

@@ -39,12 +39,8 @@ def _column(values: list[Any], tensors: bool, scalars: bool) -> Any:
     first = values[0]
     if isinstance(first, int | float | np.generic):
         return np.array(values) if scalars else values
-    if isinstance(first, torch.Tensor):
-        return torch.stack(values) if tensors else values
-    if isinstance(first, np.ndarray):
-        if not tensors:
-            return values
-        shapes = {value.shape for value in values}
-        assert len(shapes) == 1, f"arrays of different shapes in a batch: {shapes}"
-        return np.array(values)
+    if isinstance(first, torch.Tensor | np.ndarray) and tensors:
+        shapes = {tuple(value.shape) for value in values}
+        assert len(shapes) == 1, f"all shapes must be equal in collation, got {shapes}"
+        return torch.stack(values) if isinstance(first, torch.Tensor) else np.array(values)
     return values

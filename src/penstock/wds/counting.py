@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count as counter
+from itertools import islice
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -17,6 +18,7 @@ class slice(Stage):
     """``itertools.islice`` with these arguments."""
 
     def __init__(self, *args: int | None) -> None:
+        islice((), *args)  # its errors about numbers that make no sense
         start, stop, step = (0, *args, None) if len(args) == 1 else (*args, *(None,) * (3 - len(args)))
         self.numbers = (start or 0, stop, step or 1)
 

@@ -19,6 +19,7 @@ from penstock.wds.shardlists import (
     SimpleShardList,
     check_empty,
     single_node_only,
+    split_by_node,
     split_by_worker,
 )
 from penstock.wds.tariterators import tarfile_to_samples
@@ -94,8 +95,9 @@ class WebDataset(DataPipeline, FluidInterface):
             cache_size=cache_size,
             allow=self._allow,
         )
-        # What is drawn by each worker for itself needs no dealing out.
-        splitters = [] if draws else [nodesplitter, workersplitter]
+        splitters = [nodesplitter, workersplitter]
+        if draws:  # by each worker for itself, so there is nothing to deal out; a program's own choice still holds
+            splitters = [s for s in splitters if s not in (single_node_only, split_by_node, split_by_worker)]
         check = check_empty if empty_check else None
         super().__init__(_source(urls, draws, shuffled), *splitters, expander, check, seed=seed)
         if repeat:

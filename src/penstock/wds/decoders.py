@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.errors import NotAllowedError, PenstockError
 from penstock.wds.allow import allowed, checked, refuse
-from penstock.wds.filters import FilterFunction
+from penstock.wds.curried import FilterFunction
 from penstock.wds.handlers import Handler, reraise_exception
 
 __all__ = [
@@ -29,11 +29,13 @@ __all__ = [
     "DecodingError",
     "basichandlers",
     "decode",
+    "decoders",
     "gzfilter",
     "handle_extension",
     "torch_audio",
     "torch_loads",
     "torch_video",
+    "unpickle_loads",
     "xdecode",
 ]
 
@@ -110,7 +112,7 @@ def _cbor(data: bytes) -> Any:
     return cbor.loads(data)
 
 
-_BASIC: dict[str, Callable[[bytes], Any]] = {
+decoders: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
@@ -119,6 +121,7 @@ _BASIC: dict[str, Callable[[bytes], Any]] = {
     "npz": _npz,
     "cbor": _cbor,
 }
+"""What is made of fields by their last extension; programs may add theirs."""
 
 
 class basic:
@@ -129,7 +132,7 @@ class basic:
 
     def __call__(self, key: str, data: bytes) -> Any:
         extension = key.rpartition(".")[2]
-        decoder = _BASIC.get(extension)
+        decoder = decoders.get(extension)
         if decoder is not None:
             return decoder(data)
         if extension in ("pkl", "pickle", "pyd"):
@@ -187,6 +190,13 @@ def torch_audio(key: str, data: bytes) -> Any:
 # ------------------------------------------------------------------ samples
 
 
+def _readable(value: bytes) -> str | bytes:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+
+
 class Decoder:
     """``decoder(sample) -> sample`` with values in the place of bytes.
 
@@ -237,16 +247,17 @@ class Decoder:
         result: dict[str, Any] = {}
         for name, value in sample.items():
             if name.startswith("__"):
-                result[name] = value.decode("utf-8") if isinstance(value, bytes) else value
+                result[name] = _readable(value) if isinstance(value, bytes) else value
                 continue
             if self.only is not None and name not in self.only:
                 result[name] = value
                 continue
-            if not isinstance(value, bytes):
-                assert self.partial, f"{name}: a decoder takes bytes, got {type(value).__name__}; or give partial=True"
+            if self.partial and value is not None and not isinstance(value, bytes):
                 result[name] = value
                 continue
             try:
+                if not isinstance(value, bytes):
+                    raise TypeError(f"a decoder takes bytes, got {type(value).__name__}; or give partial=True")
                 result[name] = self.decode1(name, value)
             except NotAllowedError as error:
                 raise NotAllowedError(f"{sample.get('__url__')}: sample {sample.get('__key__')!r}: {error}") from error
@@ -288,16 +299,18 @@ def _xdecode(
     """Fields by functions of a stream, chosen by patterns."""
     from penstock.wds.filters import _matches
 
-    decoders = [*defaults, *args, *((f"*.{name}", function) for name, function in kw.items())]
+    # The last one that matches counts, so a program's come before the usual ones. False leaves a field as it is.
+    known = [*defaults, *args, *((f"*.{name}", function) for name, function in kw.items())][::-1]
     for sample in source:
         result = dict(sample)
         for name, data in sample.items():
-            if name.startswith("_"):
+            base = name.rpartition("/")[2].lower()
+            if base.startswith("__"):
                 continue
-            found = next((function for pattern, function in decoders if _matches(name, pattern)), None)
-            if found is not None:
-                result[name] = found(io.BytesIO(data))
-            elif must_decode:
+            found = next((function for pattern, function in known if _matches(base, [pattern])), None)
+            if found:
+                result[name] = found(io.BytesIO(data) if isinstance(data, bytes) else data)
+            elif found is None and must_decode:
                 raise DecodingError(sample.get("__url__"), sample.get("__key__"), name, sample) from ValueError(
                     f"No decoder found for {name}."
                 )

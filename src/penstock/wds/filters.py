@@ -15,18 +15,25 @@ from typing import Any
 
 from penstock.distributed import Worker, World
 from penstock.errors import ConfigError
-from penstock.wds.batching import batched, listed, unbatched, unlisted
+from penstock.wds.batching import _batched, batched, listed, unbatched, unlisted
+from penstock.wds.caching import Cached, LMDBCached
 from penstock.wds.collate import default_collation_fn
 from penstock.wds.counting import rsample, slice
 from penstock.wds.curried import FilterFunction, RestCurried, pipelinefilter
+from penstock.wds.decoders import _xdecode, decode, xdecode
 from penstock.wds.handlers import Handler, reraise_exception, settle
 from penstock.wds.shuffling import Shuffle, detshuffle, shuffle
 from penstock.wds.steps import SourceStep, context_here, memoryless
 
 __all__ = [
+    "Cached",
     "FilterFunction",
+    "LMDBCached",
+    "_batched",
+    "_xdecode",
     "associate",
     "batched",
+    "decode",
     "default_collation_fn",
     "detshuffle",
     "extract_keys",
@@ -49,6 +56,7 @@ __all__ = [
     "transform_with",
     "unbatched",
     "unlisted",
+    "xdecode",
 ]
 
 Samples = Iterable[Any]
@@ -79,11 +87,11 @@ def parse_field_spec(fields: str | list[str] | tuple[str, ...]) -> list[list[str
 
 
 def transform_with(sample: Any, transformers: Any) -> Any:
-    """A tuple's fields by a function each; None leaves one as it is."""
+    """A tuple's fields by a function each; None leaves one as it is, and functions without a field are not called."""
     if not transformers:
         return sample
     result = list(sample)
-    for number, function in enumerate(transformers):
+    for number, function in enumerate(transformers[: len(result)]):
         if function is not None:
             result[number] = function(result[number])
     return result
@@ -101,7 +109,7 @@ def _map(data: Samples, f: Callable[[Any], Any], handler: Handler = reraise_exce
         if result is None:
             continue
         if isinstance(sample, dict) and isinstance(result, dict) and "__key__" in sample:
-            result.setdefault("__key__", sample["__key__"])
+            result["__key__"] = sample["__key__"]
         yield result
 
 
@@ -183,24 +191,25 @@ def _map_tuple(
     return _each(data, handler, lambda sample: tuple(transform_with(sample, args)))
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return any(fnmatch(name, part) or fnmatch("." + name, part) for part in pattern.split(";"))
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) or fnmatch("." + name, pattern) for pattern in patterns)
 
 
 @memoryless
 def _extract_keys(
-    source: Samples, *patterns: str, duplicate_is_error: bool = True, ignore_missing: bool = False
+    source: Samples, *patterns: str | list[str], duplicate_is_error: bool = True, ignore_missing: bool = False
 ) -> Iterator[Any]:
+    alternatives = parse_field_spec(patterns)  # type: ignore[arg-type]
     for sample in source:
         result = []
-        for pattern in patterns:
+        for pattern in alternatives:
             found = [name for name in sample if _matches(name, pattern)]
             if not found and ignore_missing:
                 continue
             if not found:
-                raise ConfigError(f"Cannot find {pattern.split(';')} in sample keys {sample.keys()}.")
+                raise ConfigError(f"Cannot find {pattern} in sample keys {sample.keys()}.")
             if len(found) > 1 and duplicate_is_error:
-                raise ConfigError(f"Multiple sample keys {sample.keys()} match {pattern.split(';')}.")
+                raise ConfigError(f"Multiple sample keys {sample.keys()} match {pattern}.")
             result.append(sample[found[0]])
         yield tuple(result)
 
@@ -214,25 +223,22 @@ def _rename_keys(
     duplicate_is_error: bool = True,
     **kw: str,
 ) -> Iterator[Any]:
-    renamings = [(pattern, new) for new, pattern in (*args, *kw.items())]
+    # The last one that matches counts; patterns are compared with the last part of a name, in lower case.
+    renamings = [(pattern, new) for new, pattern in (*args, *kw.items())][::-1]
     for sample in source:
         result: dict[str, Any] = {}
         matched = dict.fromkeys((pattern for pattern, _ in renamings), False)
-        # "*.txt" means "a.txt" where there is one, and else "txt".
-        dotted = {pattern for pattern in matched if not any(fnmatch(name, pattern) for name in sample)}
         for name, value in sample.items():
-            found = next(
-                ((pattern, new) for pattern, new in renamings if fnmatch("." * (pattern in dotted) + name, pattern)),
-                None,
-            )
+            base = name.rpartition("/")[2].lower()
+            found = next(((pattern, new) for pattern, new in renamings if fnmatch(base, pattern)), None)
             if found is None:
-                if keep_unselected or name.startswith("__"):
+                if keep_unselected:
                     result[name] = value
                 continue
             matched[found[0]] = True
             if found[1] in result and duplicate_is_error:
                 raise ConfigError(f"Duplicate value in sample {sample.keys()} after rename: {found[1]}.")
-            result[found[1]] = value
+            result.setdefault(found[1], value)
         if must_match and not all(matched.values()):
             raise ConfigError(f"Not all patterns ({matched}) matched sample keys ({sample.keys()}).")
         yield result
@@ -253,7 +259,7 @@ def _info(
 ) -> Iterator[Any]:
     out = sys.stderr if stream is None else stream
     for number, sample in enumerate(data):
-        if number < n or (every > 0 and number % every == 0):
+        if number < n or (every > 0 and (number + 1) % every == 0):
             if fmt is None:
                 fields = sample.items() if isinstance(sample, dict) else enumerate(sample)
                 lines = [f"    {key!s:<12} {type(value).__name__:<10} {value!r}"[:width] for key, value in fields]
@@ -270,10 +276,8 @@ def _log_keys(data: Samples, logfile: str | None = None) -> Iterator[Any]:
         return
     with open(str(logfile), "a") as stream:
         for number, sample in enumerate(data):
-            url = sample.get("__url__", sample.get("__dataset__"))
-            stream.write(
-                f"{number}\t{sample.get('__worker__')}\t{sample.get('__rank__')}\t{sample['__key__']}\t{url}\n"
-            )
+            fields = [number, *(sample.get(name) for name in ("__worker__", "__rank__", "__key__"))]
+            stream.write("\t".join([str(field) for field in fields]) + "\n")
             stream.flush()
             yield sample
 
@@ -287,6 +291,18 @@ def _shuffle(
     if how.seed is not None:
         context = context._replace(world=World(0, 1), worker=Worker(0, 1))
     return how.begin(SourceStep(data, None), context, None)
+
+
+def _rsample(data: Samples, p: float = 0.5) -> Iterator[Any]:
+    return rsample(p)(data)
+
+
+def _unbatched(data: Samples) -> Iterator[Any]:
+    return unbatched()(data)
+
+
+def _unlisted(data: Samples) -> Iterator[Any]:
+    return unlisted()(data)
 
 
 info = RestCurried(_info)

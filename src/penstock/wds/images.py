@@ -2,7 +2,7 @@
 
     l8 rgb8 rgba8                uint8 array (height, width[, channels])
     l rgb rgba                   float32 array from 0 to 1
-    torchl8 torchrgb8 torchrgba8 uint8 tensor, channels first
+    torchl8 torchrgb8 torchrgba8 uint8 tensor, channels first; l has none: (height, width)
     torch torchl torchrgb torchrgba   float32 tensor from 0 to 1; torch is torchrgb
     pil pill pilrgb pilrgba      PIL image; pil is pilrgb
 
@@ -22,9 +22,10 @@ from penstock.errors import ConfigError
 __all__ = ["IMAGE_EXTENSIONS", "ImageHandler", "imagehandler"]
 
 IMAGE_EXTENSIONS = [
-    *("apng", "bmp", "bw", "dib", "gif", "icns", "ico", "im", "j2c", "j2k", "jfif", "jp2", "jpc", "jpe", "jpeg", "jpf"),
-    *("jpg", "jpx", "pbm", "pcx", "pgm", "png", "pnm", "ppm", "psd", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff"),
-    *("webp", "xbm", "xpm"),
+    *("apng", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "emf", "eps", "fit", "fits", "flc", "fli", "ftc", "ftu"),
+    *("gbr", "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif", "jp2", "jpc", "jpe", "jpeg", "jpf", "jpg"),
+    *("jpx", "msp", "pbm", "pcd", "pcx", "pgm", "png", "pnm", "ppm", "ps", "psd", "pxr", "ras", "rgb", "rgba", "sgi"),
+    *("tga", "tif", "tiff", "vda", "vst", "webp", "wmf", "xbm", "xpm"),
 ]
 
 _KINDS = {"": "array", "torch": "tensor", "pil": "pil"}
@@ -73,7 +74,8 @@ class ImageHandler:
         import torch
 
         tensor = torch.from_numpy(np.ascontiguousarray(array))
-        tensor = tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1).contiguous()
+        if tensor.ndim == 3:
+            tensor = tensor.permute(2, 0, 1).contiguous()
         return tensor.to(torch.float32) / 255 if floats else tensor
 
 

@@ -11,6 +11,7 @@ from penstock.datasets.clock import Clock
 from penstock.errors import ConfigError
 from penstock.order.hashing import derive_key, mix
 from penstock.state import State, check_state, read_int
+from penstock.wds.pipeline import DataPipeline
 from penstock.wds.steps import SourceStep, context_here
 from penstock.wds.steps import Step as _Step
 
@@ -23,7 +24,7 @@ class _Mixed(IterableDataset[Any]):
     def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool) -> None:
         if not datasets:
             raise ConfigError("there is no data set to mix")
-        self.datasets, self.longest = list(datasets), longest
+        self.datasets, self.longest = _apart(datasets), longest
         self._clock = Clock()
         self._resume: State | None = None
         self._begin(0)
@@ -111,6 +112,15 @@ class _Mixed(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_steps": []}
+
+
+def _apart(datasets: Sequence[Iterable[Any]]) -> list[Iterable[Any]]:
+    """Pipelines that are there twice as two, since each has one state."""
+    found: list[Iterable[Any]] = []
+    for dataset in datasets:
+        again = isinstance(dataset, DataPipeline) and any(dataset is other for other in found)
+        found.append(dataset.compose() if again else dataset)  # type: ignore[attr-defined]
+    return found
 
 
 class RoundRobin(_Mixed):

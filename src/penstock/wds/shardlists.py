@@ -60,7 +60,12 @@ def expand_urls(urls: Any) -> list[str]:
         return [url for part in urls.split("::") for url in braces(part)]
     if isinstance(urls, str | os.PathLike):
         return ["-"] if urls == "-" else expand(urls)
-    found = [url for part in urls for url in expand_urls(part)]
+    # A command in a list is taken as it is: its braces are the shell's.
+    found = [
+        url
+        for part in urls
+        for url in ([part] if isinstance(part, str) and part.startswith("pipe:") else expand_urls(part))
+    ]
     if not found:
         raise ConfigError("no shards: the list is empty")
     return found
@@ -104,8 +109,8 @@ class SimpleShardList(IterableDataset[Any], PipelineStage):
 
     def __init__(self, urls: Any, seed: int | bool | None = None, *, shuffle: bool = False) -> None:
         self.urls = expand_urls(urls)
-        self.seed = None if isinstance(seed, bool) else seed
-        self.shuffled = shuffle or (seed is not None and seed is not False)
+        self.seed = seed
+        self.shuffle = shuffle
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -116,9 +121,9 @@ class SimpleShardList(IterableDataset[Any], PipelineStage):
     def begin_source(self, context: Context, own: Any) -> Step:
         """As the first stage of a pipeline."""
         urls = self.urls
-        if not self.shuffled:
+        if not self.shuffle and (self.seed is None or self.seed is False):
             return _ShardStep(urls.__getitem__, len(urls), own)
-        seed = context.seed if self.seed is None else self.seed
+        seed = context.seed if self.seed is None or isinstance(self.seed, bool) else self.seed
         order = make_order("global", len(urls), seed=mix(seed, context.turn), epoch=context.epoch)
         return _ShardStep(lambda number: urls[int(order[np.array([number])][0])], len(urls), own)
 

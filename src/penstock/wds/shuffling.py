@@ -212,6 +212,11 @@ class detshuffle(Shuffle):
         super().__init__(bufsize, initial, seed=seed)
         self.epoch = epoch
 
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        self.epoch = context.epoch
+        return super().begin(source, context, own)
+
     def run(self, src: Any = None) -> Iterator[Any]:
         """Used by itself: every run is another epoch."""
         self.epoch += 1

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock import distributed
 from penstock.distributed import Worker, World
-from penstock.errors import StateError
+from penstock.errors import ConfigError, StateError
 from penstock.order.hashing import derive_key, mix
 from penstock.wds.utils import PipelineStage
 
@@ -122,6 +123,7 @@ def open_steps(stages: list[Any], context: Context, state: list[Any] | None) -> 
     step = _first(stages[0], context, None if state is None else state[0])
     for number, stage in enumerate(stages[1:], 1):
         own = None if state is None else state[number]
+        stage = stage.stage() if isinstance(stage, FunctionType) and hasattr(stage, "stage") else stage
         if isinstance(stage, Stage):
             step = stage.begin(step, context._replace(place=number), own)
         elif getattr(stage, "memoryless", False):
@@ -164,6 +166,16 @@ def read_count(own: Any) -> int:
     return own
 
 
+def _items(source: Any) -> Iterator[Any]:
+    if hasattr(source, "__iter__") or hasattr(source, "__getitem__"):
+        return iter(source)
+    if isinstance(source, PipelineStage):
+        return iter(source.run())
+    if callable(source):
+        return iter(source())
+    raise ConfigError(f"{source!r}: not a valid pipeline stage")
+
+
 class SourceStep(Step):
     """Any iterable as a first stage; one with a state goes on from that, of others what was had is dropped."""
 
@@ -175,7 +187,7 @@ class SourceStep(Step):
             source.load_state_dict(own)
         elif not self._stateful:
             skip = read_count(own)
-        self._items = iter(source() if callable(source) and not hasattr(source, "__iter__") else source)
+        self._items = _items(source)
         self._had = 0
         for _ in range(skip):
             self.__next__()

@@ -204,7 +204,18 @@ def _as_tarfile(error: Exception) -> Exception:
     return error
 
 
-tarfile_samples = tarfile_to_samples
+def tarfile_samples(
+    src: Iterable[Any],
+    handler: Handler = reraise_exception,
+    select_files: Names | None = None,
+    rename_files: Renames | None = None,
+) -> Iterator[Sample]:
+    """The samples of shards: `tarfile_to_samples` as a function, which is a stage as it is."""
+    return tarfile_to_samples(handler, select_files, rename_files).run(src)
+
+
+# In a pipeline it goes on from a state as the stage does.
+tarfile_samples.stage = tarfile_to_samples  # type: ignore[attr-defined]
 
 
 # ------------------------------------------------------------------ the parts, for stages of one's own
