@@ -144,6 +144,16 @@ def test_a_worker_without_shards_is_an_error_unless_it_is_not(tmp_path: Path) ->
     assert len(list(loader)) == 30
 
 
+def test_epochs_of_workers_without_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = wds.WebDataset(write_shards(tmp_path, 1), empty_check=False)
+    with worker(monkeypatch, 1, 2):
+        assert list(dataset.compose().with_epoch(5)) == list(dataset.compose().repeat()) == []
+        with pytest.raises(ValueError, match="no sample at all"):
+            list(dataset.compose().with_epoch(5, per="rank"))
+    with world(monkeypatch, 1, 2), pytest.raises(ValueError, match="no sample at all"):
+        list(dataset_of(write_shards(tmp_path, 1)).with_epoch(5))
+
+
 def test_a_shuffle_of_shards_before_they_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     urls = write_shards(tmp_path, 8)
     found: Counter[int] = Counter()
@@ -178,8 +188,28 @@ def test_resampled_is_endless_and_differs_between_workers(tmp_path: Path, monkey
     assert all(len(set(s)) >= 6 for s in shards)
 
 
+def test_resampled_keeps_a_splitter_of_the_program_s_own(tmp_path: Path) -> None:
+    urls = write_shards(tmp_path, 8)
+    dataset = wds.WebDataset(
+        urls, resampled=True, nodesplitter=lambda src: (s for s in src if "003" in s["url"]), workersplitter=None
+    )
+    assert {s["__url__"] for s in dataset.with_epoch(30)} == {str(tmp_path / "003.tar")}
+
+
+def test_the_seed_of_a_list_can_be_set_later_and_a_shuffle_knows_its_epoch() -> None:
+    pipeline = wds.DataPipeline(wds.SimpleShardList("{00..99}"), wds.slice(100))
+    before = list(pipeline)
+    pipeline.stage(0).seed = 17
+    assert before != list(pipeline)
+    pipeline = wds.DataPipeline(wds.SimpleShardList("{00..99}"), wds.detshuffle(10))
+    for epoch in range(2):
+        list(pipeline)
+        assert pipeline.stage(1).epoch == epoch
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_every_start_method(tmp_path: Path, method: str) -> None:
     dataset = dataset_of(write_shards(tmp_path, 4)).shuffle(5).decode().to_tuple("txt", "cls")
-    loader = penstock.DataLoader(dataset, batch_size=8, num_workers=2, multiprocessing_context=method)
+    workers = 1 if method == "spawn" else 2  # each one imports torch
+    loader = penstock.DataLoader(dataset, batch_size=8, num_workers=workers, multiprocessing_context=method)
     assert sorted(int(c) for _, b in loader for c in b) == list(range(40))

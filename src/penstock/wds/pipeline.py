@@ -250,6 +250,8 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
             run.turns += 1
             if 0 < self.repetitions <= run.turns:
                 break
+            if run.fresh and not self._per_rank and distributed.worker().total > 1:
+                break  # this worker has no shard, and the others give theirs
             if run.fresh:
                 raise ConfigError("the pipeline gave no sample at all, and was to be repeated until there are some")
             run.turn, run.fresh = run.turn + 1, True
