@@ -166,7 +166,7 @@ def test_torch_objects_are_refused_until_allowed(tmp_path: Path) -> None:
     assert one(tmp_path, {"pth": out.getvalue()}, allow="torch")["pth"] == Path("x")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_what_is_allowed_holds_in_workers(tmp_path: Path, method: str) -> None:
     url = write_tar(tmp_path / "a.tar", [("a.pyd", pickle.dumps(5))])
     wds.allow("pickle")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-import os
+import multiprocessing
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -166,35 +164,33 @@ def test_the_manual_s_pipeline_form(urls: str) -> None:
     assert batches[0][0].shape == (16, 3, 16, 16)
 
 
+def one_rank(urls: str, store: str, rank: int) -> None:
+    """Steps with an all_reduce each, as training has."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    dataset = wds.WebDataset(urls, shardshuffle=100, nodesplitter=wds.split_by_node)
+    batches = dataset.shuffle(10).decode().to_tuple("json").batched(3)
+    loader = wds.WebLoader(batches, batch_size=None, num_workers=1, multiprocessing_context="fork").with_epoch(20)
+    for _ in range(2):
+        steps = 0
+        for _ in loader:
+            total = torch.ones(1)
+            torch.distributed.all_reduce(total)
+            assert total.item() == 2
+            steps += 1
+        assert steps == 20
+    torch.distributed.destroy_process_group()
+
+
 def test_the_article_s_ranks(urls: str, tmp_path: Path) -> None:
     """Two ranks, gloo, one all_reduce a step: it ends, though the shards are not equal."""
-    script = tmp_path / "rank.py"
-    script.write_text(
-        "import sys, torch, torch.distributed as dist\n"
-        "import penstock.wds as wds\n"
-        "dist.init_process_group('gloo', init_method=f'file://{sys.argv[2]}', rank=int(sys.argv[3]), world_size=2)\n"
-        "dataset = wds.WebDataset(sys.argv[1], shardshuffle=100, nodesplitter=wds.split_by_node)\n"
-        "dataset = dataset.shuffle(10).decode().to_tuple('json').batched(3)\n"
-        "loader = wds.WebLoader(dataset, batch_size=None, num_workers=1).with_epoch(20)\n"
-        "for epoch in range(2):\n"
-        "    for (infos,) in loader:\n"
-        "        total = torch.ones(1)\n"
-        "        dist.all_reduce(total)\n"
-        "        assert total.item() == 2\n"
-        "print('done', flush=True)\n"
-    )
     three = urls.replace("{00..07}", "{00..02}")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), three, str(tmp_path / "store"), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
+    context = multiprocessing.get_context("forkserver")
+    ranks = [context.Process(target=one_rank, args=(three, str(tmp_path / "store"), rank)) for rank in range(2)]
     for process in ranks:
-        out, _ = process.communicate(timeout=55)
-        assert "done" in out, out
+        process.start()
+    for process in ranks:
+        process.join(timeout=55)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert codes == [0, 0]
