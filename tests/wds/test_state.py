@@ -112,6 +112,29 @@ def test_resumed_twice(tmp_path: Path, name: str) -> None:
     assert had == first[: len(had)]
 
 
+@pytest.mark.parametrize("name", ["data set", "loader"])
+def test_behind_an_error(tmp_path: Path, name: str) -> None:
+    urls = write_shards(tmp_path, 3)
+
+    def make(bad: int) -> Any:
+        def checked(sample: dict[str, Any]) -> dict[str, Any]:
+            if int(sample["cls"]) == bad:
+                raise ArithmeticError("bad")
+            return sample
+
+        dataset = wds.WebDataset(urls).map(checked).to_tuple("cls")
+        return dataset if name == "data set" else wds.WebLoader(dataset, batch_size=None, num_workers=0)
+
+    first, again = make(15), make(-1)
+    had: list[int] = []
+    with pytest.raises(ArithmeticError):
+        for item in first:
+            had.append(int(item[0]))
+    again.load_state_dict(through_json(first.state_dict()))
+    rest = classes(again)
+    assert (had, rest) == (list(range(15)), list(range(16, 30)))
+
+
 @pytest.mark.parametrize("name", ["tuple", "shuffle", "epochs"])
 def test_after_the_end_of_an_epoch(tmp_path: Path, name: str) -> None:
     urls = write_shards(tmp_path, 4)

@@ -47,6 +47,7 @@ class _Run:
         self.fresh = True  # nothing of this turn yet
         self.over = False
         self.step: Step | None = None
+        self.failed: Step | None = None
         self.loaded: list[Any] | None = None
         self.pid = os.getpid()
 
@@ -244,7 +245,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
                         run.over = True
                         return
             except Exception:
-                run.step = None  # generators do not go on behind an error
+                run.step, run.failed = None, step  # generators do not go on behind an error, but a state does
                 raise
             run.step = None
             run.turns += 1
@@ -276,7 +277,11 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         return [*self._world.get(), *distributed.worker()]
 
     def state_dict(self) -> State:
-        """Where this pipeline is, in this process: numbers and short texts, none of the data."""
+        """Where this pipeline is, in this process: numbers and short texts, none of the data.
+
+        When an error has ended the iteration: behind the sample or batch that failed, as a loader's is; where a shuffle
+        had not got it yet, at that sample.
+        """
         if self._resume is not None:
             return dict(self._resume)
         run, state = self._run, self._identity()
@@ -284,7 +289,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
             source: Any = self.pipeline[0] if self.pipeline else None
             own = source.state_dict() if run is not None and _has_state(source) else None
             return {**state, "epoch": self._clock.peek()[0], "steps": None, "source": own}
-        over = run.over
+        over, step = run.over, run.step or run.failed
         return {
             **state,
             "where": self._where(),
@@ -294,7 +299,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
             "turns": 0 if over else run.turns,
             "had": 0 if over else run.had,
             "fresh": run.fresh,
-            "steps": run.loaded if run.step is None else run.step.state(),
+            "steps": run.loaded if step is None else step.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
