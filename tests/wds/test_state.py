@@ -282,6 +282,10 @@ def test_states_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         wds.WebDataset(urls).shuffle(5).load_state_dict(state)
     with worker(monkeypatch, 1, 2), pytest.raises(StateError, match="where"):
         wds.WebDataset(urls).shuffle(5).load_state_dict(state)
+    loaded = wds.WebDataset(urls).shuffle(5)
+    loaded.load_state_dict(state)
+    with worker(monkeypatch, 0, 2), pytest.raises(StateError, match="where"):
+        next(iter(loaded))
     for damaged in ({**state, "steps": 7}, {**state, "turn": -1}, {**state, "steps": [*state["steps"][:-1], 3]}):
         with pytest.raises(StateError):
             again = wds.WebDataset(urls).shuffle(5)

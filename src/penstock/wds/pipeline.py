@@ -194,6 +194,8 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
                 self.pipeline[0].load_state_dict(resume["source"])
             resume = None
         if resume is not None:
+            # A loader of torch's hands what was loaded to its workers, and each would go on from there.
+            check_state(resume, {"where": self._where()}, of="pipeline")
             self._clock.resumed(int(resume["epoch"]))
             run = _Run(int(resume["origin"]), int(resume["epoch"]), self._clock.peek()[1])
             run.turn, run.had, run.turns = (int(resume[name]) for name in ("turn", "had", "turns"))
