@@ -139,12 +139,21 @@ def test_written_and_read_back(tmp_path: Path, name: str) -> None:
 
 def test_shard_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done: list[str] = []
-    with wds.ShardWriter(str(tmp_path / "s-%04d.tar"), 4, post=done.append, verbose=1, encoder=False) as writer:
+    counts: list[int] = []
+
+    def post(name: str) -> None:
+        done.append(name)
+        counts.append(writer.count)
+
+    with wds.ShardWriter(str(tmp_path / "s-%04d.tar"), 4, post=post, verbose=1, encoder=False) as writer:
         for i in range(10):
             writer.write({"__key__": f"{i:04d}", "cls": str(i).encode()})
+        assert (writer.shard, writer.count, writer.total, writer.size) == (3, 2, 10, 2)
+        assert writer.tarstream is not None
         with pytest.raises(ValueError, match="doesn't map to a bytes after encoding"):
             writer.write({"__key__": "x", "cls": 5})
     assert done == [str(tmp_path / f"s-000{i}.tar") for i in range(3)]
+    assert counts == [4, 4, 2]
     assert classes(wds.WebDataset(str(tmp_path / "s-{0000..0002}.tar"))) == list(range(10))
     assert capsys.readouterr() == ("", "")
     with wds.TarWriter(str(tmp_path / "x.tar")) as writer, pytest.raises(ValueError, match="must contain a __key__"):

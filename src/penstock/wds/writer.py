@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -81,6 +81,27 @@ class ShardWriter(shards.ShardWriter):
         super().__init__(
             pattern, maxcount=maxcount, maxsize=maxsize, post=post, start_shard=start_shard, opener=opener, **kw
         )
+
+    @property
+    def size(self) -> int:
+        """Bytes in the present shard."""
+        return self._size
+
+    @property
+    def tarstream(self) -> shards.TarWriter | None:
+        """The writer of the present shard."""
+        return self._writer
+
+    def next_stream(self) -> None:
+        """Finish the present shard and begin the next."""
+        super().next_stream()
+        self.count = 0
+        """Samples in the present shard."""
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample, to a new shard if the present one is full."""
+        super().write(sample)
+        self.count += 1
 
 
 def _open(name: str) -> BinaryIO:
