@@ -182,3 +182,11 @@ def test_xdecode(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"No decoder found for json\."):
         next(iter(wds.WebDataset(url).xdecode()))
     assert next(iter(wds.WebDataset(url).xdecode(must_decode=False)))["json"] == b"[1]"
+
+
+@pytest.mark.parametrize("extension", ["ten", "tb"])
+def test_tenbin_is_an_error_that_says_what_to_do(tmp_path: Path, extension: str) -> None:
+    with pytest.raises(wds.DecodingError) as caught:
+        one(tmp_path, {extension: b"~TenBin~"})
+    assert "handle_extension" in str(caught.value.__cause__)
+    assert one(tmp_path, {extension: b"~TenBin~"}, wds.handle_extension(extension, len)) == {extension: 8}

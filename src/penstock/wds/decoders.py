@@ -139,6 +139,10 @@ class basic:
             return unpickle_loads(data, self.allow)
         if extension == "pth":
             return torch_loads(data, self.allow)
+        if extension in ("ten", "tb"):
+            raise ValueError(
+                f"tenbin is not decoded here: pass decode(wds.handle_extension({extension!r}, function)), or write npy"
+            )
         return None
 
 
