@@ -22,6 +22,7 @@ __all__ = ["BLOCK", "PARALLEL", "BlockStream", "Fetch", "Waiting", "read_paralle
 
 BLOCK = 4 << 20  # bytes asked for at once
 PARALLEL = 8
+_SMALL = 16  # the first request of a stream is this part of a block
 _GRACE = 10.0  # seconds that a transfer may take to notice its own deadline
 
 Fetch = Callable[[int, int, Cancel], "bytes | bytearray | memoryview"]
@@ -65,8 +66,9 @@ class BlockStream(io.RawIOBase):
         fetch: gets a range.
         begin, end: the part of the object; `tell` and `seek` count from the object's own beginning.
         block: bytes of one request.
-        parallel: requests under way at most. It begins with two, and takes twice as many after each block consumed, so
-            that a look at a header does not fetch them all.
+        parallel: requests under way at most. It begins, after a seek too, with one block in two requests, the first of
+            them small so that it is here soon; once that is consumed it asks for all. So a look at a header fetches one
+            block, and reading on loses no time.
         deadline: seconds in which ``fetch`` promises to end.
         spent: called with what ``fetch`` returned, once nothing of it is needed any more.
 
@@ -88,11 +90,10 @@ class BlockStream(io.RawIOBase):
         super().__init__()
         self.name, self._spent = name, spent
         self._fetch, self._end, self._block, self._parallel, self._deadline = fetch, end, block, parallel, deadline
-        self._first = begin
-        self._position = self._next = begin  # next: where the first block that was not asked for begins
-        self._window = min(2, parallel)
+        self._position = begin
         self._ahead: deque[Waiting] = deque()
-        self._data, self._base = memoryview(b""), begin
+        self._data = memoryview(b"")
+        self._begin_at(begin)
         self._pid = os.getpid()
 
     def readable(self) -> bool:
@@ -111,7 +112,7 @@ class BlockStream(io.RawIOBase):
             raise ValueError(f"cannot seek to {target}")
         if not self._base <= target <= max(self._next, self._base + len(self._data)):
             self._drop()
-            self._base = self._next = target
+            self._begin_at(target)
         self._position = target
         return target
 
@@ -168,7 +169,7 @@ class BlockStream(io.RawIOBase):
     def _advance(self) -> None:
         """Make the next block the present one."""
         while len(self._ahead) < self._window and self._next < self._end:
-            stop = min(self._next + self._block, self._end)
+            stop = min(self._next + (self._sizes.pop() if self._sizes else self._block), self._end)
             self._ahead.append(Waiting(self._fetch, self._next, stop, self._deadline))
             self._next = stop
         block = self._ahead[0]
@@ -176,13 +177,24 @@ class BlockStream(io.RawIOBase):
             data = block.result()
         except BaseException:  # ask again when somebody reads again; Ctrl-C included
             self._drop()
-            self._base = self._next = self._position
+            self._begin_at(self._position)
             raise
         self._ahead.popleft()
         if len(self._data):
             self._spent(self._data.obj)
         self._data, self._base = data, block.begin
-        self._window = min(2 * self._window, self._parallel)
+        self._window = self._parallel
+
+    def _begin_at(self, position: int) -> None:
+        """Nothing is there nor under way: the next block is the one from here on."""
+        self._base = self._next = position  # next: where the first block that was not asked for begins
+        small = self._block // _SMALL
+        self._sizes = [self._block - small, small] if small and self._parallel > 1 else []  # those before whole blocks
+        self._window = min(2, self._parallel)
+
+    def _ask_at_once(self) -> None:
+        """All that is there will be read: nothing to begin slowly for."""
+        self._sizes, self._window = [], self._parallel
 
     def _drop(self) -> None:
         if os.getpid() == self._pid:
@@ -199,5 +211,5 @@ def read_parallel(
     if end - begin <= block:
         return bytes(fetch(begin, end, Cancel()))
     with BlockStream(fetch, begin, end, block=block, parallel=parallel, deadline=deadline) as stream:
-        stream._window = parallel
+        stream._ask_at_once()
         return stream.read()
