@@ -75,6 +75,11 @@ class BlockStream(io.RawIOBase):
     Unlike other raw files, `read(n)` gives n bytes, fewer at the end alone. Not for several threads at once.
     """
 
+    _base: int  # where the present block begins, and the first one that was not asked for
+    _next: int
+    _sizes: list[int]  # of the next requests, the last one first; those after them are whole blocks
+    _window: int
+
     def __init__(
         self,
         fetch: Fetch,
@@ -187,9 +192,11 @@ class BlockStream(io.RawIOBase):
 
     def _begin_at(self, position: int) -> None:
         """Nothing is there nor under way: the next block is the one from here on."""
-        self._base = self._next = position  # next: where the first block that was not asked for begins
+        self._base = self._next = position
         small = self._block // _SMALL
-        self._sizes = [self._block - small, small] if small and self._parallel > 1 else []  # those before whole blocks
+        self._sizes: list[int] = (
+            [self._block - small, small] if small and self._parallel > 1 else []
+        )  # before whole ones
         self._window = min(2, self._parallel)
 
     def _ask_at_once(self) -> None:

@@ -50,6 +50,7 @@ class SourceFile:
 
     Args:
         path: the file. It must exist and be a regular file.
+        descriptor: of the file, open already, which this takes over.
 
     Raises:
         ManifestIOError: missing, a folder, a device or pipe, no permission, too many open files.
@@ -57,11 +58,12 @@ class SourceFile:
     Memory: none of its own; mapped pages belong to the system's cache and are shared between processes.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, descriptor: int | None = None) -> None:
         self.path = path
-        self._fd = -1
+        self._fd = -1 if descriptor is None else descriptor
         try:
-            self._fd = os.open(path, _FLAGS)
+            if descriptor is None:
+                self._fd = os.open(path, _FLAGS)
             status = os.fstat(self._fd)
             if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, "folder", path)

@@ -29,7 +29,7 @@ import xxhash
 from filelock import FileLock, Timeout
 
 from penstock import errors
-from penstock.errors import ConfigError, StorageError, StorageUnavailableError
+from penstock.errors import ConfigError, PenstockError, StorageError, StorageUnavailableError
 from penstock.progress import progress_bar
 from penstock.storage.cache import cache_root
 from penstock.storage.copies import CachedFile, Entry
@@ -103,7 +103,7 @@ class Cache:
                 if found is not None:
                     return found
                 self._obtain(key, source, progress)
-        except StorageError:
+        except PenstockError:
             raise
         except OSError as error:
             raise _disk_error(self.folder, source.url, error) from error
@@ -191,8 +191,13 @@ class Cache:
         partial.mkdir(exist_ok=True)
         write_entry(partial, entry)
         self.make_room(0, but=key)  # its size counts from here on
-        with progress_bar(f"downloading {name}", source.size, progress) as advance:
-            hashes = fill(source, partial, name, advance)
+        try:
+            with progress_bar(f"downloading {name}", source.size, progress) as advance:
+                hashes = fill(source, partial, name, advance)
+        except BaseException:
+            if not source.stat.ranged:  # the next attempt begins at the beginning
+                self._discard(partial)
+            raise
         write_entry(partial, {**entry, "xxh3": hashes})
         if final.exists():
             self._discard(final)

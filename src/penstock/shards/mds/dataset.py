@@ -23,7 +23,7 @@ from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
 from penstock.random import in_sample, sample_scope
 from penstock.shards.mds.folder import MDSFolder
-from penstock.storage import Storage
+from penstock.storage import Cache, Storage
 
 __all__ = ["MDSDataset"]
 
@@ -56,7 +56,7 @@ class MDSDataset(ShareDataset):
         images: str | None = None,
         allow_pickle: bool | None = None,
         validate_hash: str | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: Cache | str | os.PathLike[str] | None = None,
         storage: Storage | None = None,
         load: Callable[[dict[str, Any]], Any] | None = None,
         rank: int | None = None,

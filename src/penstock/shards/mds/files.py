@@ -3,17 +3,18 @@
 Of a data set in an object store a file is fetched when a sample of it is first asked for, into the local cache that all
 processes of the machine share; the compressed one, where there is one.
 
-An unpacked shard goes into the user's cache folder (or ``cache_dir``) under a name made of the compressed file's path,
-size and modification time. One process unpacks it while others wait, and it appears there whole or not at all.
+An unpacked shard is kept in the cache too, under a name made of the compressed file's address and version, and within
+the same bound: one process unpacks it while others wait, it appears there whole or not at all, and whoever has it open
+keeps it when it has to make room for others.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -22,11 +23,14 @@ from penstock.errors import ConfigError, ShardError, ShardIOError, StorageNotFou
 from penstock.shards.mds.compression import decompress
 from penstock.shards.mds.index import Part, ShardInfo
 from penstock.shards.mds.shard import shard_errors
-from penstock.storage import Storage, cache_root, file_lock, io_error, write_atomically
+from penstock.storage import Cache, CachedFile, FileSource, RemoteSource, SourceFile, Storage
+from penstock.storage.backend import Cancel, Stat
 
 __all__ = ["HASHES", "Files", "check_hash"]
 
-_BLOCK = 1 << 20
+_LONGEST = 3600.0  # seconds for which others wait while a shard is unpacked
+
+Buffer = bytes | mmap.mmap
 
 HASHES: dict[str, Callable[[], Any]] = {
     **{
@@ -51,7 +55,7 @@ class Files:
     Args:
         folder: of the index, a path or an address.
         storage: how the store is reached; None for a folder of this machine.
-        cache_dir: where unpacked shards go, instead of the user's cache folder.
+        cache_dir: the cache for unpacked shards, or its folder, instead of the one for objects of this kind.
         validate_hash: the algorithm by which every file is checked before it is used; None checks sizes alone.
 
     Raises:
@@ -59,7 +63,7 @@ class Files:
     """
 
     def __init__(
-        self, folder: str, storage: Storage | None, *, cache_dir: str | None, validate_hash: str | None
+        self, folder: str, storage: Storage | None, *, cache_dir: Cache | str | None, validate_hash: str | None
     ) -> None:
         if validate_hash is not None and validate_hash not in HASHES:
             raise ConfigError(f"unknown hash {validate_hash!r}: use one of {', '.join(HASHES)}")
@@ -67,114 +71,132 @@ class Files:
         self.storage = storage
         self.cache_dir = cache_dir
         self.validate_hash = validate_hash
+        self._copies: Cache | None = None
 
-    def shard(self, info: ShardInfo) -> str:
-        """The path of a shard that is not compressed (any more), with its hash checked if that was asked for.
+    def open(self, info: ShardInfo) -> SourceFile:
+        """A shard that is not compressed (any more), open, with its hash checked if that was asked for.
 
         Raises:
-            ShardIOError: there is neither the shard nor its compressed form, or no room to unpack it.
+            ShardIOError: there is neither the shard nor its compressed form.
             ShardError: a file that is broken, or has another hash than the index says.
+            StorageError: the store, or the disk where copies are kept: no room for them.
         """
-        if self.storage is not None and info.packed is not None:
-            raw = None  # fetched only if the smaller one is not there
-        else:
-            raw = self._find(info.raw)
-        if raw is None and info.packed is not None and info.compression is not None:
-            packed = self._find(info.packed)
-            if packed is not None:
-                return self._unpacked(packed, info.packed, info.raw, info.compression)
-            raw = self._find(info.raw)
-        if raw is None:
+        packed = self._unpacked(info) if info.packed is not None and not self._is_local(info.raw) else None
+        file = packed or self._find(info.raw)
+        if file is None:
             name = self._name(info.raw)
             if info.packed is None:
                 raise ShardIOError(f"{name} is missing: copy it again, or take it out of the index")
             raise ShardIOError(f"both {name} and {info.packed.basename} are missing: copy one of them again")
-        self._check(raw, info.raw)
-        return raw
+        self._check(file.path, info.raw, file.map or b"")
+        return file
 
     def _name(self, part: Part) -> str:
         return (
             f"{self.folder}/{part.basename}" if self.storage is not None else os.path.join(self.folder, part.basename)
         )
 
-    def _find(self, part: Part) -> str | None:
-        """A file as a path on this machine, or None where it does not exist."""
-        name = self._name(part)
-        if self.storage is None:
-            return name if os.path.exists(name) else None
+    def _is_local(self, part: Part) -> bool:
+        return self.storage is None and os.path.exists(self._name(part))
+
+    def _look(self, part: Part) -> FileSource | RemoteSource | None:
+        """What there is under its name, in the folder or in the store."""
         try:
-            return self.storage.local_path(name, progress=False)
+            return (self.storage or Storage()).open(self._name(part))
         except StorageNotFoundError:
             return None
 
-    def _unpacked(self, packed: str, part: Part, raw: Part, compression: str) -> str:
-        try:
-            status = os.stat(packed)
-            folder = Path(self.cache_dir) if self.cache_dir is not None else cache_root() / "mds"
-            folder.mkdir(parents=True, exist_ok=True)
-            key = f"{os.path.realpath(packed)}\0{status.st_size}\0{status.st_mtime_ns}\0{raw.size}"
-            target = folder / f"{xxhash.xxh3_128_hexdigest(os.fsencode(key))}.mds"
-            if not _has_size(target, raw.size):
-                with file_lock(target):
-                    if not _has_size(target, raw.size):
-                        self._unpack(packed, part, raw, compression, target)
-        except OSError as error:
-            if isinstance(error, ShardError):
-                raise
+    def _find(self, part: Part) -> SourceFile | None:
+        """A file as it is, or None where it does not exist."""
+        if self.storage is None:
             with shard_errors():
-                raise io_error(packed, error, "cannot unpack") from error
-        return str(target)
+                return SourceFile(self._name(part)) if self._is_local(part) else None
+        source = self._look(part)
+        assert not isinstance(source, FileSource)
+        return None if source is None else _mapped(source.local(progress=False))
 
-    def _unpack(self, packed: str, part: Part, raw: Part, compression: str, target: Path) -> None:
-        data = Path(packed).read_bytes()
-        if len(data) < part.size:
+    def _unpacked(self, info: ShardInfo) -> SourceFile | None:
+        """The content of a compressed shard, out of the cache; None where there is no such file."""
+        assert info.packed is not None
+        source = self._look(info.packed)
+        if source is None:
+            return None
+        whole = _Unpacked(self._name(info.raw), info.raw.size, source, lambda: self._unpack(source, info))
+        return _mapped(self._cache().open(whole, progress=False))
+
+    def _cache(self) -> Cache:
+        """Where unpacked shards are kept, beside other copies and within the same bound."""
+        if self._copies is None:
+            if self.cache_dir is not None:
+                self._copies = self.cache_dir if isinstance(self.cache_dir, Cache) else Cache(self.cache_dir)
+            else:
+                self._copies = (self.storage or Storage()).the_cache()
+        return self._copies
+
+    def _unpack(self, source: FileSource | RemoteSource, info: ShardInfo) -> bytes:
+        packed, compression = info.packed, info.compression
+        assert packed is not None
+        assert compression is not None
+        if source.size < packed.size:
             raise TruncatedShardError(
-                f"{packed} ends at byte {len(data)}, and the index says that it has {part.size}: copy it again"
+                f"{source.url} ends at byte {source.size}, and the index says that it has {packed.size}: copy it again"
             )
-        if len(data) > part.size:
-            raise ShardError(f"{packed} has {len(data)} bytes, and the index says {part.size}: they are not of a kind")
-        self._check(packed, part, data)
-        content = decompress(compression, data, raw.size, name=packed)
-        self._check(packed, raw, content)
-        with write_atomically(target) as file:
-            file.write(content)
+        if source.size > packed.size:
+            raise ShardError(
+                f"{source.url} has {source.size} bytes, and the index says {packed.size}: they are not of a kind"
+            )
+        whole = source if isinstance(source, FileSource) else source.local(progress=False)
+        data = whole.read_at(0, source.size)
+        self._check(source.url, packed, data)
+        content = decompress(compression, data, info.raw.size, name=source.url)
+        self._check(source.url, info.raw, content)
+        return content
 
-    def _check(self, path: str, part: Part, content: bytes | None = None) -> None:
+    def _check(self, path: str, part: Part, content: Buffer) -> None:
         if self.validate_hash is not None:
             check_hash(path, part.hashes, self.validate_hash, content)
 
 
-def check_hash(path: str, hashes: dict[str, str], algorithm: str, content: bytes | None = None) -> None:
-    """Compare a file (or the content that was read from it) with the hash in the index.
+class _Unpacked:
+    """The content of a compressed shard as something that the cache has to get: made here, not downloaded."""
+
+    def __init__(self, name: str, size: int, packed: FileSource | RemoteSource, make: Callable[[], bytes]) -> None:
+        where = packed.url if isinstance(packed, RemoteSource) else f"file://{os.path.realpath(packed.url)}"
+        self.url = where[: len(where) - len(os.path.basename(where))] + os.path.basename(name)
+        self.size, self.stat = size, Stat(size, ranged=False)
+        self.fingerprint = f"unpacked {where} {packed.fingerprint} {size}"
+        self.storage = Storage(deadline=_LONGEST)
+        self._make = make
+
+    def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
+        """Some of it. The cache takes all of what has no ranges."""
+        return bytearray(self._make()[begin:end])
+
+    def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
+        """All of it."""
+        write(begin, self._make())
+
+
+def _mapped(copy: CachedFile) -> SourceFile:
+    """A copy of the cache as a file that is open; it stays so when the cache removes it."""
+    with shard_errors():
+        return SourceFile(str(copy.path), descriptor=os.dup(copy.fileno()))
+
+
+def check_hash(path: str, hashes: dict[str, str], algorithm: str, content: Buffer) -> None:
+    """Compare a file's content with the hash in the index.
 
     Raises:
         ConfigError: the index has no such hash.
         ShardError: they differ.
-        ShardIOError: the file cannot be read.
     """
     if algorithm not in hashes:
         there = f"those by {', '.join(sorted(hashes))}" if hashes else "none at all"
         raise ConfigError(f"the index has no hash by {algorithm} for {path}, it has {there}: see validate_hash=")
     digest = HASHES[algorithm]()
-    if content is not None:
-        digest.update(content)
-    else:
-        try:
-            with open(path, "rb") as file:
-                while block := file.read(_BLOCK):
-                    digest.update(block)
-        except OSError as error:
-            with shard_errors():
-                raise io_error(path, error) from error
+    digest.update(content)
     if digest.hexdigest() != hashes[algorithm].lower():
         raise ShardError(
             f"{path} has {algorithm} {digest.hexdigest()}, and the index says {hashes[algorithm]}: it is damaged, copy "
             "it again"
         )
-
-
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except FileNotFoundError:
-        return False

@@ -26,7 +26,7 @@ from penstock.shards.mds.encodings import IMAGES
 from penstock.shards.mds.files import Files
 from penstock.shards.mds.index import Columns, Index, parse_index, prefix_fingerprint
 from penstock.shards.mds.shard import Reader, Shard
-from penstock.storage import Storage, is_remote
+from penstock.storage import Cache, Storage, is_remote
 from penstock.storage.urls import local_part, shown
 
 __all__ = ["MDSFolder"]
@@ -47,14 +47,14 @@ class MDSFolder(BatchedDataset):
         allow_pickle: read columns of encoding ``pkl``, which runs code that their writer chose.
         validate_hash: check each file by this hash of the index before its first use, such as ``"xxh64"``; by default
             sizes, headers and samples are checked, contents are not.
-        cache_dir: where compressed shards are unpacked to; by default the user's cache folder. They stay there, and
-            take their uncompressed size.
+        cache_dir: the `penstock.storage.Cache` for shards that have to be unpacked, or its folder; by default that of
+            ``storage``, which is in the user's cache folder. Its bound holds for them too.
         storage: how a store is reached, see `penstock.storage.Storage`.
 
     Raises:
         ConfigError: arguments that make no sense, pickle that was not allowed.
         ShardIOError: a missing file or folder.
-        StorageError: a store that cannot be read.
+        StorageError: a store that cannot be read; no room for a copy of a shard.
         ShardError: an index or shard that is damaged. (When a sample is read: it names shard, sample and column.)
 
     Opening reads the index alone. It pickles as a handle: the other side opens the same folder and refuses another.
@@ -72,7 +72,7 @@ class MDSFolder(BatchedDataset):
         images: str = "pil",
         allow_pickle: bool = False,
         validate_hash: str | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: Cache | str | os.PathLike[str] | None = None,
         storage: Storage | None = None,
     ) -> None:
         if images not in IMAGES:
@@ -86,7 +86,7 @@ class MDSFolder(BatchedDataset):
         self._names = None if columns is None else tuple(columns)
         self.images = images
         self.allow_pickle = allow_pickle
-        cache = None if cache_dir is None else os.path.abspath(_local(cache_dir))
+        cache = cache_dir if cache_dir is None or isinstance(cache_dir, Cache) else os.path.abspath(_local(cache_dir))
         self._storage = storage
         reached = (storage or Storage()) if remote else None
         self._files = Files(self.path, reached, cache_dir=cache, validate_hash=validate_hash)
@@ -178,7 +178,7 @@ class MDSFolder(BatchedDataset):
         shard = self._open.get(number)
         if shard is None:
             info = self._index.shards[number]
-            shard = Shard(self._files.shard(info), info, self._reader(info.columns))
+            shard = Shard(self._files.open(info), info, self._reader(info.columns))
             self._open[number] = shard
             while len(self._open) > _open_files():
                 self._open.pop(next(iter(self._open.copy())), None)

@@ -110,21 +110,18 @@ class Shard:
     """An open shard: samples by their numbers in it. Safe in threads and after a fork.
 
     Args:
-        path: the file, not compressed.
+        file: an open one, not compressed.
         info: what the index says of it.
         reader: of its columns.
 
     Raises:
         ShardError: it is not the file that the index describes, or its header is damaged.
-        ShardIOError: it cannot be opened.
 
     Memory: 4 bytes a sample, of mapped pages that all processes share.
     """
 
-    def __init__(self, path: str, info: ShardInfo, reader: Reader) -> None:
-        self.path = path
-        with shard_errors():
-            self.file = SourceFile(path)
+    def __init__(self, file: SourceFile, info: ShardInfo, reader: Reader) -> None:
+        self.path, self.file = file.path, file
         self._reader = reader
         self._check_size(info)
         assert self.file.map is not None
