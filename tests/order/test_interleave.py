@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import OrderError
+from penstock.order import deadlines
 from penstock.order.interleave import Interleave
 
 SMALL = st.lists(st.integers(1, 60), min_size=1, max_size=12)
@@ -71,10 +73,54 @@ def test_blocks_by_deadlines_join(weights: list[int], begin: int) -> None:
                 assert abs(count * mix.total - (position + 1) * weight) < mix.total
 
 
-def test_very_rare_sources_have_a_bound_that_is_told() -> None:
-    mix = Interleave([7, *(1_000_003 * 2**i + i for i in range(9))])
-    assert 1 < mix.bound < Fraction(8, 5)
-    assert worst_error(mix, 100_000) < mix.bound
+RARE = st.lists(st.sampled_from([1, 2, 9, 302, 4099, 10**5 + 3, 10**7 + 19, 10**9 + 7, 10**10]), min_size=5, max_size=9)
+
+
+@given(RARE, st.integers(0, 2**40), st.data())
+@settings(max_examples=25)
+def test_error_below_one_for_sources_of_tiny_shares(weights: list[int], begin: int, data: Any) -> None:
+    """At the events of each source, where its error is largest, in some block of some period."""
+    mix = Interleave([weight + i for i, weight in enumerate(weights)])
+    mix._tree = None  # by deadlines, also where the tree would do
+    assert mix.bound == 1
+    source = data.draw(st.integers(0, len(weights) - 1))
+    ordinal = begin % mix.weights[source]
+    at = mix.position(source, ordinal)
+    assert [int(found[0]) for found in mix.locate(np.array([at]))] == [source, ordinal]
+    low = max(0, at - 2000)
+    sources, _ = mix.locate(np.arange(low, at + 2000))
+    had = list(mix.counts(low))
+    for position, found in enumerate(sources.tolist(), low):
+        for count in (had[found], had[found] + 1):
+            assert abs(count * mix.total - (position + count - had[found]) * mix.weights[found]) < mix.total
+        had[found] += 1
+    assert mix.counts(at + 2000) == tuple(had)
+
+
+@given(st.lists(st.one_of(st.integers(1, 3), st.integers(1, 300)), min_size=2, max_size=14), st.sampled_from([1, 2, 4]))
+@settings(max_examples=40)
+def test_halved_spans_everywhere(weights: list[int], size: int) -> None:
+    """With blocks so small that nearly every count is a bound between them: all prefixes of two periods."""
+    mix = Interleave(weights)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_SMALLEST", "_LARGEST"):
+            patch.setattr(deadlines, name, 4)
+        patch.setattr(deadlines, "_HALVED", size)
+        _forget()
+        mix._tree, mix._size = None, deadlines.block_size(mix.weights)
+        assert worst_error(mix, 2 * mix.total) < 1
+        sources, ordinals = mix.locate(np.arange(mix.total))
+        for source, weight in enumerate(mix.weights):
+            places = np.flatnonzero(sources == source)
+            assert ordinals[places].tolist() == list(range(weight))
+            assert mix.position(source, weight - 1) == places[-1]
+            assert mix.position(source, weight) == places[0] + mix.total
+    _forget()
+
+
+def _forget() -> None:
+    deadlines._bound.cache_clear()
+    deadlines.make_block.cache_clear()
 
 
 @given(st.one_of(SMALL, FEW, MANY), st.integers(0, 2**40))
@@ -111,7 +157,28 @@ def test_the_order_is_frozen() -> None:
     )
     assert "".join(map(str, ten.locate(np.arange(4000, 4100))[0].tolist())) == GOLDEN_BLOCKS
 
+    rare = Interleave([6, 974, 9, 8314687135, 6980998, 707066, 258, 8847398])
+    sources, _ = rare.locate(np.arange(5 * 10**9, 5 * 10**9 + 20_000))
+    places = np.flatnonzero(sources != 3)[:12]
+    assert list(zip(places.tolist(), sources[places].tolist(), strict=True)) == GOLDEN_RARE
+    assert rare.counts(16384 * 305177) == GOLDEN_RARE_COUNTS
 
+
+GOLDEN_RARE = [
+    (158, 4),
+    (662, 7),
+    (1166, 4),
+    (1670, 7),
+    (2174, 7),
+    (2677, 4),
+    (3181, 7),
+    (3685, 4),
+    (4189, 7),
+    (4693, 4),
+    (5196, 7),
+    (5700, 4),
+]
+GOLDEN_RARE_COUNTS = (4, 585, 5, 4990095391, 4189676, 424349, 154, 5309804)
 GOLDEN_BLOCKS = "1802403172503012694301201735021034862103052713042081635021034720130952613040217350281036420110246301"
 GOLDEN_TABLE = "01020101020102010102"
 GOLDEN_TREE = "010001000120010001000100100010201000100010010001000210010001"

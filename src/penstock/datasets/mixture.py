@@ -10,7 +10,7 @@ Position p of an epoch belongs to one source and to one of its samples, both com
 
     p  ->  interleaving: source, how many of its samples come before  ->  that source's own order  ->  its sample
 
-Invariant: a prefix of the epoch holds each source in its proportion to within less than one sample (`bound`), whatever
+Invariant: a prefix of the epoch holds each source in its proportion to within less than one sample, whatever
 the ranks and workers. A source goes on in the next epoch where it stopped, so all of its samples are had equally often.
 """
 
@@ -130,7 +130,7 @@ class Mixture(ShareDataset):
 
     @property
     def bound(self) -> float:
-        """No prefix of an epoch is off by this many samples of a source, see `penstock.order.interleave`."""
+        """No prefix of an epoch is off by this many samples of a source: one."""
         return float(self._mix.plan.interleave.bound)
 
     def _read(self, slice_: Slice, local: Indices) -> list[Any]:

@@ -13,6 +13,10 @@ Why that is enough: of the sources that have no deadline before t as many are ah
 rounded, and at t at least so many have to be. So from the bound on no interval is asked for more samples than it has
 positions, and going back likewise, by the releases. By Hall's theorem a block between two such bounds can be filled,
 and then the earliest deadline first fills it.
+
+That needs counts that never go down, which rounding by itself gives where each source has a sample in each block. For
+rarer ones, bounds that far apart (spans) are rounded so, and what is between them is halved again and again: see
+`_halved`.
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_BLOCK", "Block", "block_size", "make_block"]
+__all__ = ["Block", "block_size", "counts_before", "make_block"]
 
 _SMALLEST = 4096
-MAX_BLOCK = 1 << 18
-"""Blocks have at least one sample of each source; sources so rare that this takes longer blocks are not for this."""
+_LARGEST = 1 << 18  # a span up to this is one block
+_HALVED = 1 << 14  # positions in the blocks of longer spans
 
 
 class Block(NamedTuple):
@@ -41,7 +45,18 @@ class Block(NamedTuple):
 
 
 def block_size(weights: tuple[int, ...]) -> int:
-    """Positions in a block: a power of two in which each source has a sample at least."""
+    """Positions in a block: a power of two, in which each source has a sample at least unless one is very rare."""
+    span = _span(weights)
+    return span if span <= _LARGEST else _HALVED
+
+
+def counts_before(weights: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """How many samples of each source come before a block of the period."""
+    return _bound(weights, min(number * block_size(weights), sum(weights)))
+
+
+def _span(weights: tuple[int, ...]) -> int:
+    """A power of two in which each source has a sample at least."""
     rarest = -(-sum(weights) // min(weights))
     return max(_SMALLEST, 1 << (rarest - 1).bit_length())
 
@@ -75,10 +90,14 @@ def make_block(weights: tuple[int, ...], number: int) -> Block:
     return Block(begin, before, sources, ordinals)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _bound(weights: tuple[int, ...], position: int) -> tuple[int, ...]:
     """How many samples of each source come before a bound of blocks."""
     total = sum(weights)
+    if position < total and position % _span(weights):
+        half = position & -position  # it is in the middle between two bounds that are multiples of twice as much
+        begin, end = position - half, min(position + half, total)
+        return _halved(weights, begin, position, _bound(weights, begin), _bound(weights, end))
     counts = [position * weight // total for weight in weights]
     fractions = {i: position * weight % total for i, weight in enumerate(weights) if position * weight % total}
     # Times are fractions over the weights, which are below 2**50: with 128 bits behind the point different ones differ.
@@ -86,6 +105,40 @@ def _bound(weights: tuple[int, ...], position: int) -> tuple[int, ...]:
     by_release = sorted(fractions, key=lambda i: ((counts[i] << 128) // weights[i], i))
     for source in _rounded_up(fractions, by_deadline, by_release, total):
         counts[source] += 1
+    return tuple(counts)
+
+
+def _halved(
+    weights: tuple[int, ...], begin: int, middle: int, before: tuple[int, ...], after: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The counts at a position between two bounds: floors and ceilings that are between theirs and join them.
+
+    Of all sources the fractions add up to how many are ahead, with the ceiling. Two promises are kept at each bound:
+    of the sources that have no deadline for some time no more are ahead than their fractions add up to, rounded up;
+    and of those that have had no release for some time no more are behind than what their fractions lack of one, added
+    and rounded up. Both of the last bounds keep theirs, and what they say of a source here (it cannot go back, nor get
+    ahead of what comes) concerns sources that have neither release nor deadline between, so there is always an answer:
+    for any such two sets of sources, what both have in common fits into the sum of the two numbers. It is found by
+    making those ahead first whose deadlines are next, as few as the releases ask for.
+    """
+    total = sum(weights)
+    counts = [middle * weight // total for weight in weights]
+    fractions = {i: middle * weight % total for i, weight in enumerate(weights) if middle * weight % total}
+    releases = {i: counts[i] * total // weights[i] for i in fractions}
+    ahead = [i for i in fractions if before[i] > counts[i]]  # none of them is released after ``begin``
+    ready: list[tuple[int, int]] = []  # (deadline, source)
+    members = lacking = 0
+    order = sorted(fractions, key=lambda i: releases[i])
+    for place, i in enumerate(order):
+        members, lacking = members + 1, lacking + total - fractions[i]
+        if before[i] <= counts[i] < after[i]:
+            heapq.heappush(ready, (((counts[i] + 1) << 128) // weights[i], i))
+        following = releases[order[place + 1]] if place + 1 < len(order) else middle
+        if following > max(begin, releases[i]):  # all that had no release since some time are here
+            while len(ahead) < members - -(-lacking // total):
+                ahead.append(heapq.heappop(ready)[1])
+    for i in ahead:
+        counts[i] += 1
     return tuple(counts)
 
 

@@ -8,7 +8,7 @@ Two ways lead there. Sources are the leaves of a binary tree, and each node deal
 rounding, ``left(n) = round(n * w_left / w)``. A leaf is then off by half a sample of its own and its part of what the
 nodes above it are off: below one always for up to four sources, for more it depends on the weights. Where it is not,
 and where the weights, as coprime integers, have a small sum, positions are dealt by deadlines, a block at a time (see
-`penstock.order.deadlines`). `Interleave.bound` says what holds.
+`penstock.order.deadlines`), which is below one for any weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import OrderError
-from penstock.order.deadlines import MAX_BLOCK, block_size, make_block
+from penstock.order.deadlines import block_size, counts_before, make_block
 from penstock.order.permutation import MAX_N, Indices
 
 __all__ = ["Interleave"]
@@ -65,12 +65,12 @@ class Interleave:
             raise OrderError(f"weights that add up to more than 2**50 cannot be interleaved, got {list(weights)}")
         self._tree: _Node | None = None
         self.bound = Fraction(1)
-        """No source is ever off by this much: 1, unless one of five and more sources has less than 4 in a million."""
+        """No source is ever off by this much."""
         self._size = block_size(self.weights)
         if self.total > _SMALL:
-            tree, excess = _best_tree(self.weights)
-            if excess < 1 or self._size > MAX_BLOCK:
-                self._tree, self.bound = tree, max(Fraction(1), (1 + excess) / 2)
+            tree, excess = _best_tree(self.weights)  # it is off by (1 + excess) / 2 at most
+            if excess < 1:
+                self._tree = tree
 
     def __repr__(self) -> str:
         return f"Interleave({list(self.weights)})"
@@ -104,7 +104,9 @@ class Interleave:
         inside = [0] * len(self.weights)
         if self._tree is not None:
             _count(self._tree, rest, inside)
-        elif rest:
+        elif rest % self._size == 0:
+            inside = list(counts_before(self.weights, rest // self._size))
+        else:
             block = make_block(self.weights, rest // self._size)
             more = np.bincount(block.sources[: rest - block.begin], minlength=len(self.weights)).tolist()
             inside = [before + count for before, count in zip(block.before, more, strict=True)]
@@ -114,8 +116,14 @@ class Interleave:
         """Where the sample of a source stands that has ``ordinal`` of them before it. O(log) calls of `counts`."""
         weight = self.weights[source]
         low = max(0, (ordinal - 2) * self.total // weight)
-        positions = range(low, (ordinal + 3) * self.total // weight + 1)
-        return low + bisect.bisect_left(positions, ordinal + 1, key=lambda p: self.counts(p + 1)[source])
+        high = (ordinal + 3) * self.total // weight + 1
+        if self._tree is None:  # first the block: counts at its bounds need not fill it
+            periods, ordinal = divmod(ordinal, weight)
+            bounds = range(-(-self.total // self._size))
+            number = bisect.bisect_right(bounds, ordinal, key=lambda k: counts_before(self.weights, k)[source]) - 1
+            low = periods * self.total + number * self._size
+            high, ordinal = low + self._size, periods * weight + ordinal
+        return low + bisect.bisect_left(range(low, high), ordinal + 1, key=lambda p: self.counts(p + 1)[source])
 
     def _look_up(self, places: Indices, found: Indices, local: Indices) -> None:
         numbers = places // np.int64(self._size)
