@@ -46,7 +46,9 @@ class GenericBackend:
     def glob(self, url: str, *, deadline: float) -> list[str]:
         def find() -> list[str]:
             prefix = f"{scheme(url)}://"
-            return sorted(name if "://" in name else prefix + name for name in self._fs.glob(self._path(url)))
+            found = self._fs.glob(self._path(url), detail=True)
+            names = [name for name, info in found.items() if info.get("type") != "directory"]
+            return sorted(name if "://" in name else prefix + name for name in names)
 
         return self._call(find, url, deadline, Cancel())
 

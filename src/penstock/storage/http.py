@@ -34,6 +34,7 @@ from penstock.storage.urls import shown, through_gateway
 __all__ = ["HttpBackend"]
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)$")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _UNSATISFIED = re.compile(r"bytes \*/(\d+)$")
 _PIECE = 1 << 18  # bytes read at once; a timeout loses at most so many
 _SPARE = 32  # idle connections kept for a host
@@ -178,6 +179,8 @@ class HttpBackend:
     ) -> tuple[_Exchange, http.client.HTTPResponse]:
         """Ask, and follow where the server sends us. Credentials stay with the first host."""
         address = through_gateway(url)
+        if _CONTROL.search(address):  # urlsplit would leave them out, and ask for something else
+            raise StorageError(f"cannot read {shown(url)!r}: there are line feeds or other control characters in it")
         first = urlsplit(address)
         headers = {"Accept-Encoding": "identity", **({"Range": wanted} if wanted else {})}
         own = {**_basic(first, "Authorization"), **self._headers}
@@ -252,7 +255,7 @@ def _translated(url: str, function: Callable[[], T]) -> T:
         raise StorageError(
             f"cannot read {shown(url)}: its certificate is not trusted: {error.verify_message}"
         ) from None
-    except http.client.InvalidURL as error:
+    except (http.client.InvalidURL, ValueError) as error:  # an address or a header that cannot be sent
         raise StorageError(f"cannot read {shown(url)}: {error}") from None
     except (http.client.HTTPException, OSError) as error:
         raise Transient(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from None

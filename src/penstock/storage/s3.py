@@ -56,7 +56,8 @@ class S3Backend:
     def glob(self, url: str, *, deadline: float) -> list[str]:
         def find() -> list[str]:
             self._fs.invalidate_cache()
-            return sorted(f"s3://{name}" for name in self._fs.glob(url))
+            found = self._fs.glob(url, detail=True)
+            return sorted(f"s3://{name}" for name, info in found.items() if info.get("type") != "directory")
 
         try:
             return call_in_thread(find, deadline=deadline, cancel=Cancel())
@@ -68,6 +69,8 @@ class S3Backend:
             head = await self._fs._call_s3("head_object", **self._names(url))
         except (OSError, BotoCoreError, ClientError) as error:
             _fail(url, error)
+        except TypeError as error:
+            raise StorageError(f"cannot read {url}: {error}; are these options of s3fs.S3FileSystem?") from error
         return Stat(int(head["ContentLength"]), head.get("ETag", ""), _time(head))
 
     async def _fetch(self, url: str, begin: int, end: int | None, into: Receiver) -> None:
@@ -88,6 +91,8 @@ class S3Backend:
             raise
         except (OSError, BotoCoreError, ClientError) as error:
             _fail(url, error)
+        except TypeError as error:
+            raise StorageError(f"cannot read {url}: {error}; are these options of s3fs.S3FileSystem?") from error
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in ("aiohttp", "aiobotocore"):
                 raise

@@ -9,7 +9,8 @@
 Promises: a folder in ``objects`` is complete, since it is renamed into place after all of it was synced. kill -9 at any
 point costs a few blocks at most. One process downloads an object while the others wait for its lock, which the system
 frees when it dies. What is removed is unlinked: whoever has it open or mapped keeps it. The bound in bytes holds
-before a download begins; only copies whose path was handed out in the last minute may exceed it.
+before a download begins and after it; only copies whose path was handed out in the last minute, and what several
+processes are downloading at the same time, may exceed it.
 """
 
 from __future__ import annotations
@@ -132,13 +133,17 @@ class Cache:
             ):
                 self._discard(folder)
                 return None
-            if keep:
-                with self._room_lock():  # else it might be removed between this and the next line
-                    os.utime(folder)
-            os.utime(folder / ENTRY)
+            if os.access(folder, os.W_OK):  # nobody removes anything from a cache that may only be read
+                self._note_use(folder, keep)
         except FileNotFoundError:  # it is being removed at this moment
             return None
         return file
+
+    def _note_use(self, folder: Path, keep: bool) -> None:
+        if keep:
+            with self._room_lock():  # else it might be removed between this and the next line
+                os.utime(folder)
+        os.utime(folder / ENTRY)
 
     def _obtain(self, key: str, source: Download, progress: bool | None) -> None:
         """Have the copy in place: download it, or wait for the process that does."""
@@ -205,6 +210,8 @@ class Cache:
         os.rename(partial, final)
         _sync(final.parent)
         (self.folder / "failures" / f"{key}.json").unlink(missing_ok=True)
+        with contextlib.suppress(StorageError):  # the copy is here, whatever became of the disk
+            self.make_room(0, but=key)  # others were downloading too, perhaps: what they have completed may go now
 
     def _publish_failure(self, key: str, error: StorageError) -> None:
         failure = {"kind": type(error).__name__, "message": str(error), "time": time.time(), "pid": os.getpid()}
@@ -280,7 +287,7 @@ class Cache:
 
     def _removable(self, entry: Entry, now: float) -> bool:
         if entry.complete:
-            return now - entry.leased > _LEASE
+            return not -_LEASE < now - entry.leased <= _LEASE  # a clock that went back may not keep it for ever
         lock = FileLock(self.folder / "locks" / f"{entry.folder.name}.lock")
         try:
             lock.acquire(timeout=0)
@@ -365,6 +372,8 @@ def _cache(folder: str, max_bytes: int | None, verify: bool) -> Cache:
 def _disk_error(folder: Path, url: str, error: OSError) -> StorageError:
     full = error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", -1))
     advice = "the disk is full; free some space, or choose another folder (cache=)" if full else error.strerror or error
+    if error.errno == errno.EFBIG:
+        advice = "the file would be larger than this process may write; raise the limit (ulimit -f)"
     result = StorageError(f"cannot keep a copy of {shown(url)} in the cache {folder}: {advice}")
     result.errno = error.errno
     return result

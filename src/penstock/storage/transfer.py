@@ -145,7 +145,9 @@ def _persist(
         raise StorageUnavailableError(
             f"cannot {what} {shown(url)}{rank_note()}: {error} (attempt {attempts.total}{late})"
         ) from None
-    except PenstockError:
+    except PenstockError as error:
+        if note := rank_note():
+            error.add_note(f"in attempt {attempts.total + 1}{note}")
         raise
     except TimeoutError:
         raise StorageUnavailableError(

@@ -54,7 +54,10 @@ def shown(url: str | os.PathLike[str]) -> str:
     """The address without password, query and fragment, safe to print."""
     text = os.fspath(url)
     if scheme(text) in _WEB or "@" in text.partition("://")[2].partition("/")[0]:
-        parts = urlsplit(text)
+        try:
+            parts = urlsplit(text)
+        except ValueError:  # no address at all
+            return text.partition("?")[0].rpartition("@")[2]
         host = parts.netloc.rpartition("@")[2]
         return (
             urlunsplit((parts.scheme, host, parts.path, "...", ""))
