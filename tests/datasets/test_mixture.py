@@ -255,6 +255,8 @@ def test_sources_of_ours(write_manifest: Any) -> None:
         (([(Numbers(0, 3), 1)], {"mode": "mix"}), "unknown mode 'mix'"),
         (([(Numbers(0, 3), 1)], {"stop": "last"}), "unknown stop 'last'"),
         (([(Numbers(0, 3), 1)], {"stop": 0}), "positive number of samples"),
+        (([(Numbers(0, 3), 1)], {"stop": True}), "positive number of samples"),
+        (([(Numbers(0, 3), 1)], {"stop": 2.5}), "positive number of samples"),
         (([(Numbers(0, 3), 1)], {"mode": "repeat", "stop": 5}), "does not go with mode='repeat'"),
         (([(Numbers(0, 3), 1.5)], {"mode": "choose"}), "numbers of samples"),
         (([(Numbers(0, 3), 0.1)], {"mode": "repeat"}), "no sample in an epoch"),

@@ -123,10 +123,9 @@ def make_plan(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: st
         if stop not in ("first", "all"):
             raise ConfigError(f"unknown stop {stop!r}: use 'first', 'all' or a number of samples")
         return Plan(interleave, 0 if None in sizes else _length(interleave, sizes, stop), stop)
-    stop = operator.index(stop)
-    if isinstance(stop, bool) or stop < 1:
+    if isinstance(stop, bool) or not hasattr(stop, "__index__") or operator.index(stop) < 1:
         raise ConfigError(f"stop={stop!r} has to be a positive number of samples, 'first' or 'all'")
-    return Plan(interleave, stop, stop)
+    return Plan(interleave, operator.index(stop), operator.index(stop))
 
 
 def _length(interleave: Interleave, sizes: Sequence[int | None], stop: str) -> int:
