@@ -76,6 +76,7 @@ def test_under_a_loader(workers: int) -> None:
             batches.append(batch.tolist())
             states.append(json.loads(json.dumps(plain.state_dict())))
     assert sum(map(len, batches)) == 40
+    assert plain.stats()["stages"].keys() >= {"source 0", "source 1"}
     for k in (0, 3, 8):
         with loader() as again:
             again.load_state_dict(states[k])

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import pickle
+import resource
+import shutil
+import sys
+import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +24,26 @@ from penstock.cli.app import app
 from penstock.errors import ShardError, StorageError
 from penstock.shards.mds import MDSFolder
 from penstock.shards.mds.compression import COMPRESSIONS
-from penstock.storage import Cache
+from penstock.storage import Cache, Storage
 
+SUPPORT = Path(__file__).parents[1] / "storage" / "http_support.py"
 SIMPLE = {"image": "bytes", "label": "int", "name": "str"}
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    spec = importlib.util.spec_from_file_location("mds_http_support", SUPPORT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mds_http_support"] = module
+    spec.loader.exec_module(module)
+    with module.Server() as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join(10)
 
 
 def simple(n: int) -> list[dict[str, Any]]:
@@ -98,6 +121,32 @@ class TestBound:
         assert list(MDSFolder(tmp_path / "d")) == samples
         assert json.loads(run(["cache", "clear", "--json"]).stdout)["removed"] == 2
         assert kept(tmp_path / "home") == []
+
+    def test_of_a_store_what_is_unpacked_is_not_fetched_again(self, server: Any, tmp_path: Path) -> None:
+        samples = simple(400)
+        folder = write_mds(tmp_path / "d", SIMPLE, samples, per_shard=100, compression=["zstd"])
+        for path in folder.iterdir():
+            url = server.put(f"d/{path.name}", path.read_bytes())
+        cache = Cache(tmp_path / "cache", max_bytes=24_000)
+        remote = partial(MDSFolder, url.rpartition("/")[0], storage=Storage(cache=cache, attempts=2))
+        assert remote()[0] == samples[0]
+        for entry in cache.entries():
+            if entry.url.endswith(".zstd"):
+                shutil.rmtree(entry.folder)
+        server.requests.clear()
+        assert remote()[99] == samples[99]
+        assert server.data_requests() == [("/d/index.json", None)]
+        assert list(remote()) == samples  # all of it in less than a minute, and within the bound
+        assert sum(entry.size for entry in cache.entries()) <= 24_000
+        (tmp_path / "full").mkdir()
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        try:
+            with pytest.raises(StorageError, match=r"shard\.00000\.mds in the cache .*ulimit -f"):
+                MDSFolder(folder, cache_dir=tmp_path / "full")[0]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert kept(tmp_path / "full") == []
 
     def test_damage_after_unpacking_is_found_by_the_hash(self, tmp_path: Path) -> None:
         write_mds(tmp_path / "d", SIMPLE, simple(9), compression=["gz"], hashes=["sha1"])

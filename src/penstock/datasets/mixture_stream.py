@@ -17,6 +17,7 @@ from penstock import distributed
 from penstock.datasets.clock import Clock
 from penstock.datasets.mixing import make_plan, split_sources
 from penstock.errors import ConfigError
+from penstock.stages import stage
 from penstock.state import STATE_VERSION, State, check_state, read_int
 
 __all__ = ["MixtureStream"]
@@ -33,7 +34,7 @@ class MixtureStream(IterableDataset[Any]):
             for sources that have a length.
         stop: ``"first"``: at the end of the first source that ends; ``"all"`` (default): once every source has come to
             its end, those that are shorter beginning anew; or a number of samples of the whole job.
-        names: of the sources, for errors.
+        names: of the sources, for errors and the loader's statistics, which have the seconds of each as a stage.
         tag: items are ``(item, number of the source)``.
 
     Every iteration is a new epoch, unless `set_epoch` was called.
@@ -109,7 +110,8 @@ class MixtureStream(IterableDataset[Any]):
                 if limit is not None and self._yielded >= limit:
                     return
                 try:
-                    item = self._next(number)
+                    with stage(self.names[number]):
+                        item = self._next(number)
                 except _Ended:
                     return
                 self._had[number] += 1
