@@ -126,6 +126,7 @@ class TestCopies:
         with pytest.raises(StorageError, match="the disk is full; free some space") as caught:
             storage.local_path(server.put("a.bin", DATA))
         assert caught.value.errno == 28
+        assert files(storage.the_cache().folder, "partial") == []  # what did not fit does not keep the disk full
 
     def test_arguments(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="max_bytes must be positive"):

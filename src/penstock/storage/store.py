@@ -44,6 +44,7 @@ _ABANDONED = 86400.0  # seconds after which a partial download that nobody works
 _POLL = 0.02  # seconds; a lock between processes cannot be waited for with a deadline in any other way
 _ROOM_PATIENCE = 60.0
 _TRIES = 5
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", -1))
 
 
 class Cache:
@@ -199,8 +200,9 @@ class Cache:
         try:
             with progress_bar(f"downloading {name}", source.size, progress) as advance:
                 hashes = fill(source, partial, name, advance)
-        except BaseException:
-            if not source.stat.ranged:  # the next attempt begins at the beginning
+        except BaseException as error:
+            # From a server without ranges the next attempt begins at the beginning; and a full disk is not left full.
+            if not source.stat.ranged or getattr(error, "errno", None) in _FULL:
                 self._discard(partial)
             raise
         write_entry(partial, {**entry, "xxh3": hashes})
@@ -370,9 +372,10 @@ def _cache(folder: str, max_bytes: int | None, verify: bool) -> Cache:
 
 
 def _disk_error(folder: Path, url: str, error: OSError) -> StorageError:
-    full = error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", -1))
-    advice = "the disk is full; free some space, or choose another folder (cache=)" if full else error.strerror or error
-    if error.errno == errno.EFBIG:
+    advice = error.strerror or str(error)
+    if error.errno in _FULL:
+        advice = "the disk is full; free some space, or choose another folder (cache=)"
+    elif error.errno == errno.EFBIG:
         advice = "the file would be larger than this process may write; raise the limit (ulimit -f)"
     result = StorageError(f"cannot keep a copy of {shown(url)} in the cache {folder}: {advice}")
     result.errno = error.errno
