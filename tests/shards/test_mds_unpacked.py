@@ -122,6 +122,18 @@ class TestBound:
         assert json.loads(run(["cache", "clear", "--json"]).stdout)["removed"] == 2
         assert kept(tmp_path / "home") == []
 
+    def test_what_is_removed_before_it_is_mapped(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = write_mds(tmp_path / "d", SIMPLE, simple(9), compression=["gz"])
+        open_ = Cache.open
+
+        def hasty(*arguments: Any, **options: Any) -> Any:
+            copy = open_(*arguments, **options)
+            shutil.rmtree(copy.path.parent)  # as another process may at any time
+            return copy
+
+        monkeypatch.setattr(Cache, "open", hasty)
+        assert list(MDSFolder(folder, cache_dir=tmp_path / "cache")) == simple(9)
+
     def test_of_a_store_what_is_unpacked_is_not_fetched_again(self, server: Any, tmp_path: Path) -> None:
         samples = simple(400)
         folder = write_mds(tmp_path / "d", SIMPLE, samples, per_shard=100, compression=["zstd"])
