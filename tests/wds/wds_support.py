@@ -49,7 +49,7 @@ def world(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> Iterator[Non
 @contextmanager
 def worker(monkeypatch: pytest.MonkeyPatch, number: int, total: int) -> Iterator[None]:
     """This process as one worker of several."""
-    from penstock.wds import clock
+    from penstock.datasets import clock
 
     info = type("Info", (), {"id": number, "num_workers": total})
     with monkeypatch.context() as patch:
