@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import resource
 import time
 from pathlib import Path
 
@@ -212,3 +213,30 @@ def test_many_shards_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.Mo
         assert opened[i]["cls"] == str(i).encode()
     assert time.perf_counter() - start < 30
     assert len(os.listdir("/proc/self/fd")) - before <= 2 * 100 + 5
+
+
+def test_a_batch_out_of_more_shards_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = ShardSet(write_shards(tmp_path, [2] * 40))
+    monkeypatch.setattr(shards, "_limit", 4)
+    rows = [*random.Random(1).sample(range(80), 80), 3, 3, -1]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 24, hard))
+    try:
+        found = shards.records(rows)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [int(sample["cls"]) for sample in found] == [row % 80 for row in rows]
+    assert len({id(sample) for sample in found}) == len(rows)
+
+
+def test_a_change_in_the_middle_of_a_shard_is_noticed(tmp_path: Path) -> None:
+    path = write_shards(tmp_path, [9])[0]
+    samples_of = iter(ShardSet(path))
+    next(samples_of)
+    with open(path, "r+b") as file:
+        file.seek(2000)
+        file.write(b"other")
+    with pytest.raises(ShardChangedError, match="while it was open"):
+        next(samples_of)

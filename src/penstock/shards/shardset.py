@@ -66,7 +66,7 @@ class ShardSet:
         cache_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
     ) -> None:
-        names = expand(urls)
+        names = expand(urls, storage)
         folder = None if cache_dir is None else os.path.abspath(cache_dir)
         self._set_up(names, open_handles(names, storage, folder, copy=copy, progress=progress))
 
@@ -160,9 +160,20 @@ class ShardSet:
         """The samples at ``indices`` (any order, repeats allowed). The fast way to read a batch."""
         rows = to_rows(indices, self._whole)
         numbers = self.starts.searchsorted(rows, "right") - 1
+        if not self._ranged and len(set(numbers.tolist())) <= self._limit:
+            return self._read(rows, numbers)
+        # In order, neighbours are read by one request, and no more shards are open than may be.
+        ordered, places = np.unique(rows, return_inverse=True)
+        numbers = self.starts.searchsorted(ordered, "right") - 1
+        part = np.cumsum(np.diff(numbers, prepend=numbers[:1]) != 0) // self._limit
+        cuts = np.flatnonzero(np.diff(part)) + 1
+        pairs = zip(np.split(ordered, cuts), np.split(numbers, cuts), strict=True)
+        found = [sample for few, theirs in pairs for sample in self._read(few, theirs)]
+        return [dict(found[place]) for place in places.tolist()]
+
+    def _read(self, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> list[Sample]:
+        """The samples at rows, with the numbers of their shards."""
         local = (rows - self.starts[numbers]).tolist()
-        if len(rows) == 0:
-            return []
         shards = {number: self.shard(number) for number in set(numbers.tolist())}
         for shard in shards.values():
             shard.check()
@@ -172,8 +183,12 @@ class ShardSet:
     def __iter__(self) -> Iterator[Sample]:
         for number, count in enumerate(self.counts):
             shard = self.shard(number)
-            shard.check()
-            yield from shard if isinstance(shard, RangedShard) else map(shard.sample, range(count))
+            if isinstance(shard, RangedShard):
+                yield from shard
+                continue
+            for local in range(count):
+                shard.check()
+                yield shard.sample(local)
 
     def key(self, index: int) -> str:
         """The key of a sample, without reading it."""
