@@ -139,7 +139,12 @@ class RemoteShard:
 
     def __init__(self, url: str, storage: Storage | None) -> None:
         self.url, self._storage = url, storage
-        self.header = _stored_index(url, storage, None).header
+        try:
+            self.header = _stored_index(url, storage, None).header
+        except StorageNotFoundError as error:
+            raise StorageNotFoundError(
+                f"{error}; make it (penstock shards index ... --out), and upload it beside the shard, or use copy=True"
+            ) from error
         self._source = RemoteSource(url, storage)
         if self._source.size != self.header.size:
             raise ShardError(
@@ -214,10 +219,15 @@ def open_handles(
 
     with ThreadPoolExecutor(_REQUESTS, "penstock-indexes") as pool:
         found = dict(zip(remote, pool.map(look, remote), strict=True)) if remote else {}
-    handles: list[Handle] = []
-    for url in urls:
+
+    def handle_of(url: str) -> Handle:
         one = found.get(url)
-        handles.append(one if isinstance(one, RemoteShard) else LocalShard(url, storage, cache_dir, one))
+        return one if isinstance(one, RemoteShard) else LocalShard(url, storage, cache_dir, one)
+
+    with ThreadPoolExecutor(_INDEXING, "penstock-copies") as pool:  # what has no index in the store is copied here
+        copies = [url for url in remote if found[url] is None]
+        made = dict(zip(copies, pool.map(handle_of, copies), strict=True)) if copies else {}
+    handles = [made[url] if url in made else handle_of(url) for url in urls]
     build([handle for handle in handles if isinstance(handle, LocalShard)], progress=progress)
     return handles
 
