@@ -40,7 +40,7 @@ def open(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **op
         ConfigError: nothing that is known. The message says what was looked for.
         PenstockError: what the data set raises.
     """
-    names = expand(source)
+    names = expand(source, options.get("storage"))
     if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
         return _folder(path, options)
     kinds = {_kind(name) for name in names}

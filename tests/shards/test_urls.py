@@ -8,6 +8,7 @@ import pytest
 
 from penstock.errors import ConfigError, ShardIOError
 from penstock.shards.urls import expand, local_path
+from penstock.storage import Storage
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,19 @@ def test_local() -> None:
     assert local_path("file:a.tar") == "a.tar"
     assert local_path("s3://b/a.tar") is None
     assert local_path("pipe:cat a.tar") is None
+
+
+def test_patterns_in_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, asked = Storage(options={"a": 1}), []
+
+    def found(self: Storage, url: str) -> list[str]:
+        assert self is storage
+        asked.append(url)
+        return [url.replace("*", str(i)) for i in range(2)]
+
+    monkeypatch.setattr(Storage, "glob", found)
+    assert expand(["s3://b/{x,y}-*.tar", Path("*"), "http://h/*.tar?a=*"], storage) == [
+        *("s3://b/x-0.tar", "s3://b/x-1.tar", "s3://b/y-0.tar", "s3://b/y-1.tar"),
+        *("*", "http://h/*.tar?a=*"),
+    ]
+    assert asked == ["s3://b/x-*.tar", "s3://b/y-*.tar"]

@@ -81,7 +81,7 @@ class StreamShards(IterableDataset[Any]):
         if buffer_bytes < 0:
             raise ConfigError(f"buffer_bytes must be 0 or more, got {buffer_bytes}")
         derive_key(seed)
-        self.urls = expand(urls)
+        self.urls = expand(urls, storage)
         self.shuffle, self.buffer_bytes, self.seed, self.handler = shuffle, buffer_bytes, seed, handler
         self._load = chained(decode, load)
         self._storage = storage

@@ -5,8 +5,8 @@
 >>> expand("a.tar::s3://bucket/{b,c}.tar")
 ['a.tar', 's3://bucket/b.tar', 's3://bucket/c.tar']
 
-Patterns (``*``, ``?``, ``[..]``) are looked up in the local file system and sorted. Nothing else is looked at: that a
-shard exists shows when it is opened.
+Patterns (``*``, ``?``, ``[..]``) are looked up and sorted, in the local file system and in stores that list what they
+hold. Nothing else is looked at: that a shard exists shows when it is opened.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 
 from penstock.errors import ConfigError, ShardIOError
+from penstock.storage import Storage, is_remote
 
 __all__ = ["Urls", "braces", "expand", "is_local", "local_path"]
 
@@ -28,22 +29,24 @@ _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+:")
 _LARGEST = 10_000_000
 
 
-def expand(urls: Urls) -> list[str]:
+def expand(urls: Urls, storage: Storage | None = None) -> list[str]:
     """The shards that a specification names, in order.
 
     Args:
         urls: a string, a path, or a collection of both. Strings are cut at ``::`` and expanded; a path is taken as it
             is.
+        storage: how a store is reached, for patterns.
 
     Raises:
         ConfigError: nothing is named, or braces are not balanced.
         ShardIOError: no file matches a pattern.
+        StorageError: a store says no; StorageNotFoundError: no object matches a pattern.
     """
     if isinstance(urls, os.PathLike):
         return [os.fspath(urls)]
     if isinstance(urls, str):
-        return [url for part in urls.split("::") for text in braces(part) for url in _matches(text)]
-    result = [url for part in urls for url in expand(part)]
+        return [url for part in urls.split("::") for text in braces(part) for url in _matches(text, storage)]
+    result = [url for part in urls for url in expand(part, storage)]
     if not result:
         raise ConfigError("no shards: the list is empty")
     return result
@@ -62,9 +65,11 @@ def local_path(url: str) -> str | None:
     return url if is_local(url) else None
 
 
-def _matches(text: str) -> list[str]:
+def _matches(text: str, storage: Storage | None) -> list[str]:
     if not text:
         raise ConfigError("no shards: an empty name (two '::' in a row, or one at an end?)")
+    if is_remote(text) and not text.startswith(("http:", "https:")) and any(sign in text for sign in "*["):
+        return (storage or Storage()).glob(text)  # web servers do not list, and what a question mark begins is a query
     if not is_local(text) or not glob.has_magic(text) or os.path.exists(text):
         return [text]
     found = sorted(glob.glob(text, recursive=True))
