@@ -44,6 +44,9 @@ def test_shards(tmp_path: Path) -> None:
     stream = ps.open(packed)
     assert isinstance(stream, ps.StreamShards)
     assert len(list(stream)) == 3
+    (tmp_path / "packed").mkdir()
+    packed.rename(tmp_path / "packed" / "a.tar.gz")
+    assert len(list(ps.open(tmp_path / "packed"))) == 3  # type: ignore[call-overload]
 
 
 def test_folders(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ penstock.open("train.txt", root="/data")          RankDataset      text, CSV, JS
 penstock.open("train-{000..099}.tar")             ShardDataset     tar shards; compressed ones: StreamShards
 penstock.open("data/imagenet-mds")                MDSDataset       a folder with index.json
 penstock.open("data/imagenet")                    RankDataset      a folder with one folder of images a class
-penstock.open("data/shards")                      ShardDataset     a folder of tar files
+penstock.open("data/shards")                      ShardDataset     a folder of tar files; compressed: StreamShards
 """
 
 from __future__ import annotations
@@ -70,16 +70,17 @@ def _kind(name: str) -> str:
 
 
 def _folder(path: str, options: dict[str, Any]) -> Dataset[Any]:
-    from penstock.shards import ShardDataset
+    from penstock.shards import ShardDataset, StreamShards
     from penstock.shards.mds import MDSDataset
     from penstock.shards.pack import list_images
 
     split = options.get("split")
     if os.path.exists(os.path.join(path, split or "", "index.json")):
         return MDSDataset(path, **options)
-    tars = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(_TAR) and entry.is_file())
-    if tars:
-        return ShardDataset([Path(name) for name in tars], **options)
+    for endings, kind in ((_TAR, ShardDataset), (_COMPRESSED, StreamShards)):
+        shards = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(endings) and entry.is_file())
+        if shards:
+            return kind([Path(name) for name in shards], **options)
     from penstock.datasets import RankDataset
     from penstock.manifest import Manifest
     from penstock.storage import cache_root
