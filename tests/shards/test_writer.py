@@ -160,3 +160,17 @@ def test_shard_writer(tmp_path: Path) -> None:
     with ShardWriter("x-%d.tar.gz", opener=lambda name: Kept()) as writer:
         writer.write({"__key__": "a", "json": [1]})
     assert json.loads(by_tarfile(gzip.decompress(opened[0].getvalue()))[0][1]) == [1]
+
+
+def test_a_full_disk_is_named_in_copies_too() -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        writer = TarWriter(full)
+        for write in (lambda: writer.copy(bytes(512)), lambda: writer.write({"__key__": "a", "x": b""})):
+            with pytest.raises(ShardIOError, match="disk is full"):
+                write()
+
+
+def test_images_that_cannot_be_written_are_named() -> None:
+    for array in (np.zeros((2, 2), np.int32), np.full((2, 2), 7.0)):
+        with pytest.raises(ShardError, match=r"left\.png: a ndarray cannot be written as png: an image"):
+            TarWriter(io.BytesIO()).write({"__key__": "a", "left.png": array})

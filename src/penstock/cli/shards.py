@@ -287,7 +287,7 @@ def _rewrite(urls: list[str], names: Iterator[str], maxsize: int | None, maxcoun
         done = itertools.count(1)
         written = rewrite(
             shards,
-            names,
+            map(_new, names),
             max_count=maxcount,
             max_bytes=maxsize,
             progress=lambda _: show(next(done), len(shards)),
@@ -297,6 +297,15 @@ def _rewrite(urls: list[str], names: Iterator[str], maxsize: int | None, maxcoun
     out = console()
     for name in written:
         out.print(shown(name))
+
+
+def _new(name: str) -> str:
+    """A name that nothing has yet: one argument too few, and the last shard would be what is written to."""
+    from penstock.errors import ConfigError
+
+    if Path(name).exists():
+        raise ConfigError(f"{name} is there already: choose another name, or remove it first")
+    return name
 
 
 def _title(urls: list[str]) -> str:

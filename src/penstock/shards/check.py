@@ -185,6 +185,7 @@ def rewrite(
         for number, count in enumerate(shards.counts):
             shard = shards.shard(number)
             for local in range(count):
+                shard.check()
                 begin, end = shard.index.span(local)
                 size = rounded(end - begin)
                 full = writer is not None and (

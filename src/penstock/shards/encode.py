@@ -81,10 +81,10 @@ def _pixels(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.kind == "f":
         if array.size and not (array.min() > -0.001 and array.max() < 1.001):
-            raise ShardError(f"an image of floats has to be from 0 to 1, this is from {array.min()} to {array.max()}")
+            raise ValueError(f"an image of floats has to be from 0 to 1, this is from {array.min()} to {array.max()}")
         array = (np.clip(array, 0, 1) * 255).astype(np.uint8)
     if array.dtype != np.uint8:
-        raise ShardError(f"an image has to be uint8 or float, not {array.dtype}")
+        raise ValueError(f"an image has to be uint8 or float, not {array.dtype}")
     return array
 
 

@@ -109,9 +109,12 @@ class TarWriter:
         return total
 
     def copy(self, data: bytes | memoryview) -> None:
-        """Add whole members of another archive as they are."""
+        """Add whole members of another archive as they are. Raises ShardIOError: the disk is full."""
         assert self._out is not None
-        self._out.write(data)
+        try:
+            self._out.write(data)
+        except OSError as error:
+            raise ShardIOError(str(io_error(self._path or "the archive", error, "cannot write"))) from error
         self.size += len(data)
         self.samples += 1
 
