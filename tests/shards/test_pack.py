@@ -24,6 +24,7 @@ from penstock.manifest import Manifest
 from penstock.shards import ShardSet
 from penstock.shards.check import rewrite, verify
 from penstock.shards.pack import pack
+from penstock.storage import file_lock
 
 
 def jpeg(width: int, height: int, seed: int) -> bytes:
@@ -126,7 +127,10 @@ def test_kill_and_go_on(folder: Path, tmp_path: Path) -> None:
     assert there >= 3
     for path in out.glob("*.tar"):
         assert verify(str(path)).ok
+    (out / ".train-000002.tar.0a1b2c3d.tmp").write_bytes(b"half")
+    (out / ".other-000002.tar.0a1b2c3d.tmp").write_bytes(b"of somebody else")
     pack(folder, out, max_count=1, progress=False)
+    assert [path.name for path in out.glob(".*.tmp")] == [".other-000002.tar.0a1b2c3d.tmp"]
     pack(folder, tmp_path / "whole", max_count=1, progress=False)
     assert digests(out) == digests(tmp_path / "whole")
 
@@ -140,6 +144,10 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
         pack(tmp_path / "empty", tmp_path / "out2", progress=False)
     with pytest.raises(ConfigError, match="positive"):
         pack(folder, tmp_path / "out3", workers=0)
+    with pytest.raises(ConfigError, match="cannot hold a folder"):
+        pack(folder, tmp_path / "out3", prefix="a/b")
+    with file_lock(tmp_path / "out3" / "pack.json"), pytest.raises(ConfigError, match="another process packs"):
+        pack(folder, tmp_path / "out3")
 
 
 def test_verify_finds(tmp_path: Path) -> None:
@@ -203,7 +211,7 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     assert run("ls", pattern).splitlines()[23] == "000000023  cls jpg"
     assert " at " in run("ls", out / "train-000000.tar", "-l")
     paths = sorted(folder.rglob("*.JPEG"))
-    assert run_alone("cat", pattern, "000000011.jpg")[0] == paths[11].read_bytes()
+    assert CliRunner().invoke(app, ["shards", "cat", pattern, "000000011.jpg"]).stdout_bytes == paths[11].read_bytes()
     assert b"no file" in run_alone("cat", pattern, "nothing.jpg", code=1)[1]
     assert "no problems" in run("verify", pattern, "--decode", "--workers", 2)
     run("merge", pattern, tmp_path / "all.tar")
@@ -212,6 +220,12 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     data = (out / "train-000001.tar").read_bytes()
     (out / "train-000001.tar").write_bytes(data[:2000])
     assert "train-000001.tar: ends at byte 2000" in run("verify", pattern, code=1)
+    before = (tmp_path / "part-03.tar").read_bytes()
+    for command in (["merge", str(tmp_path / "part-*.tar")], ["split", str(tmp_path / "all.tar")]):
+        target = {"merge": "part-03.tar", "split": "part-%02d.tar"}[command[0]]
+        refused = CliRunner().invoke(app, ["shards", *command, str(tmp_path / target)]).exception
+        assert "is there already" in str(refused)
+    assert (tmp_path / "part-03.tar").read_bytes() == before
     assert "one place" in run("split", tmp_path / "all.tar", "same.tar", code=2)
     assert "no size" in run("pack", folder, out, "--maxsize", "big", code=2)
 

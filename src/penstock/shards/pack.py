@@ -13,9 +13,11 @@ not matter how many processes pack, shards are the same bytes each time, and wha
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -26,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from filelock import Timeout
 
 from penstock.errors import ConfigError, ImageError, ShardIOError, WorkerError
 from penstock.manifest import Manifest, Record
@@ -34,7 +37,7 @@ from penstock.progress import progress_bar
 from penstock.shards.header import BLOCK, rounded
 from penstock.shards.index import index_path, load_or_build, read_header
 from penstock.shards.writer import TarWriter
-from penstock.storage import io_error, write_atomically
+from penstock.storage import file_lock, io_error, write_atomically
 
 __all__ = ["CHECKSUMS", "PackReport", "list_images", "pack", "write_checksums"]
 
@@ -103,7 +106,8 @@ def pack(
         progress: show a bar: True, False, or None on a terminal.
 
     Raises:
-        ConfigError: arguments that make no sense, or a folder that holds the shards of another packing.
+        ConfigError: arguments that make no sense, a folder that holds the shards of another packing, or that another
+            process packs into now.
         ShardIOError: a file that cannot be read or written, by name. Shards that are finished stay.
         ImageError: an image to be resized cannot be decoded.
         WorkerError: a worker was killed.
@@ -112,15 +116,23 @@ def pack(
     """
     if workers < 1 or max_bytes < 1 or (max_count is not None and max_count < 1):
         raise ConfigError("workers, max_bytes and max_count must be positive")
+    if os.path.basename(prefix) != prefix:
+        raise ConfigError(f"prefix={prefix!r}: the names of shards begin with it, so it cannot hold a folder")
     out = Path(folder)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ShardIOError(str(io_error(out, error, "cannot make"))) from error
-    manifest = _manifest(source, out, root)
-    job = _Job(manifest, os.path.abspath(out), prefix, shuffle, seed, resize_max_side, quality)
-    cuts = _plan(job, out, {"max_bytes": max_bytes, "max_count": max_count})
-    with progress_bar("packing", len(manifest), progress, in_bytes=False) as advance:
+    with _alone(out):
+        manifest = _manifest(source, out, root)
+        job = _Job(manifest, os.path.abspath(out), prefix, shuffle, seed, resize_max_side, quality)
+        cuts = _plan(job, out, {"max_bytes": max_bytes, "max_count": max_count})
+        return _pack(job, out, cuts, workers, progress)
+
+
+def _pack(job: _Job, out: Path, cuts: list[int], workers: int, progress: bool | None) -> PackReport:
+    _remove_unfinished(out, job.prefix)
+    with progress_bar("packing", len(job.manifest), progress, in_bytes=False) as advance:
         todo = []
         for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
             if _is_packed(job.name(number), stop - start):
@@ -131,7 +143,32 @@ def pack(
             advance(done)
     names = [job.name(number) for number in range(len(cuts) - 1)]
     nbytes = write_checksums(out, names)
-    return PackReport(names, len(manifest), nbytes, len(names) - len(todo))
+    return PackReport(names, len(job.manifest), nbytes, len(names) - len(todo))
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Nobody else on this machine packs into the folder meanwhile."""
+    try:
+        lock = file_lock(out / PLAN)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"another process packs into {out}: wait for its end, or pack into another folder") from None
+    except OSError as error:
+        raise ShardIOError(str(io_error(out, error, "cannot lock"))) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _remove_unfinished(out: Path, prefix: str) -> None:
+    """Remove what a packing that was killed has left of shards."""
+    unfinished = re.compile(rf"\.{re.escape(prefix)}-\d{{6,}}\.tar(\.pidx)?\.[0-9a-f]{{8}}\.tmp")
+    for name in os.listdir(out):
+        if unfinished.fullmatch(name):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(out / name)
 
 
 def _manifest(source: Any, out: Path, root: Any) -> Manifest:
