@@ -313,3 +313,24 @@ def test_a_stream_goes_on_in_a_later_pass(tmp_path: Path, kind: Any, persistent:
     again.load_state_dict(state)
     assert list(again) == rest
     assert list(again) == list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [StreamShards, mixed])
+def test_the_epoch_of_a_loader_over_a_stream(tmp_path: Path, kind: Any, workers: int) -> None:
+    paths = write_shards(tmp_path, COUNTS[8])
+    make = lambda: ps.DataLoader(kind(paths, seed=4), batch_size=5, collate_fn=as_text, num_workers=workers)  # noqa: E731
+    loader, passes = make(), []
+    for epoch in range(2):
+        batches = iter(loader)
+        passes.append([next(batches)])
+        assert loader.epoch == epoch
+        passes[-1] += batches
+    told = make()
+    told.set_epoch(0)
+    assert [list(told), list(told)] == passes  # told once, it goes on from there
+    ended = make()
+    ended.load_state_dict(told.state_dict())
+    assert ended.epoch == told.epoch == 2
+    ended.set_epoch(1)
+    assert list(ended) == passes[1]

@@ -22,10 +22,10 @@ _ENTRIES = 1 + _TRIANGLE * (_TRIANGLE + 1) // 2 + _LARGER
 
 
 class Clock:
-    """The epoch that comes next, and how often it was set, by worker."""
+    """The epoch that comes next, how often it was set, and whether one has begun since, by worker."""
 
     def __init__(self) -> None:
-        self._tensor = torch.zeros((2, _ENTRIES), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._tensor = torch.zeros((3, _ENTRIES), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _entry() -> int:
@@ -38,8 +38,13 @@ class Clock:
 
     def peek(self) -> tuple[int, int]:
         """The epoch of the next iteration, and how often it was set."""
-        epoch, times = self._tensor[:, self._entry()].tolist()
+        epoch, times, _ = self._tensor[:, self._entry()].tolist()
         return int(epoch), int(times)
+
+    def now(self) -> int:
+        """The epoch that is being read, or was last, in the main process by anybody; before that the one that comes."""
+        epoch, _, begun = self._tensor[:, self._entry()].tolist()
+        return int(epoch) - int(begun)
 
     def next(self) -> tuple[int, int]:
         """The same, and the epoch after it comes next."""
@@ -52,10 +57,12 @@ class Clock:
         where: Any = slice(None) if get_worker_info() is None else self._entry()
         self._tensor[0, where] = epoch
         self._tensor[1, where] += 1
+        self._tensor[2, where] = 0
 
     def resumed(self, epoch: int) -> None:
         """An iteration goes on in this epoch; the one after it comes next."""
         self._tensor[0, self._entry()] = self._tensor[0, _MAIN] = epoch + 1
+        self._tensor[2, self._entry()] = self._tensor[2, _MAIN] = 1
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_tensor": self._tensor}

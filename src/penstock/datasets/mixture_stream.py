@@ -80,14 +80,13 @@ class MixtureStream(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that is being read, or was last; before that the one that comes."""
-        epoch, told = self._clock.peek()
-        return self._epoch if self._epoch >= 0 and told == self._told else epoch
+        return self._clock.now() if self._resume is None else self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration; told to sources that have ``set_epoch``."""
         if epoch < 0:
             raise ConfigError(f"epoch must be 0 or more, got {epoch}")
-        if self._resume is None or epoch != self.epoch:
+        if self._resume is None or epoch != self._epoch:
             self._resume = None
             self._clock.set(epoch)
 
@@ -165,11 +164,14 @@ class MixtureStream(IterableDataset[Any]):
         """Where this object is, in this process."""
         if self._resume is not None:
             return dict(self._resume)
+        epoch, told = self._clock.peek()
+        if self._epoch >= 0 and told == self._told:
+            epoch = self._epoch
         return {
             **self._identity(),
             # Where nothing was yielded yet the state is that of any worker.
             "world": self._world() if self._yielded else None,
-            "epoch": self.epoch,
+            "epoch": epoch,
             "yielded": self._yielded,
             "turns": list(self._turns),
             "had": list(self._had),

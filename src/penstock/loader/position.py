@@ -62,7 +62,8 @@ class Position:
         self._progress: Progress | None = None
         self._base_seed: int | None = None  # of the next pass: loaded, or drawn when somebody asked
         self._ahead: frozenset[int] = frozenset()
-        self.stream_epoch: int | None = None
+        self.stream_epoch: int | None = None  # what a stream is told, once somebody has set it
+        self._chosen = False  # for the pass that comes, which else is of the epoch after
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
         """The map-style data set; that inside an iterable one of ours."""
         own_order = isinstance(sampler, SequentialSampler) and sampler.delegates
@@ -89,7 +90,7 @@ class Position:
     def epoch(self) -> int:
         """The epoch that runs, or will run next."""
         if self.source is None:
-            return int(getattr(self.dataset, "epoch", self.stream_epoch or 0))
+            return int(getattr(self.dataset, "epoch", 0) if self.stream_epoch is None else self.stream_epoch)
         if self._progress is not None and self._progress.run is not None and self.source.running:
             return self._progress.run.epoch
         return self.source.peek().epoch
@@ -105,7 +106,7 @@ class Position:
                 self._ahead = frozenset()
         elif hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
-            self.stream_epoch = epoch
+            self.stream_epoch, self._chosen = epoch, True
         else:
             raise ConfigError(f"{type(self.dataset).__name__} is iterable-style and has no set_epoch of its own")
 
@@ -150,6 +151,9 @@ class Position:
             if self.shuffles_a_share:
                 self.dataset.start_pass()
             run = self.source.start()
+        elif self.stream_epoch is not None:
+            self.stream_epoch += not self._chosen
+        self._chosen = False
         ahead, self._ahead = self._ahead, frozenset()
         self._progress = Progress(run, base_seed, ahead)
         return self._progress
@@ -175,6 +179,8 @@ class Position:
             self.states.begin(fresh=fresh())
             if self.source is not None:
                 self._advance(self.source) if self.seeded else self.source.finish()
+            elif self.stream_epoch is not None and not self._chosen:
+                self.stream_epoch, self._chosen = self.stream_epoch + 1, True
 
     def _advance(self, source: EpochBatchSampler) -> None:
         """Go on to what comes next, unless somebody has chosen it since."""

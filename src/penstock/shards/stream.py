@@ -97,8 +97,7 @@ class StreamShards(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that is being read, or was last; before that the one that comes."""
-        epoch, told = self._clock.peek()
-        return self._epoch if self._epoch >= 0 and told == self._told else epoch
+        return self._epoch if self._resuming else self._clock.now()
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration. That of a state just loaded keeps its position.
@@ -116,7 +115,10 @@ class StreamShards(IterableDataset[Any]):
     def state_dict(self) -> State:
         """Where this object is in its own iteration."""
         worker = distributed.worker()
-        return {**self._identity(), "epoch": self.epoch, "worker": [worker.id, worker.total], "at": list(self._at)}
+        epoch, told = self._clock.peek()
+        if self._epoch >= 0 and told == self._told:
+            epoch = self._epoch
+        return {**self._identity(), "epoch": epoch, "worker": [worker.id, worker.total], "at": list(self._at)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there at the next iteration.
