@@ -6,11 +6,9 @@ import gzip
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,57 +70,63 @@ def test_pipes_are_refused(tmp_path: Path) -> None:
 
 
 PROGRAM = """
-import json, os, sys, time
+import json, os, signal, sys, time
 import penstock as ps
 
 def label(sample):
     return int(sample["cls"])
 
-if __name__ == "__main__":
-    out, workers, paths = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+def train(out, workers, paths):
     dataset = ps.ShardDataset(paths, load=label, seed=7, rank=0, world_size=1)
     options = {"executor": "process"} if workers else {}
     loader = ps.DataLoader(dataset, batch_size=3, num_workers=workers, **options)
-    log = out + ".log"
     if os.path.exists(out):
         loader.load_state_dict(json.load(open(out)))
-    with open(log, "a", buffering=1) as file:
+    with open(out + ".log", "a", buffering=1) as file:
         for batch in loader:
             with open(out + ".tmp", "w") as state:
                 json.dump({**loader.state_dict()}, state)
             file.write(json.dumps(batch.tolist()) + "\\n")
             os.replace(out + ".tmp", out)
             time.sleep(0.01)
+
+def lines(name):
+    return len(open(name).readlines()) if os.path.exists(name) else 0
+
+# Each run is a process of its own, which has begun nothing; two are killed, and the last one is not.
+for workers in (0, 2):
+    out = f"{sys.argv[1]}-{workers}"
+    for wanted in (5, 17, None):
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            train(out, workers, sys.argv[2:])
+            os._exit(0)
+        deadline = time.monotonic() + 40
+        while wanted and time.monotonic() < deadline and lines(out + ".log") < wanted:
+            time.sleep(0.005)
+        if wanted:
+            os.killpg(pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (-signal.SIGKILL if wanted else 0)
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resume_after_kill(tmp_path: Path, workers: int) -> None:
+def test_resume_after_kill(tmp_path: Path) -> None:
     paths = write_shards(tmp_path, [40, 41, 20])
     program, out = tmp_path / "program.py", tmp_path / "state"
     program.write_text(PROGRAM)
-    log = Path(f"{out}.log")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for wanted in (5, 17):
-        command = [sys.executable, str(program), str(out), str(workers), *paths]
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
-        deadline = time.monotonic() + 40
-        while time.monotonic() < deadline and (not log.exists() or len(log.read_text().splitlines()) < wanted):
-            time.sleep(0.005)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    subprocess.run([sys.executable, str(program), str(out), *paths], env=environment, check=True, timeout=100)
     # Killed between a line of the log and its state, a batch is had again; it is the same one.
-    subprocess.run(
-        [sys.executable, str(program), str(out), str(workers), *paths], env=environment, check=True, timeout=60
-    )
-    batches = [tuple(json.loads(line)) for line in log.read_text().splitlines()]
-    assert len(batches) - len(set(batches)) <= 2
-    seen = Counter(number for batch in set(batches) for number in batch)
-    assert seen == Counter(range(101))
+    for workers in (0, 2):
+        batches = [tuple(json.loads(line)) for line in Path(f"{out}-{workers}.log").read_text().splitlines()]
+        assert len(batches) - len(set(batches)) <= 2
+        seen = Counter(number for batch in set(batches) for number in batch)
+        assert seen == Counter(range(101))
 
 
 GLOO = """
-import sys
+import json, sys
 import torch, torch.distributed as dist
 import penstock as ps
 
@@ -130,29 +134,32 @@ def label(sample):
     return int(sample["cls"])
 
 if __name__ == "__main__":
-    rank, world, store, workers, paths = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:]
+    rank, world, store, sets = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    loader = ps.DataLoader(ps.ShardDataset(paths, load=label, seed=1), batch_size=2, num_workers=workers)
-    seen = torch.zeros(50, dtype=torch.int64)
-    for batch in loader:
-        step = torch.zeros(50, dtype=torch.int64)
-        step.index_add_(0, batch, torch.ones_like(batch))
-        dist.all_reduce(step)
-        seen += step
-    assert int(seen.min()) == 1 and int(seen.sum()) == -(-50 // world) * world, seen
+    for paths in sets:
+        loader = ps.DataLoader(ps.ShardDataset(paths, load=label, seed=1), batch_size=2)
+        seen = torch.zeros(50, dtype=torch.int64)
+        for batch in loader:
+            step = torch.zeros(50, dtype=torch.int64)
+            step.index_add_(0, batch, torch.ones_like(batch))
+            dist.all_reduce(step)
+            seen += step
+        assert int(seen.min()) == 1 and int(seen.sum()) == -(-50 // world) * world, seen
     dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("counts", [[50], [30, 1, 19], [6, 7, 6, 7, 6, 6, 6, 6]])
-def test_gloo_ranks_never_wait(tmp_path: Path, counts: list[int]) -> None:
-    paths = write_shards(tmp_path, counts)
+def test_gloo_ranks_never_wait(tmp_path: Path) -> None:
+    sets = []
+    for number, counts in enumerate([[50], [30, 1, 19], [6, 7, 6, 7, 6, 6, 6, 6]]):
+        (tmp_path / str(number)).mkdir()
+        sets.append(write_shards(tmp_path / str(number), counts))
     program = tmp_path / "program.py"
     program.write_text(GLOO)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, program, str(rank), "3", str(tmp_path / "store"), "0", *paths], env=environment
+            [sys.executable, program, str(rank), "3", str(tmp_path / "store"), json.dumps(sets)], env=environment
         )
         for rank in range(3)
     ]
