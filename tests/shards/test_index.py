@@ -232,11 +232,13 @@ def test_a_batch_out_of_more_shards_than_may_be_open(tmp_path: Path, monkeypatch
 
 
 def test_a_change_in_the_middle_of_a_shard_is_noticed(tmp_path: Path) -> None:
-    path = write_shards(tmp_path, [9])[0]
-    samples_of = iter(ShardSet(path))
-    next(samples_of)
+    path = write_shards(tmp_path, [90])[0]
+    right = [sample["cls"] for sample in ShardSet(path)]
+    samples_of, had = iter(ShardSet(path)), []
+    had.append(next(samples_of)["cls"])
+    data = Path(path).read_bytes()
     with open(path, "r+b") as file:
-        file.seek(2000)
-        file.write(b"other")
+        file.write(data.replace(b"89" + bytes(510), b"98" + bytes(510)))
     with pytest.raises(ShardChangedError, match="while it was open"):
-        next(samples_of)
+        had += (sample["cls"] for sample in samples_of)
+    assert had == right[: len(had)]

@@ -32,6 +32,8 @@ __all__ = ["ShardSet"]
 
 _FEWEST, _MOST = 64, 4096  # shards held open; each takes two descriptors
 
+_AT_ONCE, _SMALL = 32, 32 << 10  # while iterating: samples read between two looks at the file, if they are so small
+
 
 class ShardSet:
     """The samples of shards, one shard after the other.
@@ -186,9 +188,11 @@ class ShardSet:
             if isinstance(shard, RangedShard):
                 yield from shard
                 continue
-            for local in range(count):
-                shard.check()
-                yield shard.sample(local)
+            step = _AT_ONCE if shard.index.header.size < count * _SMALL else 1
+            for start in range(0, count, step):
+                found = [shard.sample(local) for local in range(start, min(start + step, count))]
+                shard.check()  # of what has just been read, so nothing is handed out that has changed
+                yield from found
 
     def key(self, index: int) -> str:
         """The key of a sample, without reading it."""
