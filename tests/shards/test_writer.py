@@ -163,11 +163,27 @@ def test_shard_writer(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named_in_copies_too() -> None:
-    with open("/dev/full", "wb", buffering=0) as full:
-        writer = TarWriter(full)
-        for write in (lambda: writer.copy(bytes(512)), lambda: writer.write({"__key__": "a", "x": b""})):
+    for write in (lambda w: w.copy(bytes(512)), lambda w: w.write({"__key__": "a", "x": b""})):
+        with open("/dev/full", "wb", buffering=0) as full:
+            writer = TarWriter(full)
             with pytest.raises(ShardIOError, match="disk is full"):
-                write()
+                write(writer)
+
+
+def test_an_archive_with_a_hole_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: list[str] = []
+    shards = ShardWriter(f"{tmp_path}/%d.tar", post=finished.append)
+    shards.write({"__key__": "a", "x": b"1"})
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(shards._writer, "_out", full)
+        with pytest.raises(ShardIOError, match="disk is full"):
+            shards.write({"__key__": "b", "x": b"1"})
+    with pytest.raises(ShardError, match="closed"):
+        shards.write({"__key__": "c", "x": b"1"})
+    with pytest.raises(ShardIOError, match="disk is full"):
+        shards.close()
+    assert not finished
+    assert not os.listdir(tmp_path)
 
 
 def test_images_that_cannot_be_written_are_named() -> None:

@@ -67,6 +67,7 @@ class TarWriter:
         """Bytes of the archive so far, before compression."""
         self.samples = 0
         """Samples so far."""
+        self._failure = ""
         kind = _compression(compress, self._path)
         if self._path is not None:
             head, name = os.path.split(self._path)
@@ -84,7 +85,7 @@ class TarWriter:
 
         Raises:
             ShardError: no ``__key__``, or a value that is no bytes after encoding. Nothing of the sample is written.
-            ShardIOError: the disk is full.
+            ShardIOError: the disk is full. The archive cannot go on then.
         """
         if self._out is None:
             raise ShardError("this writer is closed")
@@ -104,7 +105,7 @@ class TarWriter:
                 self.size += len(head) + rounded(len(data))
                 total += len(data)
         except OSError as error:
-            raise ShardIOError(str(io_error(self._path or "the archive", error, "cannot write"))) from error
+            raise self._failed(error) from error
         self.samples += 1
         return total
 
@@ -114,9 +115,15 @@ class TarWriter:
         try:
             self._out.write(data)
         except OSError as error:
-            raise ShardIOError(str(io_error(self._path or "the archive", error, "cannot write"))) from error
+            raise self._failed(error) from error
         self.size += len(data)
         self.samples += 1
+
+    def _failed(self, error: OSError) -> ShardIOError:
+        """Part of a sample may be there: the archive can neither go on nor be finished."""
+        self._failure = str(io_error(self._path or "the archive", error, "cannot write"))
+        self.abandon()
+        return ShardIOError(self._failure)
 
     def _is_written(self, name: str) -> bool:
         return name != "__key__" and (self._keep_meta or not name.startswith("_"))
@@ -131,8 +138,14 @@ class TarWriter:
         return bytes(value)
 
     def close(self) -> None:
-        """End the archive; a file given by its path gets its name now. Idempotent."""
+        """End the archive; a file given by its path gets its name now. Idempotent.
+
+        Raises:
+            ShardIOError: the disk is full, or a sample could not be written before. There is no file then.
+        """
         out, self._out = self._out, None
+        if self._failure:
+            raise ShardIOError(self._failure)
         if out is None:
             return
         try:
