@@ -165,6 +165,17 @@ def test_verify_finds(tmp_path: Path) -> None:
     assert "1 of 3 samples have other parts" in problems(make_tar([("a.x", b""), ("b.x", b""), ("c.y", b"")]))
     path.write_bytes(good)
     ShardSet(path)
+    beside = Path(f"{path}.pidx")
+    sound = beside.read_bytes()
+    os.utime(path, ns=(0, 0))
+    assert problems(good) == ""  # of another time, but of the same content
+    ShardSet(path)
+    for damaged in (sound[:-1], sound[:-1] + b"x", b""):
+        beside.write_bytes(damaged)
+        assert "is not that of this shard" in "\n".join(verify(str(path)).problems)
+    beside.write_bytes(sound)
+    assert "is not that of this shard" in problems(make_tar(samples(4)))
+    assert problems(good) == ""
     (tmp_path / "checksums.txt").write_text("0" * 32 + "  a.tar\n")
     assert "not what was packed" in "\n".join(verify(str(path)).problems)
     assert "no such file" in verify(str(tmp_path / "none.tar")).problems[0]

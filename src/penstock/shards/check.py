@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import xxhash
@@ -21,7 +22,7 @@ from penstock.shards.compressed import compression_of
 from penstock.shards.files import ShardFile
 from penstock.shards.grouping import Sample
 from penstock.shards.header import rounded
-from penstock.shards.index import ShardIndex, index_path
+from penstock.shards.index import SUFFIX, ShardIndex, index_path
 from penstock.shards.pack import CHECKSUMS
 from penstock.shards.runs import scan_runs
 from penstock.shards.shardset import ShardSet
@@ -122,10 +123,12 @@ def _check_parts(parts: Counter[tuple[str, ...]], report: ShardReport) -> None:
 
 
 def _check_index(file: ShardFile, digest: bytes, report: ShardReport) -> None:
-    where = index_path(file.path)
-    index = None if where is None else ShardIndex.load(where)
-    if index is not None and (index.header.digest != digest or not index.is_sound() or len(index) != report.samples):
-        report.problems.append(f"the index {where} is not that of this shard: remove it, and it is made again")
+    beside = Path(file.path + SUFFIX)  # nobody would use it here if it does not fit, but it may be uploaded
+    for where in {index_path(file.path), beside if beside.exists() else None} - {None}:
+        index = ShardIndex.load(cast(Path, where))
+        fits = index is not None and index.header.digest == digest and index.is_sound()
+        if index is None or not fits or len(index) != report.samples:
+            report.problems.append(f"the index {where} is not that of this shard: remove it, and it is made again")
     listed = _listed(Path(file.path))
     if listed is not None and listed != digest.hex():
         report.problems.append(f"the content is not what was packed: xxh3_128 {digest.hex()}, not {listed}")
