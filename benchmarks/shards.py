@@ -34,19 +34,19 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with folder(options.dir) as where:
+        count = options.lines
+        images = imagenet(options.data) if options.data else large()
         sets = {
             "CIFAR-10, webdataset's writer": make(
-                where / "cifar-wds", cifar(options.data, options.lines), wds.TarWriter
+                where / "cifar-wds", cifar(options.data, count), wds.TarWriter, count
             ),
-            "CIFAR-10, our writer": make(where / "cifar", cifar(options.data, options.lines), None),
-            f"{'ImageNet' if options.data else 'large'}, our writer": make(
-                where / "imagenet", imagenet(options.data) if options.data else large(), None
-            ),
+            "CIFAR-10, our writer": make(where / "cifar", cifar(options.data, count), None, count),
+            f"{'ImageNet' if options.data else 'large'}, our writer": make(where / "imagenet", images, None, 500),
         }
         raw(sets, options.repeat)
         index(sets, options.repeat)
         access(sets, options.repeat)
-        decoded(sets, max(2, options.repeat // 2))
+        decoded(sets, max(3, options.repeat // 2))
 
 
 def cifar(data: Path | None, count: int) -> Iterator[dict[str, Any]]:
@@ -84,10 +84,10 @@ def imagenet(data: Path) -> Iterator[dict[str, Any]]:
         yield {"__key__": f"{number:06d}", "jpg": path.read_bytes(), "cls": number}
 
 
-def make(where: Path, samples: Iterator[dict[str, Any]], writer: Any) -> list[str]:
-    """Shards of at most 2,000 samples, or 125 of the large ones."""
+def make(where: Path, samples: Iterator[dict[str, Any]], writer: Any, total: int) -> list[str]:
+    """Two shards, since webdataset's workers need one each."""
     where.mkdir()
-    pattern, count = str(where / "s-%04d.tar"), 125 if where.name == "imagenet" else 2_000
+    pattern, count = str(where / "s-%04d.tar"), -(-total // 2)
     if writer is None:
         with ShardWriter(pattern, maxcount=count) as sink:
             for sample in samples:
@@ -180,6 +180,7 @@ def access(sets: dict[str, list[str]], repeat: int) -> None:
 def decoded(sets: dict[str, list[str]], repeat: int) -> None:
     """Images decoded to RGB, 224 x 224 if they are large, in stacked batches, with two workers."""
     for name, paths in list(sets.items())[1:]:
+        paths = paths * (1 if name.startswith("CIFAR") else 4)  # else starting workers is a good part of it
         count = len(ShardSet(paths, progress=False))
         size = None if name.startswith("CIFAR") else 224
         peers: dict[str, Callable[[], Any]] = {

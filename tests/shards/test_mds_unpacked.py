@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import pickle
 import resource
 import shutil
-import sys
-import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,24 +22,7 @@ from penstock.shards.mds import MDSFolder
 from penstock.shards.mds.compression import COMPRESSIONS
 from penstock.storage import Cache, Storage
 
-SUPPORT = Path(__file__).parents[1] / "storage" / "http_support.py"
 SIMPLE = {"image": "bytes", "label": "int", "name": "str"}
-
-
-@pytest.fixture
-def server() -> Iterator[Any]:
-    spec = importlib.util.spec_from_file_location("mds_http_support", SUPPORT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mds_http_support"] = module
-    spec.loader.exec_module(module)
-    with module.Server() as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join(10)
 
 
 def simple(n: int) -> list[dict[str, Any]]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +17,7 @@ from penstock.errors import ConfigError, ShardError, StorageChangedError, Storag
 from penstock.shards import ShardSet, handles
 from penstock.storage import Cache, Storage
 
-SUPPORT = Path(__file__).parents[1] / "storage" / "http_support.py"
 COUNTS = [40, 3, 25]
-
-
-@pytest.fixture
-def server() -> Iterator[Any]:
-    spec = importlib.util.spec_from_file_location("ranged_http_support", SUPPORT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ranged_http_support"] = module
-    spec.loader.exec_module(module)
-    made = module.Server()
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield made
-    made.release.set()
-    made.shutdown()
-    made.server_close()
-    thread.join(10)
 
 
 @pytest.fixture

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +17,6 @@ from shard_support import write_shards
 import penstock as ps
 from penstock.errors import ShardError
 from penstock.storage import Cache, Storage
-
-SUPPORT = Path(__file__).parents[1] / "storage" / "http_support.py"
-
-
-@pytest.fixture
-def server() -> Iterator[Any]:
-    spec = importlib.util.spec_from_file_location("shards_http_support", SUPPORT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["shards_http_support"] = module
-    spec.loader.exec_module(module)
-    made = module.Server()
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield made
-    made.release.set()
-    made.shutdown()
-    made.server_close()
-    thread.join(10)
 
 
 def label(sample: dict[str, Any]) -> int:

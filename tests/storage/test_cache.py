@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,17 @@ class TestCopies:
         assert Path(careful.local_path(url)).read_bytes() == DATA
         (path.parent / ENTRY).write_bytes(b"{")
         assert Path(storage.local_path(url)).read_bytes() == DATA
+
+    def test_what_others_remove_is_fetched_again(self, server: Any, storage: Storage) -> None:
+        url = server.put("a.bin", SMALL)
+        path = Path(storage.local_path(url))
+        path.unlink()
+        assert Path(storage.local_path(url)).read_bytes() == SMALL
+        shutil.rmtree(storage.the_cache().folder)
+        assert Path(storage.local_path(url)).read_bytes() == SMALL
+        cache = storage.the_cache()
+        shutil.rmtree(cache.folder)
+        assert cache.open(open_source(url, storage=storage)).read_at(0, len(SMALL)) == SMALL
 
     def test_a_journal_is_not_believed_either(self, server: Any, storage: Storage) -> None:
         url = server.put("a.bin", DATA)

@@ -29,7 +29,7 @@ from penstock.storage.urls import shown
 __all__ = ["Handle", "LocalShard", "OpenShard", "RemoteShard", "build", "open_handles", "write_indexes"]
 
 _REQUESTS = 16  # under way at a time, while the indexes of a set are fetched
-_INDEXING = 4  # shards of a set indexed at a time, so that one is synced to disk while another is looked at
+_COPIES = 4  # shards copied at a time
 
 
 class OpenShard:
@@ -224,7 +224,7 @@ def open_handles(
         one = found.get(url)
         return one if isinstance(one, RemoteShard) else LocalShard(url, storage, cache_dir, one)
 
-    with ThreadPoolExecutor(_INDEXING, "penstock-copies") as pool:  # what has no index in the store is copied here
+    with ThreadPoolExecutor(_COPIES, "penstock-copies") as pool:  # what has no index in the store is copied here
         copies = [url for url in remote if found[url] is None]
         made = dict(zip(copies, pool.map(handle_of, copies), strict=True)) if copies else {}
     handles = [made[url] if url in made else handle_of(url) for url in urls]
@@ -233,17 +233,14 @@ def open_handles(
 
 
 def build(shards: list[LocalShard], *, progress: bool | None = None) -> None:
-    """Index those that have no index, several at a time."""
+    """Index those that have no index, one after the other: threads would wait for Python's lock, and cost more."""
     missing = [shard for shard in shards if shard.header is None]
     if not missing:
         return
     total = sum(ShardFile(handle.path).size for handle in missing)
-    with progress_bar("indexing", total, progress) as advance, ThreadPoolExecutor(_INDEXING, "penstock-index") as pool:
-        try:
-            for _ in pool.map(lambda handle: handle.build(advance), missing):
-                pass
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    with progress_bar("indexing", total, progress) as advance:
+        for handle in missing:
+            handle.build(advance)
 
 
 def _local_again(url: str, path: str, cache_dir: str | None, digest: bytes) -> LocalShard:

@@ -72,13 +72,16 @@ class Cache:
         self.max_bytes, self.verify_on_open = max_bytes, verify
         self.folder = Path(os.path.abspath(folder)) if folder is not None else cache_root() / "objects"
         try:
-            for name in ("objects", "partial", "locks", "failures", "trash"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            self._make_folders()
             tag = self.folder / "CACHEDIR.TAG"  # by which backup programs know what to leave out
             if not tag.exists():
                 tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
         except OSError as error:
             raise StorageError(f"cannot use the cache folder {self.folder}: {error.strerror or error}") from error
+
+    def _make_folders(self) -> None:
+        for name in ("objects", "partial", "locks", "failures", "trash"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _cache, (str(self.folder), self.max_bytes, self.verify_on_open)
@@ -136,7 +139,8 @@ class Cache:
                 return None
             if os.access(folder, os.W_OK):  # nobody removes anything from a cache that may only be read
                 self._note_use(folder, keep)
-        except FileNotFoundError:  # it is being removed at this moment
+        except FileNotFoundError:  # it is being removed at this moment; or somebody has removed its file alone
+            self._discard(folder)
             return None
         return file
 
@@ -148,6 +152,7 @@ class Cache:
 
     def _obtain(self, key: str, source: Download, progress: bool | None) -> None:
         """Have the copy in place: download it, or wait for the process that does."""
+        self._make_folders()  # somebody may have removed them
         lock = FileLock(self.folder / "locks" / f"{key}.lock")
         began, waited = time.time(), self._acquire(lock, key, source)
         try:
