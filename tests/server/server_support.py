@@ -67,8 +67,12 @@ class Process:
         self._start(self.port)
 
     def freeze(self) -> None:
-        """The process keeps its sockets and does nothing, as a machine that has lost its network."""
+        """The process keeps its sockets and does nothing, as a machine that has lost its network. Its threads stop one
+        by one, each when the system gets to it: on a busy machine the last ones may still answer for a while.
+        """
         os.kill(self.pid, signal.SIGSTOP)
+        while not all(map(_stopped, Path(f"/proc/{self.pid}/task").iterdir())):
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -233,3 +237,11 @@ def timed(what: object) -> float:
     begin = time.monotonic()
     what()  # type: ignore[operator]
     return time.monotonic() - begin
+
+
+def _stopped(task: Path) -> bool:
+    """Whether a thread is stopped, or over."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
