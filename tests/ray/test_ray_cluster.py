@@ -169,6 +169,7 @@ def test_loaders_of_one_program_share_its_cpus(cluster: Any) -> None:
     data = Numbers(400, seconds=0.005)
     options = RayOptions(num_cpus=2)
     with DataLoader(data, 4, seed=1, executor="ray", num_workers=3, ray_options=options) as train:
+        start = time.monotonic()
         first = iter(train)
         head = [next(first)]
         begin = time.monotonic()
@@ -176,7 +177,7 @@ def test_loaders_of_one_program_share_its_cpus(cluster: Any) -> None:
             with DataLoader(other, 4, executor="ray", num_workers=count) as loader:
                 assert len(list(loader)) == 10
                 assert all(cluster.head_node.node_id[:6] not in name for name in loader.stats()["nodes"])
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < max(20, 5 * (begin - start))  # as starts of workers take here and now
         assert rows([*head, *first]) == rows(DataLoader(Numbers(400), 4, seed=1))
 
 
