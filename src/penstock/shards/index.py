@@ -33,7 +33,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.errors import ManifestIOError, ShardError, ShardIOError
-from penstock.manifest.sidecar import places
+from penstock.manifest.sidecar import READ_ONLY, places
 from penstock.shards.compressed import compression_of
 from penstock.shards.files import ShardFile
 from penstock.shards.header import decode_name, rounded
@@ -254,7 +254,7 @@ def _build(candidates: list[Path], file: ShardFile, url: str, progress: Progress
         except (ShardError, ManifestIOError):
             raise
         except OSError as error:
-            if isinstance(error, PermissionError) and not last:
+            if error.errno in READ_ONLY and not last:
                 continue  # access rights promised more than the file system keeps
             raise ShardIOError(str(io_error(path, error, f"cannot write the index of {url} to"))) from error
         built = ShardIndex.load(path)
