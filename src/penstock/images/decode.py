@@ -1,11 +1,13 @@
 """Image files to RGB arrays, and image sizes without decoding.
 
 JPEG is decoded by libjpeg-turbo (simplejpeg), everything else that OpenCV reads (PNG, WebP, BMP, TIFF, GIF, ...) by
-OpenCV. The result is always uint8, (height, width, 3), RGB, C-contiguous: grey, palette and CMYK images are converted,
-16 bits become 8, an alpha channel is dropped, of an animation the first frame is taken.
+OpenCV; other back ends by name (`penstock.images.backends`). The result is uint8, (height, width, 3), RGB,
+C-contiguous: grey, palette and CMYK images are converted, 16 bits become 8, an alpha channel is dropped, of an
+animation the first frame is taken.
 
-**EXIF orientation is ignored**: pixels come as they are stored, and `image_size` agrees with `decode`. This is what
-the pipelines that ImageNet models were trained with do; whoever needs rotation rotates the files once.
+**EXIF orientation is ignored** unless asked for: pixels come as they are stored, and `image_size` agrees with `decode`.
+This is what the pipelines that ImageNet models were trained with do; whoever needs rotation rotates the files once, or
+says ``orientation="apply"``.
 
 A file that ends too early is an error, never an image with a grey lower half. A complete JPEG with stray bytes before
 a marker, as ImageNet and many cameras have them, is decoded, as Pillow and OpenCV decode it.
@@ -21,24 +23,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Literal
 
-import cv2
 import numpy as np
 import numpy.typing as npt
-import simplejpeg
 
 from penstock.errors import ImageError
+from penstock.images import exif
+from penstock.images.backends import choose
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
 
-__all__ = ["decode", "image_size", "read_image"]
+__all__ = ["MAX_PIXELS", "decode", "image_size", "read_image"]
 
-_FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 _HEADER_BYTES = 64 * 1024
 _MAX_SIDE = 2**31 - 1
-# Warnings of libjpeg after which the picture is whole. All others mean missing or wrong pixels.
-_HARMLESS = ("extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform", "Inconsistent progression")
+MAX_PIXELS = 2**28
+"""Of an image that is decoded unless another limit is given: 268 million, 805 MB as RGB."""
 
 
 def read_image(
@@ -53,17 +55,37 @@ def read_image(
 
 
 def decode(
-    data: bytes | bytearray | memoryview, *, path: str | os.PathLike[str] | None = None
+    data: bytes | bytearray | memoryview,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    backend: str = "auto",
+    mode: Literal["rgb", "gray"] = "rgb",
+    orientation: Literal["ignore", "apply"] = "ignore",
+    partial: bool = False,
+    max_pixels: int = MAX_PIXELS,
 ) -> npt.NDArray[np.uint8]:
-    """The image in an encoded buffer as uint8 (height, width, 3) RGB.
+    """The image in an encoded buffer as uint8, (height, width, 3) RGB, or (height, width, 1) with ``mode="gray"``.
 
-    `path` is for the error message only. Raises `ImageError` for empty, truncated or undecodable data.
+    `path` is for the error message only. `backend` is a name of `backends.BACKENDS`; ``auto`` is the first that is
+    installed for the format. With ``orientation="apply"`` the image is turned as its EXIF data says. With `partial` a
+    JPEG that ends too early or is damaged gives what could be decoded, the rest gray (other formats: as the back end
+    can). `max_pixels` is checked against the header, before anything is decoded.
+
+    Raises `ImageError` for empty, truncated, undecodable or too large data, `ConfigError` for a back end that is
+    unknown, not installed, or does not read this format.
     """
     if len(data) == 0:
         raise ImageError(f"{_name(path)} is empty (0 bytes), not an image")
-    if data[:2] == b"\xff\xd8":
-        return _decode_jpeg(data, path)
-    return _decode_opencv(data, path)
+    kind = exif.kind(data)
+    chosen = choose(backend, kind)
+    _check_pixels(data, kind, max_pixels, path)
+    try:
+        image = chosen.decode(data, 1 if mode == "gray" else 3, partial)
+    except ValueError as error:
+        raise ImageError(f"{_name(path)} {_what(kind, str(error))} ({len(data)} bytes): {error}") from error
+    if orientation == "apply":
+        return exif.oriented(image, exif.orientation(data))
+    return image
 
 
 def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
@@ -93,42 +115,6 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     return size
 
 
-def _decode_jpeg(data: bytes | bytearray | memoryview, path: str | os.PathLike[str] | None) -> npt.NDArray[np.uint8]:
-    """Strict first, which turns every libjpeg warning into an error; then the harmless ones are forgiven."""
-    try:
-        image: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=True)
-        return image
-    except ValueError as error:
-        reason = str(error)
-    # libjpeg reports its first warning only: where that one is harmless, the end-of-image marker has to show that
-    # nothing is missing behind it.
-    complete = b"\xff\xd9" in bytes(data[-4096:])
-    if complete and any(text in reason for text in _HARMLESS):
-        try:
-            image = simplejpeg.decode_jpeg(data, "RGB", strict=False)
-            return image
-        except ValueError:  # TurboJPEG forgives in the pixels only, not in the header
-            return _decode_opencv(data, path)
-    if complete and "subsampling" in reason:  # it knows the usual ones only; OpenCV's libjpeg decodes the others
-        return _decode_opencv(data, path)
-    what = "is truncated" if "remature end" in reason or not complete else "is a damaged JPEG"
-    raise ImageError(f"{_name(path)} {what} ({len(data)} bytes): {reason}")
-
-
-def _decode_opencv(data: bytes | bytearray | memoryview, path: str | os.PathLike[str] | None) -> npt.NDArray[np.uint8]:
-    try:
-        bgr = cv2.imdecode(np.frombuffer(data, np.uint8), _FLAGS)
-    except cv2.error as error:
-        raise ImageError(f"{_name(path)} cannot be decoded ({len(data)} bytes): {error}") from error
-    if bgr is None:
-        start = bytes(data[:12])
-        raise ImageError(
-            f"{_name(path)} is truncated, damaged or not an image ({len(data)} bytes, starting with {start!r})"
-        )
-    image: npt.NDArray[np.uint8] = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
-    return image
-
-
 def _read(
     path: str | os.PathLike[str],
     size: int = -1,
@@ -150,6 +136,27 @@ def _read(
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ImageError(f"{_name(path)}: cannot be read: {reason}") from error
+
+
+def _check_pixels(
+    data: bytes | bytearray | memoryview, kind: str, max_pixels: int, path: str | os.PathLike[str] | None
+) -> None:
+    """Refuse a picture that would fill the memory, by its header. What has no size there is left to the back end."""
+    try:
+        size = exif.tiff_size(data) if kind == "tiff" else size_from_header(data)
+    except TruncatedHeader:
+        return
+    if size is not None and size[0] * size[1] > max_pixels:
+        raise ImageError(
+            f"{_name(path)} has {size[0]} x {size[1]} pixels, more than the limit of {max_pixels}: damaged, or meant "
+            "to fill the memory; pass max_pixels= if it is neither"
+        )
+
+
+def _what(kind: str, reason: str) -> str:
+    if reason.startswith("truncated"):
+        return "is truncated" if kind == "jpeg" else "cannot be decoded"
+    return "is a damaged JPEG" if kind == "jpeg" else "cannot be decoded"
 
 
 def _name(path: str | os.PathLike[str] | None) -> str:

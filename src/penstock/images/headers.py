@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import re
 import struct
+from typing import TypeAlias
 
 __all__ = ["TruncatedHeader", "size_from_header"]
+
+Data: TypeAlias = bytes | bytearray | memoryview
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Frame headers, which carry the size: C0 to CF without DHT (C4), JPG (C8) and DAC (CC).
@@ -27,7 +30,7 @@ class TruncatedHeader(Exception):
     """The bytes end before the size. A signal to the caller in `decode.image_size`, never shown to a user."""
 
 
-def size_from_header(data: bytes) -> tuple[int, int] | None:
+def size_from_header(data: Data) -> tuple[int, int] | None:
     """``(width, height)`` in pixels from the first bytes of a file, or `None` for an unknown format.
 
     Raises `TruncatedHeader` when more bytes are needed. A size of zero is returned as it stands.
@@ -49,12 +52,12 @@ def size_from_header(data: bytes) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _pair(layout: str, data: bytes, offset: int) -> tuple[int, int]:
+def _pair(layout: str, data: Data, offset: int) -> tuple[int, int]:
     width, height = struct.unpack_from(layout, data, offset)
     return width, height
 
 
-def _jpeg(data: bytes) -> tuple[int, int] | None:
+def _jpeg(data: Data) -> tuple[int, int] | None:
     """Walk from marker to marker; the segments before the frame (EXIF, ICC profile) may be longer than `data`."""
     at, end = 2, len(data)
     while at + 4 <= end:
@@ -76,7 +79,7 @@ def _jpeg(data: bytes) -> tuple[int, int] | None:
     raise TruncatedHeader
 
 
-def _bmp(data: bytes) -> tuple[int, int]:
+def _bmp(data: Data) -> tuple[int, int]:
     (header_size,) = struct.unpack_from("<I", data, 14)
     if header_size == 12:  # OS/2: 16-bit sizes
         return _pair("<HH", data, 18)
@@ -84,7 +87,7 @@ def _bmp(data: bytes) -> tuple[int, int]:
     return abs(width), abs(height)  # a negative height means top-down rows
 
 
-def _webp(data: bytes) -> tuple[int, int] | None:
+def _webp(data: Data) -> tuple[int, int] | None:
     kind = data[12:16]
     if kind == b"VP8 ":
         width, height = _pair("<HH", data, 26)

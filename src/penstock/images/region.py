@@ -6,8 +6,10 @@ that part only, where it can, and says where the crop lies in what it returns:
     array, inner = decode_region(data, (10.5, 20, 250, 260.25), target=(224, 224))
     # resize `inner` (left, top, right, bottom, in pixels of `array`) to 224 x 224
 
-Promises: `array` holds the whole box; it is never shrunk below `target`, so the resize that follows only shrinks what
-a plain decode would also have had; boxes stay fractional. Pixels are those of `decode`, with EXIF orientation ignored.
+Promises: `array` holds the box, rounded outward to whole pixels, and nothing else; boxes stay fractional. Unless the
+box is twice as large as `target` or more, its pixels are those of `decode`, bit for bit, with the C extension and
+without. Otherwise the extension shrinks a JPEG by 2, 4 or 8 in the frequency domain, never below `target`; without it
+`array` is never shrunk, and the resize that follows has to. EXIF orientation is ignored, as in `decode`.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from __future__ import annotations
 import os
 from typing import Literal, TypeAlias
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ConfigError
-from penstock.images.decode import decode
+from penstock.errors import ConfigError, ImageError
+from penstock.images import native
+from penstock.images.decode import MAX_PIXELS, decode
 
 __all__ = ["Box", "decode_region"]
 
@@ -35,20 +37,49 @@ def decode_region(
     target: tuple[int, int],
     path: str | os.PathLike[str] | None = None,
     mode: Literal["rgb", "gray"] = "rgb",
+    max_pixels: int = MAX_PIXELS,
 ) -> tuple[npt.NDArray[np.uint8], Box]:
     """The pixels of an encoded image that hold `box`, and the box in their coordinates.
 
     `box` is in the stored image's pixels, `target` the (height, width) that the box is resized to afterwards. Returns
-    a uint8 array, (h, w, 3) RGB or (h, w, 1) gray, and `box` in pixels of that array. Raises `ImageError`, which names
-    `path`, as `decode` does, and `ConfigError` for a box or target that cannot be.
+    a uint8 array, (h, w, 3) RGB or (h, w, 1) gray, whose rows need not be adjacent in memory, and `box` in pixels of
+    that array. The array may lie in this thread's scratch and keep it from being used again: copy what you keep.
+
+    Raises `ImageError`, which names `path`, as `decode` does, also for an image of more than `max_pixels`, and
+    `ConfigError` for a box that is empty or not inside the image. A JPEG that is damaged below the box may pass; one
+    that ends too early does not.
+
+    Cost: entropy decoding down to the box's lower edge, the rest for the box only; a whole decode for other formats.
     """
     left, top, right, bottom = box
     if not (0 <= left < right and 0 <= top < bottom) or target[0] < 1 or target[1] < 1:
         raise ConfigError(f"no region of an image: box {box!r} (left, top, right, bottom), target {target!r}")
-    image = decode(data, path=path)
+    if native.is_available() and data[:2] == b"\xff\xd8":
+        try:
+            channels = 1 if mode == "gray" else 3
+            region = native.decode_box(data, box, target=target, channels=channels, max_pixels=max_pixels)
+        except (ValueError, NotImplementedError):
+            pass  # a whole decode forgives stray bytes, converts CMYK, and knows how to name what is wrong
+        except OverflowError as error:
+            raise _beyond(path, error) from None
+        except IndexError as error:
+            raise _outside(box, str(error)) from None
+        else:
+            x, y, scale = region.x, region.y, region.scale
+            return region.array, (left / scale - x, top / scale - y, right / scale - x, bottom / scale - y)
+    image = decode(data, path=path, mode=mode, max_pixels=max_pixels)
     height, width = image.shape[:2]
     if right > width or bottom > height:
-        raise ConfigError(f"box {box!r} (left, top, right, bottom) is not inside an image of {width} x {height} pixels")
-    if mode == "gray":
-        image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
-    return image, box
+        raise _outside(box, f"{width} x {height}")
+    x, y = int(left), int(top)
+    array = image[y : -int(-bottom // 1), x : -int(-right // 1)]
+    return array, (left - x, top - y, right - x, bottom - y)
+
+
+def _outside(box: Box, size: str) -> ConfigError:
+    return ConfigError(f"box {box!r} (left, top, right, bottom) is not inside an image of {size} pixels")
+
+
+def _beyond(path: str | os.PathLike[str] | None, error: OverflowError) -> ImageError:
+    name = "image" if path is None else f"image {os.fspath(path)!r}"
+    return ImageError(f"{name}: {error} (max_pixels=)" if "pixels" in str(error) else f"{name}: {error}")

@@ -1,0 +1,338 @@
+/* JPEG: the pixels of a box, at 1/1, 1/2, 1/4 or 1/8 of their size, into memory of the caller. Over libjpeg-turbo.
+ *
+ * One function, `decode`; penstock/images/native.py is its only caller and says what it means. Promises:
+ *
+ * - Pixels are those of a full decode. libjpeg upsamples colour without its neighbours at the edge of a cropped row, so
+ *   two columns more than asked for are decoded on either side, and the caller cuts them off.
+ * - Nothing is written outside the caller's memory: its size is checked against the size that libjpeg announces.
+ * - No error ends the process: libjpeg's error exit jumps back to `run`. All that was allocated is libjpeg's own and is
+ *   freed by jpeg_destroy_decompress on every way out.
+ * - The GIL is released from the header to the last row. There is no state between calls, so threads need no locks.
+ * - Memory: a few rows and tables (some 100 KB at ordinary widths); of a file in several scans (progressive) all
+ *   coefficients, 2 bytes each. Pixels and the number of scans are limited.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <jpeglib.h>
+
+#include <jerror.h>
+
+#if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000000
+#error "the scanline API of libjpeg-turbo 2 or newer is needed (jpeg_crop_scanline, jpeg_skip_scanlines)"
+#endif
+
+#define MARGIN 2          /* columns: what upsampling by two looks at beyond the box */
+#define MAX_SCANS 200     /* a small file can ask for thousands of passes over a large picture */
+#define ROWS 16           /* pointers for one call; libjpeg gives at most an iMCU row a call */
+#define TAIL 4096         /* bytes at the end in which a complete file has its last marker */
+
+enum outcome { DONE, TOO_SMALL, DAMAGED, UNSUPPORTED, LIMITED, OUTSIDE, NO_MEMORY };
+
+/* What is asked for and what came of it. */
+typedef struct {
+    const unsigned char *data;
+    size_t size;
+    unsigned char *out;
+    size_t capacity;
+    double left, top, right, bottom; /* in pixels of the stored image; right <= 0 is all of it */
+    long target_height, target_width;
+    int channels;
+    int partial; /* damage and missing data are forgiven where libjpeg can go on */
+    unsigned long long max_pixels;
+
+    size_t needed;
+    long image_width, image_height;
+    long width, height;  /* of what lies in `out` */
+    long x, y;           /* its first pixel in the (scaled) image */
+    int scale;           /* 1, 2, 4 or 8 */
+    char message[JMSG_LENGTH_MAX];
+} request;
+
+/* libjpeg's error manager with what the callbacks need; `base` comes first, so that one pointer is both. */
+typedef struct {
+    struct jpeg_error_mgr base;
+    jmp_buf jump;
+    enum outcome outcome;
+    request *request;
+} errors;
+
+/* What must survive a longjmp: it lives in the frame of `decode`, not in that of the setjmp. */
+typedef struct {
+    struct jpeg_decompress_struct cinfo;
+    struct jpeg_progress_mgr progress;
+    errors err;
+} decoder;
+
+static void fail(j_common_ptr cinfo, enum outcome outcome)
+{
+    errors *err = (errors *)cinfo->err;
+    err->outcome = outcome;
+    longjmp(err->jump, 1);
+}
+
+static void on_error(j_common_ptr cinfo)
+{
+    errors *err = (errors *)cinfo->err;
+    (*err->base.format_message)(cinfo, err->request->message);
+    fail(cinfo, err->base.msg_code == JERR_OUT_OF_MEMORY ? NO_MEMORY : DAMAGED);
+}
+
+/* Warnings (-1) mean missing or wrong pixels, but for those after which the picture is whole. */
+static void on_message(j_common_ptr cinfo, int level)
+{
+    errors *err = (errors *)cinfo->err;
+    if (level >= 0 || err->request->partial)
+        return;
+    switch (err->base.msg_code) {
+    case JWRN_EXTRANEOUS_DATA:
+    case JWRN_JFIF_MAJOR:
+    case JWRN_ADOBE_XFORM:
+    case JWRN_BOGUS_PROGRESSION:
+        return;
+    default:
+        on_error(cinfo);
+    }
+}
+
+static void on_progress(j_common_ptr cinfo)
+{
+    if (cinfo->is_decompressor && ((j_decompress_ptr)cinfo)->input_scan_number > MAX_SCANS) {
+        snprintf(((errors *)cinfo->err)->request->message, JMSG_LENGTH_MAX, "more than %d scans", MAX_SCANS);
+        fail(cinfo, LIMITED);
+    }
+}
+
+/* Whether the end-of-image marker is among the last bytes: what is missing below a box would not be noticed. */
+static int complete(const request *req)
+{
+    size_t stop = req->size > TAIL ? req->size - TAIL : 0;
+    for (size_t i = req->size; i >= stop + 2; i--)
+        if (req->data[i - 2] == 0xFF && req->data[i - 1] == 0xD9)
+            return 1;
+    return 0;
+}
+
+static long floor_div(double value, int by)
+{
+    return (long)(value / by);
+}
+
+static long ceil_div(double value, int by)
+{
+    long low = (long)(value / by);
+    return (double)low * by < value ? low + 1 : low;
+}
+
+/* After the header: limits, colours, the scale, and the box in whole pixels of the scaled image. */
+static void plan(j_decompress_ptr cinfo, request *req, long *right, long *bottom)
+{
+    req->image_width = (long)cinfo->image_width;
+    req->image_height = (long)cinfo->image_height;
+    if ((unsigned long long)cinfo->image_width * cinfo->image_height > req->max_pixels) {
+        snprintf(req->message, JMSG_LENGTH_MAX, "%ld x %ld pixels, more than the limit of %llu", req->image_width,
+                 req->image_height, req->max_pixels);
+        fail((j_common_ptr)cinfo, LIMITED);
+    }
+    if (cinfo->jpeg_color_space != JCS_YCbCr && cinfo->jpeg_color_space != JCS_GRAYSCALE &&
+        cinfo->jpeg_color_space != JCS_RGB) {
+        snprintf(req->message, JMSG_LENGTH_MAX, "colours that are neither grey, RGB nor YCbCr");
+        fail((j_common_ptr)cinfo, UNSUPPORTED);
+    }
+    if (req->right <= 0) {
+        req->left = req->top = 0;
+        req->right = (double)req->image_width;
+        req->bottom = (double)req->image_height;
+    }
+    if (req->right > (double)req->image_width || req->bottom > (double)req->image_height)
+        fail((j_common_ptr)cinfo, OUTSIDE);
+
+    double width = req->right - req->left, height = req->bottom - req->top;
+    req->scale = 1;
+    while (req->target_width > 0 && req->scale < 8 && width >= 2.0 * req->scale * (double)req->target_width &&
+           height >= 2.0 * req->scale * (double)req->target_height)
+        req->scale *= 2;
+    cinfo->scale_num = 1;
+    cinfo->scale_denom = (unsigned int)req->scale;
+    cinfo->out_color_space = req->channels == 1 ? JCS_GRAYSCALE : JCS_EXT_RGB;
+    cinfo->dct_method = JDCT_ISLOW;
+    cinfo->do_fancy_upsampling = TRUE;
+    req->x = floor_div(req->left, req->scale);
+    req->y = floor_div(req->top, req->scale);
+    *right = ceil_div(req->right, req->scale);
+    *bottom = ceil_div(req->bottom, req->scale);
+}
+
+/* Progressive, arithmetic-coded and multi-scan files, and those with restart markers, are decoded whole: there is
+ * nothing to gain, or the skipping of rows is not to be trusted. */
+static int can_crop(j_decompress_ptr cinfo)
+{
+    return !jpeg_has_multiple_scans(cinfo) && !cinfo->arith_code && cinfo->restart_interval == 0;
+}
+
+/* Everything between header and last row. Errors leave by longjmp. */
+static enum outcome work(j_decompress_ptr cinfo, request *req)
+{
+    long right = 0, bottom = 0;
+    if (!req->partial && !complete(req)) {
+        snprintf(req->message, JMSG_LENGTH_MAX, "premature end: no end-of-image marker");
+        return DAMAGED;
+    }
+    jpeg_mem_src(cinfo, req->data, (unsigned long)req->size);
+    jpeg_read_header(cinfo, TRUE);
+    plan(cinfo, req, &right, &bottom);
+    jpeg_calc_output_dimensions(cinfo);
+    /* Before anything is decoded: is the memory large enough for the widest row that cropping can leave? */
+    long align = cinfo->max_h_samp_factor * DCTSIZE + MARGIN;
+    long from = req->x > align ? req->x - align : 0;
+    long to = right + MARGIN < (long)cinfo->output_width ? right + MARGIN : (long)cinfo->output_width;
+    int crop = can_crop(cinfo);
+    if (!crop) {
+        from = req->y = 0;
+        to = (long)cinfo->output_width;
+        bottom = (long)cinfo->output_height;
+    }
+    req->height = bottom - req->y;
+    req->needed = (size_t)(to - from) * (size_t)req->height * (size_t)req->channels;
+    if (req->needed > req->capacity)
+        return TOO_SMALL;
+
+    jpeg_start_decompress(cinfo);
+    JDIMENSION x = 0, width = cinfo->output_width;
+    if (crop && (req->x > 0 || right < (long)width)) {
+        x = (JDIMENSION)(req->x > MARGIN ? req->x - MARGIN : 0);
+        width = (JDIMENSION)to - x;
+        jpeg_crop_scanline(cinfo, &x, &width);
+    }
+    req->x = (long)x;
+    req->width = (long)cinfo->output_width;
+    size_t stride = (size_t)cinfo->output_width * (size_t)cinfo->output_components;
+    if (cinfo->output_components != req->channels || stride * (size_t)req->height > req->capacity) {
+        snprintf(req->message, JMSG_LENGTH_MAX, "libjpeg gives rows of %lu bytes, which were not announced",
+                 (unsigned long)stride);
+        return DAMAGED;
+    }
+    if (req->y > 0)
+        jpeg_skip_scanlines(cinfo, (JDIMENSION)req->y);
+    long done = 0;
+    while (done < req->height) {
+        JSAMPROW rows[ROWS];
+        long count = req->height - done < ROWS ? req->height - done : ROWS;
+        for (long i = 0; i < count; i++)
+            rows[i] = req->out + stride * (size_t)(done + i);
+        JDIMENSION got = jpeg_read_scanlines(cinfo, rows, (JDIMENSION)count);
+        if (got == 0)
+            ERREXIT(cinfo, JERR_CANT_SUSPEND); /* a source in memory never waits */
+        done += (long)got;
+    }
+    return DONE; /* the rows below are never looked at */
+}
+
+/* Without the GIL. The only function with a setjmp. `all` is zeroed, so that destroying is right at any point. */
+static enum outcome run(decoder *all, request *req)
+{
+    all->cinfo.err = jpeg_std_error(&all->err.base);
+    all->err.base.error_exit = on_error;
+    all->err.base.emit_message = on_message;
+    all->err.request = req;
+    if (setjmp(all->err.jump) == 0) {
+        jpeg_create_decompress(&all->cinfo);
+        all->progress.progress_monitor = on_progress;
+        all->cinfo.progress = &all->progress;
+        all->err.outcome = work(&all->cinfo, req);
+    }
+    jpeg_destroy_decompress(&all->cinfo);
+    return all->err.outcome;
+}
+
+static PyObject *raised(enum outcome outcome, const request *req)
+{
+    switch (outcome) {
+    case UNSUPPORTED:
+        PyErr_SetString(PyExc_NotImplementedError, req->message);
+        break;
+    case LIMITED:
+        PyErr_SetString(PyExc_OverflowError, req->message);
+        break;
+    case OUTSIDE:
+        PyErr_Format(PyExc_IndexError, "%ld x %ld", req->image_width, req->image_height);
+        break;
+    case NO_MEMORY:
+        PyErr_SetString(PyExc_MemoryError, req->message);
+        break;
+    default: /* the text may hold bytes of the file */
+        for (const char *c = req->message; *c; c++)
+            if ((unsigned char)*c > 126) {
+                PyErr_SetString(PyExc_ValueError, "damaged");
+                return NULL;
+            }
+        PyErr_SetString(PyExc_ValueError, req->message);
+    }
+    return NULL;
+}
+
+PyDoc_STRVAR(decode_doc,
+             "decode(data, out, left, top, right, bottom, target_height, target_width, channels, max_pixels, partial)\n"
+             "--\n\n"
+             "Decode into `out`; (width, height, x, y, scale, image_width, image_height), or the bytes that are needed.");
+
+static PyObject *decode(PyObject *module, PyObject *args)
+{
+    Py_buffer data, out;
+    request req;
+    decoder all;
+    memset(&req, 0, sizeof req);
+    memset(&all, 0, sizeof all);
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*w*ddddlliKp", &data, &out, &req.left, &req.top, &req.right, &req.bottom,
+                          &req.target_height, &req.target_width, &req.channels, &req.max_pixels, &req.partial))
+        return NULL;
+    PyObject *result = NULL;
+    int whole = req.right <= 0;
+    if ((req.channels != 1 && req.channels != 3) ||
+        !(whole || (req.left >= 0 && req.left < req.right && req.right < 65536)) ||
+        !(whole || (req.top >= 0 && req.top < req.bottom && req.bottom < 65536))) {
+        PyErr_SetString(PyExc_IndexError, "channels or box");
+    } else {
+        enum outcome outcome;
+        req.data = data.buf;
+        req.size = (size_t)data.len;
+        req.out = out.buf;
+        req.capacity = (size_t)out.len;
+        Py_BEGIN_ALLOW_THREADS
+        outcome = run(&all, &req);
+        Py_END_ALLOW_THREADS
+        if (outcome == DONE)
+            result = Py_BuildValue("lllllll", req.width, req.height, req.x, req.y, (long)req.scale, req.image_width,
+                                   req.image_height);
+        else if (outcome == TOO_SMALL)
+            result = PyLong_FromSize_t(req.needed);
+        else
+            result = raised(outcome, &req);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+static PyMethodDef methods[] = {{"decode", decode, METH_VARARGS, decode_doc}, {NULL, NULL, 0, NULL}};
+
+static int fill(PyObject *module)
+{
+    return PyModule_AddIntConstant(module, "LIBJPEG_TURBO_VERSION", LIBJPEG_TURBO_VERSION_NUMBER);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_jpeg", "Region decode of JPEG over libjpeg-turbo.", 0, methods, slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__jpeg(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,18 @@
+from typing import Any
+
+LIBJPEG_TURBO_VERSION: int
+
+def decode(
+    data: bytes | bytearray | memoryview,
+    out: Any,  # a writable buffer; NumPy's arrays are not known as such to type checkers before Python 3.12
+    left: float,
+    top: float,
+    right: float,
+    bottom: float,
+    target_height: int,
+    target_width: int,
+    channels: int,
+    max_pixels: int,
+    partial: bool,
+    /,
+) -> int | tuple[int, int, int, int, int, int, int]: ...

@@ -1,0 +1,253 @@
+"""Back ends that decode images, by name, behind one contract.
+
+`decode.decode` is the door, with its policy on limits, orientation, truncated files and names in errors; a back end
+turns bytes into pixels:
+
+    back end                     reads
+    ``native``                   JPEG, by our C extension (region decode is in `region`)
+    ``simplejpeg``               JPEG
+    ``opencv``, ``pillow``       JPEG, PNG, WebP, BMP, TIFF, GIF, and what else they know
+    ``imageio``                  JPEG, PNG, WebP, BMP, GIF
+    ``torchvision``              JPEG, PNG, WebP, GIF
+    ``torchcodec``               JPEG
+
+The contract: a new, C-contiguous uint8 array (height, width, 3) RGB or (height, width, 1) gray; orientation as stored;
+CMYK and YCCK, palettes and 16 bits converted, alpha dropped, of an animation the first frame; `ValueError` with a
+reason for what cannot be decoded or ends too early. `native` and `simplejpeg` refuse every JPEG that libjpeg warns of,
+but for stray bytes; the others also decode what is damaged in the middle.
+
+**Tolerance**: RGB from `native`, `simplejpeg`, `opencv` and `pillow` on one build of libjpeg-turbo is equal bit for
+bit; another build may differ by `TOLERANCE` levels, since colour conversion and upsampling are rounded. CMYK, which no
+two libraries convert alike, is within 2 levels without a profile.
+
+A new back end is a function and an entry in `BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+
+from penstock.errors import ConfigError
+from penstock.images import exif, native
+
+__all__ = ["BACKENDS", "TOLERANCE", "Backend", "choose", "installed"]
+
+Image: TypeAlias = npt.NDArray[np.uint8]
+Data: TypeAlias = bytes | bytearray | memoryview
+
+TOLERANCE = 3
+"""Grey levels between two back ends, at most, in an RGB or gray JPEG."""
+
+_FLAGS = cv2.IMREAD_IGNORE_ORIENTATION
+_UNLIMITED = 1 << 62  # decode() has looked at the header before
+# Warnings of libjpeg after which the picture is whole. All others mean missing or wrong pixels.
+_HARMLESS = ("extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform", "Inconsistent progression")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to decode: what it reads, and the function ``decode(data, channels, partial)`` that does it."""
+
+    name: str
+    module: str
+    """What has to be importable."""
+    formats: frozenset[str] | None
+    """Names of `exif.kind`; `None` is whatever the library knows."""
+    decode: Callable[[Data, int, bool], Image]
+
+    def reads(self, kind: str) -> bool:
+        return self.formats is None or kind in self.formats
+
+
+def installed() -> list[str]:
+    """The names of the back ends that can be used here, fastest first for a whole JPEG as a rule."""
+    return [name for name in BACKENDS if _is_installed(name)]
+
+
+def choose(name: str, kind: str) -> Backend:
+    """The back end called `name`, or for ``auto`` the one for images of this `kind`.
+
+    Raises `ConfigError` for a name that is unknown or not installed, and for a format that it does not read.
+    """
+    if name == "auto":
+        return BACKENDS["simplejpeg" if kind == "jpeg" else "opencv"]
+    if name not in BACKENDS:
+        raise ConfigError(f"no back end {name!r}: use 'auto' or one of {', '.join(BACKENDS)}")
+    backend = BACKENDS[name]
+    if not _is_installed(name):
+        raise ConfigError(f"back end {name!r} is not installed here ({backend.module}): use 'auto' or {installed()}")
+    if not backend.reads(kind):
+        raise ConfigError(f"back end {name!r} reads no {kind} images: use 'auto' or 'opencv'")
+    return backend
+
+
+@cache
+def _is_installed(name: str) -> bool:
+    if name == "native":
+        return native.is_available()
+    return importlib.util.find_spec(BACKENDS[name].module) is not None
+
+
+def _native(data: Data, channels: int, partial: bool) -> Image:
+    try:
+        return native.decode_image(data, channels=channels, max_pixels=_UNLIMITED, partial=partial)
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+    except (ValueError, NotImplementedError):  # CMYK; the words for what is wrong
+        return _simplejpeg(data, channels, partial)
+
+
+def _simplejpeg(data: Data, channels: int, partial: bool) -> Image:
+    """Strict first, which turns every libjpeg warning into an error; then the harmless ones are forgiven."""
+    space = "RGB" if channels == 3 else "GRAY"
+    try:
+        image: Image = simplejpeg.decode_jpeg(data, space, strict=True)
+        return image
+    except ValueError as error:
+        reason = str(error)
+    # libjpeg reports its first warning only: where that one is harmless, the end-of-image marker has to show that
+    # nothing is missing behind it.
+    complete = b"\xff\xd9" in bytes(data[-4096:])
+    if partial or (complete and any(text in reason for text in _HARMLESS)):
+        try:
+            image = simplejpeg.decode_jpeg(data, space, strict=False)
+            return image
+        except ValueError:  # TurboJPEG forgives in the pixels only, not in the header
+            return _opencv(data, channels, partial)
+    if complete and "subsampling" in reason:  # it knows the usual ones only; OpenCV's libjpeg decodes the others
+        return _opencv(data, channels, partial)
+    raise ValueError(f"truncated: {reason}" if "remature end" in reason or not complete else reason)
+
+
+def _opencv(data: Data, channels: int, partial: bool) -> Image:
+    gray = channels == 1 and exif.kind(data) == "jpeg"  # its other readers turn colour to gray each in their own way
+    _check_end(data, partial)
+    try:
+        flags = _FLAGS | (cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR)
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:
+        raise ValueError(str(error)) from error
+    if pixels is None:
+        raise ValueError(f"truncated, damaged or not an image, starting with {bytes(data[:12])!r}")
+    image: Image = pixels[:, :, None] if gray else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
+    return _as_channels(image, channels)
+
+
+def _pillow(data: Data, channels: int, partial: bool) -> Image:
+    from PIL import Image as pil
+
+    _check_end(data, partial)
+    try:
+        with pil.open(io.BytesIO(data)) as image:
+            if image.format == "JPEG" and channels == 1 and image.mode == "RGB":
+                image.draft("L", image.size)  # the luminance as it is stored
+            try:
+                image.load()
+            except OSError:
+                if not partial:
+                    raise
+                image.tile = []  # what has been decoded is the picture
+            deep = image.mode.startswith("I")
+            array = np.asarray(image if deep else image.convert("L" if image.mode == "L" else "RGB"))
+    except (OSError, ValueError, SyntaxError, EOFError, pil.DecompressionBombError) as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+    result = _as_channels(_as_bytes(array), channels)
+    if exif.kind(data) == "tiff":  # Pillow turns these, and these only
+        result = exif.oriented(result, exif.inverse(exif.orientation(data)))
+    return result
+
+
+def _imageio(data: Data, channels: int, partial: bool) -> Image:
+    module: Any = importlib.import_module("imageio.v3")
+    _check_end(data, partial)
+    deep = exif.kind(data) == "png"  # asked for RGB, it would cut 16 bits off
+    try:
+        array = module.imread(bytes(data), plugin="pillow", index=0, mode=None if deep else "RGB")
+    except Exception as error:  # its plugins raise what they like
+        raise ValueError(str(error)) from error
+    return _as_channels(_as_bytes(array), channels)
+
+
+def _torchvision(data: Data, channels: int, partial: bool) -> Image:
+    module: Any = importlib.import_module("torchvision.io")
+    _check_end(data, partial)
+    mode = module.ImageReadMode.RGB if channels == 3 else module.ImageReadMode.GRAY
+    return _from_torch(lambda tensor: module.decode_image(tensor, mode=mode), data, channels)
+
+
+def _torchcodec(data: Data, channels: int, partial: bool) -> Image:
+    module: Any = importlib.import_module("torchcodec.decoders")
+    _check_end(data, partial)
+    return _from_torch(lambda tensor: module.decode_jpeg(tensor), data, channels)
+
+
+def _from_torch(decode: Callable[[Any], Any], data: Data, channels: int) -> Image:
+    import torch
+
+    try:
+        tensor = decode(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    array = (tensor[0] if tensor.ndim == 4 else tensor).permute(1, 2, 0).contiguous().numpy()
+    return _as_channels(_as_bytes(array), channels)
+
+
+def _as_bytes(array: npt.NDArray[Any]) -> Image:
+    """8 bits of 16, as uint8 (height, width, channels). Pillow keeps 16 bits of gray in 32 at times."""
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8) * np.uint8(255)
+    if array.dtype != np.uint8:
+        array = (array.astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+    return array[:, :, None] if array.ndim == 2 else array
+
+
+def _as_channels(image: Image, channels: int) -> Image:
+    """With the channels that are asked for: gray is repeated, alpha dropped, colour weighted as luminance is."""
+    if image.shape[2] == 2 or image.shape[2] == 4:
+        image = image[:, :, :-1]
+    if image.shape[2] == 1 and channels == 3:
+        image = np.repeat(image, 3, axis=2)
+    elif image.shape[2] == 3 and channels == 1:
+        image = cv2.cvtColor(np.ascontiguousarray(image), cv2.COLOR_RGB2GRAY)[:, :, None]
+    return np.ascontiguousarray(image)
+
+
+def _check_end(data: Data, partial: bool) -> None:
+    """libjpeg fills up what is missing of a truncated JPEG and only warns, which these libraries do not pass on.
+
+    Coded pixels never hold an end-of-image marker, so the first one behind the start of a scan is the picture's.
+    """
+    if partial or bytes(data[:2]) != b"\xff\xd8":
+        return
+    whole = bytes(data)
+    if whole.find(b"\xff\xd9", exif.scan_offset(whole)) < 0:
+        raise ValueError("truncated: no end-of-image marker")
+
+
+_COMMON = frozenset({"jpeg", "png", "webp", "bmp", "gif"})
+_JPEG = frozenset({"jpeg"})
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        Backend("native", "penstock.images._jpeg", _JPEG, _native),
+        Backend("simplejpeg", "simplejpeg", _JPEG, _simplejpeg),
+        Backend("opencv", "cv2", None, _opencv),
+        Backend("pillow", "PIL", None, _pillow),
+        Backend("imageio", "imageio", _COMMON, _imageio),
+        Backend("torchvision", "torchvision", _COMMON - {"bmp"}, _torchvision),
+        Backend("torchcodec", "torchcodec", _JPEG, _torchcodec),
+    )
+}
+"""All back ends by name, installed or not."""

@@ -1,0 +1,122 @@
+"""The C extension on libjpeg-turbo, where it was built: the pixels of a box, shrunk by 2, 4 or 8 where that is enough.
+
+`decode_box` decodes a JPEG; `region.decode_region` is what a pipeline calls, it also knows what to do without the
+extension and with other formats. What cannot be decoded here raises, and the caller decodes the whole image otherwise:
+
+=====================  ==============================================================================================
+`ValueError`           a damaged or truncated file; `backends.decode` then finds the words, or forgives stray bytes
+`NotImplementedError`  colours that libjpeg does not turn into RGB (CMYK, YCCK)
+`IndexError`           the box is not inside the image, whose size is the error's text
+`OverflowError`        a limit: more pixels than `max_pixels`, or more scans than any honest progressive file has
+=====================  ==============================================================================================
+
+Progressive and arithmetic-coded files and those with restart markers are decoded whole (shrunk all the same).
+
+Threads: the GIL is released; there is no shared state. Memory: the result, and one scratch of at most 32 MiB per
+thread, in which results of `decode_box` lie until the next call: it is replaced, not overwritten, while somebody still
+holds an array in it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+try:
+    from penstock.images import _jpeg
+except ImportError:  # built without compiler or headers, or libjpeg is not on this machine
+    _jpeg = None  # type: ignore[assignment]
+
+__all__ = ["Region", "decode_box", "decode_image", "is_available"]
+
+Data: TypeAlias = bytes | bytearray | memoryview
+
+_KEPT = 32 << 20
+_STEP = 1 << 20
+_WHOLE = (0.0, 0.0, 0.0, 0.0)
+
+
+class Region(NamedTuple):
+    """Pixels of a part of an image, at 1 / `scale` of their size."""
+
+    array: npt.NDArray[np.uint8]
+    """(height, width, channels): 3 are RGB, 1 is gray. Rows need not be adjacent in memory."""
+    x: int
+    """Where the array's first pixel lies in the shrunken image."""
+    y: int
+    scale: int
+    """1, 2, 4 or 8. Pixel i of the shrunken image is the mean of the pixels from i * scale on."""
+
+
+class _Scratch(threading.local):
+    buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+_scratch = _Scratch()
+
+
+def is_available() -> bool:
+    """Whether the extension was built and can be loaded."""
+    return _jpeg is not None
+
+
+def decode_image(data: Data, *, channels: int = 3, max_pixels: int, partial: bool = False) -> npt.NDArray[np.uint8]:
+    """The whole image in a JPEG as a new uint8 array (height, width, channels): 3 are RGB, 1 is gray.
+
+    With `partial`, what is missing or damaged is gray or wrong instead of an error. Raises as this module says.
+    """
+    needed = _jpeg.decode(data, bytearray(0), *_WHOLE, 0, 0, channels, max_pixels, partial)
+    assert isinstance(needed, int)
+    out = np.empty(needed, np.uint8)
+    done = _jpeg.decode(data, out, *_WHOLE, 0, 0, channels, max_pixels, partial)
+    assert not isinstance(done, int)
+    return out.reshape(done[1], done[0], channels)
+
+
+def decode_box(
+    data: Data,
+    box: tuple[float, float, float, float],
+    *,
+    target: tuple[int, int],
+    channels: int = 3,
+    max_pixels: int,
+) -> Region:
+    """The pixels of `box` (left, top, right, bottom), rounded outward to whole pixels.
+
+    They are shrunk by 2, 4 or 8 where the box stays at least as large as `target` (height, width). At scale 1 they are
+    the pixels of a decode of the whole image. Raises as this module says.
+    """
+    arguments = (*box, *target, channels, max_pixels, False)
+    out = _free_scratch()
+    done = _jpeg.decode(data, out, *arguments)
+    if isinstance(done, int):
+        out = _new_scratch(done)
+        done = _jpeg.decode(data, out, *arguments)
+        assert not isinstance(done, int)
+    width, height, x, y, scale, _, _ = done
+    array = out[: height * width * channels].reshape(height, width, channels)
+    # What was decoded besides: columns up to the next block, and all of a file that is decoded whole.
+    left, top = int(box[0] // scale), int(box[1] // scale)
+    right, bottom = -int(-box[2] // scale), -int(-box[3] // scale)
+    return Region(array[top - y : bottom - y, left - x : right - x], left, top, scale)
+
+
+def _free_scratch() -> npt.NDArray[np.uint8]:
+    """This thread's scratch, or none at all while an earlier result lies in it.
+
+    Every array over it holds a reference, so two are those of the thread and of this call.
+    """
+    if sys.getrefcount(_scratch.buffer) <= 2:
+        return _scratch.buffer
+    return np.empty(0, np.uint8)
+
+
+def _new_scratch(size: int) -> npt.NDArray[np.uint8]:
+    if size > _KEPT:
+        return np.empty(size, np.uint8)
+    _scratch.buffer = np.empty(-(-size // _STEP) * _STEP, np.uint8)
+    return _scratch.buffer
