@@ -1,33 +1,34 @@
-"""`ImageDataset`: records to images, in a first, plain form: decode, resize, optional flip.
+"""`ImageDataset`: records to images, through a plain resize or a chain of transforms, straight into the batch.
 
-images = ImageDataset(Manifest.open("train.txt", root="/data"), size=224, flip=True)
+images = ImageDataset(Manifest.open("train.txt", root="/data"), transform=[RandomResizedCrop(224), HorizontalFlip()])
 image, label = images[0]        # uint8 tensor (3, 224, 224), RGB, channels_last in memory; int
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
-import cv2
 import numpy as np
 import torch
 
 from penstock.datasets.base import BatchedDataset, StreamDataset
+from penstock.datasets.loading import Item, LoadImage, SampleRecord
 from penstock.datasets.place import Place
 from penstock.datasets.share_dataset import ShareDataset
 from penstock.datasets.stream import MPDataset
-from penstock.errors import ConfigError, ImageError
-from penstock.images.decode import read_image
+from penstock.errors import ConfigError
+from penstock.images.transforms import Compose
+from penstock.loader.collate import Collate
 from penstock.manifest import Manifest, Record
-from penstock.random import generator, in_sample, load_each, sample_scope
-from penstock.stages import stage
+from penstock.random import in_sample, load_each, sample_scope
 from penstock.storage import Storage, is_remote
 
 __all__ = ["ImageDataset", "LoadImage"]
 
-Item = tuple[Any, ...]
+Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+"""Gives memory for the images of a batch: of this shape and type, the first dimension the batch."""
 
 # What a data set with an order of its own offers, and a wrapper passes on.
 _OF_THE_SOURCE = frozenset(
@@ -49,92 +50,6 @@ _OF_THE_SOURCE = frozenset(
 )
 
 
-_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff"})
-_LABELS = ("cls", "class", "label", "index")
-
-
-class LoadImage:
-    """``load(record) -> (image, label)``, or ``(image, label, row)``; picklable, for ``load=`` of any data set.
-
-    Args:
-        size: ``(height, width)``, or one int for both; None keeps the size of the file. The image is resized as a
-            whole, without keeping its aspect ratio: pixel areas are averaged when it shrinks, else interpolated.
-        flip: mirror left to right with probability 1/2, drawn from the sample's own `penstock.generator`.
-        row: add the row number of the manifest to the item.
-        storage: how images at remote addresses are reached: `penstock.storage.Storage`.
-
-    Raises:
-        ConfigError: a size that is not positive.
-        ImageError: (when called) a file that is missing or cannot be decoded; it names the path.
-
-    The image is a uint8 tensor (3, height, width), RGB, not normalised, with channels_last strides. EXIF orientation
-    is ignored. Decoding and resizing release the GIL. In the statistics of a loader they are the stages ``decode`` and
-    ``resize``; flipping is ``augment``.
-    """
-
-    pure = True
-
-    def __init__(
-        self,
-        *,
-        size: int | tuple[int, int] | None = None,
-        flip: bool = False,
-        row: bool = False,
-        storage: Storage | None = None,
-    ) -> None:
-        self.storage = storage
-        self.size = (size, size) if isinstance(size, int) else size
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
-            raise ConfigError(f"size must be positive, (height, width) or one int, got {size}")
-        self.flip = flip
-        self.row = row
-
-    def __call__(self, record: Record | SampleRecord, data: Callable[[], bytes] | None = None) -> Item:
-        """Decode one record's image, of the bytes that ``data`` gives, or of the file."""
-        if isinstance(record, SampleRecord):
-            data = record.read
-        with stage("decode"):
-            image = read_image(record.path, storage=self.storage, data=data)
-        if self.size is not None and image.shape[:2] != self.size:
-            height, width = self.size
-            method = cv2.INTER_AREA if height <= image.shape[0] and width <= image.shape[1] else cv2.INTER_LINEAR
-            with stage("resize"):
-                image = cv2.resize(image, (width, height), interpolation=method)
-        if self.flip:
-            with stage("augment"):
-                if generator().random() < 0.5:
-                    image = np.ascontiguousarray(image[:, ::-1])
-        item = torch.from_numpy(image).permute(2, 0, 1), record.label
-        return (*item, record.row) if self.row else item
-
-
-class SampleRecord:
-    """A sample of shards as a record: its image, and its label.
-
-    Raises:
-        ImageError: (when made) the sample has no image.
-    """
-
-    row = -1
-
-    def __init__(self, sample: dict[str, Any]) -> None:
-        where = f"{sample.get('__url__')}/{sample.get('__key__')}"
-        name = next((name for name in sample if name.rpartition(".")[2] in _IMAGES), None)
-        if name is None:
-            raise ImageError(f"{where}: a sample without an image: {', '.join(sample)}")
-        self.path = f"{where}.{name}"
-        self._data = sample[name]
-        label = next((sample[name] for name in _LABELS if name in sample), None)
-        self.label = int(label) if isinstance(label, bytes) and label.strip().isdigit() else label
-
-    def __repr__(self) -> str:
-        return f"<{self.path}>"
-
-    def read(self) -> Any:
-        """The bytes of the image."""
-        return self._data
-
-
 class _Records(Protocol):
     def __len__(self) -> int: ...
     def records(self, indices: Any) -> list[Record]: ...
@@ -147,22 +62,25 @@ class ImageDataset(BatchedDataset):
         source: a `Manifest`, a path to one, a `RankDataset`, a `ServerDataset` or `RankServerDataset`, a `ShardDataset`
             or `ShardSet` (the first image of each sample, and its ``cls``), or an `MPDataset` (the result is then
             iterable-style).
-        size, flip, row: see `LoadImage`.
+        size, flip, row, transform, target: see `LoadImage`.
         storage: how images at remote addresses are reached; by default as the manifest was told.
 
     Raises:
-        ConfigError: a source that yields no records, or one with a ``load`` of its own.
+        ConfigError: a source that yields no records, or one with a ``load`` of its own; arguments as in `LoadImage`.
         ManifestError: the manifest cannot be opened.
         ImageError: (on access) an image that is missing or cannot be decoded; it names the path.
 
     Items are ``(image, label)``, with ``row=True`` also the row: a uint8 tensor (3, height, width), RGB, with
-    channels_last strides, and the record's label. Epoch, state and the like are those of the source. Images are decoded
-    when asked for; nothing is kept.
+    channels_last strides unless the transform says otherwise, and the record's label. Epoch, state and the like are
+    those of the source. Images are decoded when asked for; nothing is kept.
+
+    A loader with the default collate function has images that all become the same size written where the batch is to
+    be, so they are never copied. What an image becomes depends on its record and key alone, not on the batch around it.
     """
 
-    pure = True
     releases_gil = True
     channels_last = True
+    fills_rows = True
 
     def __new__(cls, source: Any, **options: Any) -> ImageDataset:
         """A stream over a stream, else a map-style data set."""
@@ -179,10 +97,17 @@ class ImageDataset(BatchedDataset):
         flip: bool = False,
         row: bool = False,
         storage: Storage | None = None,
+        transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None = None,
+        target: Callable[[Any], dict[str, Any]] | None = None,
     ) -> None:
         self.source: _Records = _records(source, storage)
         storage = storage if storage is not None else _storage(self.source)
-        self.load = LoadImage(size=size, flip=flip, row=row, storage=storage)
+        self.load = LoadImage(size=size, flip=flip, row=row, storage=storage, transform=transform, target=target)
+
+    @property
+    def pure(self) -> bool:
+        """Whether items depend on their record and `penstock.generator` alone; see `LoadImage`."""
+        return not self.own_items and self.load.pure
 
     def __getnewargs__(self) -> tuple[Any]:
         return (self.source,)
@@ -203,23 +128,50 @@ class ImageDataset(BatchedDataset):
         return ImageDataset.load_samples(self, indices, keys)
 
     def load_samples(
-        self, indices: Sequence[int], keys: Sequence[int] | None, place: Place | None = None
+        self,
+        indices: Sequence[int],
+        keys: Sequence[int] | None,
+        place: Place | None = None,
+        *,
+        into: Into | None = None,
     ) -> list[Item]:
         """The items at several indices, each made in the scope of its key; at another place of the source than the
-        present one if that is given."""
+        present one if that is given; their images in the memory that `into` gives, if they all have one size.
+        """
         rows = np.asarray(indices, dtype=np.int64)
         source: Any = self.source
         records = source.records(rows) if place is None else source.records(rows, place)
         if records and isinstance(records[0], dict):
             if self.load.row:
                 raise ConfigError("row=True: samples of shards have keys instead of rows")
-            return load_each(self.load, [SampleRecord(sample) for sample in records], keys)
-        plain = type(self.load) is not LoadImage  # which may not take data=
-        if plain or len(records) < 2 or not all(is_remote(record.path) for record in records):
+            records = [SampleRecord(sample) for sample in records]
+        if type(self.load) is not LoadImage:  # which may not take data= and out=
             return load_each(self.load, records, keys)
+        form = self.load.form if into is not None and records else None
+        images = into((len(records), *form[0]), form[1]) if into is not None and form is not None else None
+        if len(records) < 2 or not all(is_remote(record.path) for record in records):
+            return _load_into(self.load, records, keys, images)
         storage = self.load.storage or Storage()
         with storage.read_ahead([record.path for record in records]) as ahead:
-            return load_each(partial(self.load, data=ahead.next), records, keys)
+            return _load_into(self.load, records, keys, images, ahead.next)
+
+    def fetch_batch(
+        self, indices: Sequence[int], keys: Sequence[int] | None, empty: Into, place: Place | None = None
+    ) -> tuple[Any, ...]:
+        """A whole batch ``(images, labels)``, as the default collate function makes it of `load_samples`.
+
+        Args:
+            indices: of the items.
+            keys: of their generators (see `penstock.random`); None: in the scope that is there.
+            empty: ``empty(shape, dtype)`` gives the memory for the images, if they all have one size: (n, height,
+                width, 3), or (n, 3, height, width) after ``ToTensor(channels_last=False)``.
+            place: another place of the source than the present one.
+
+        Loaders do not come this way: they have the rows of one batch written by several workers at once.
+        """
+        items = ImageDataset.load_samples(self, indices, keys, place, into=empty)
+        batch: tuple[Any, ...] = tuple(Collate(channels_last=True)(items))
+        return batch
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_THE_SOURCE:
@@ -227,10 +179,23 @@ class ImageDataset(BatchedDataset):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
+def _load_into(
+    load: LoadImage,
+    records: Sequence[Any],
+    keys: Sequence[int] | None,
+    images: torch.Tensor | None,
+    data: Callable[[], bytes] | None = None,
+) -> list[Item]:
+    """The items of records, their images in the rows of a tensor; the bytes from `data`, which gives them in turn."""
+    if images is None:
+        return load_each(load if data is None else partial(load, data=data), records, keys)
+    rows = iter(images.unbind())
+    return load_each(lambda record: load(record, data, next(rows)), records, keys)
+
+
 class _ImageStream(StreamDataset):
     """`ImageDataset` over an `MPDataset`."""
 
-    pure = True
     releases_gil = True
     channels_last = True
 
@@ -238,6 +203,7 @@ class _ImageStream(StreamDataset):
         _records(source.samples)
         self.source = source
         self.load = load
+        self.pure = load.pure
         self.batch_size = source.batch_size
         self.drop_last = source.drop_last
 
@@ -245,7 +211,9 @@ class _ImageStream(StreamDataset):
     def samples(self) -> ImageDataset:
         """The same images as a map-style data set."""
         load = self.load
-        return ImageDataset(self.source.samples, size=load.size, flip=load.flip, row=load.row, storage=load.storage)
+        samples = ImageDataset(self.source.samples, storage=load.storage)
+        samples.load = load
+        return samples
 
     def __len__(self) -> int:
         return len(self.source)

@@ -1,0 +1,206 @@
+"""`LoadImage`: a record to an image and a label, by a plain resize or a chain of transforms.
+
+load = LoadImage(transform=[RandomResizedCrop(224), HorizontalFlip()])
+image, label = load(record)         # uint8 tensor (3, 224, 224), RGB, channels_last in memory; int
+
+Only the part of the image that the chain looks at is decoded. Where the loader has given memory for the rows of a
+batch, the last step writes there, so nothing is copied afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from penstock.errors import ConfigError, ImageError
+from penstock.images.decode import _read as read_bytes
+from penstock.images.decode import decode, read_image
+from penstock.images.headers import TruncatedHeader, size_from_header
+from penstock.images.region import Box, decode_region
+from penstock.images.transforms import Compose
+from penstock.images.transforms.targets import close_target, open_canvas
+from penstock.images.transforms.view import Pixels
+from penstock.manifest import Record
+from penstock.random import generator
+from penstock.stages import stage
+from penstock.storage import Storage
+
+__all__ = ["Encoded", "Item", "LoadImage", "SampleRecord"]
+
+Item = tuple[Any, ...]
+
+_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff"})
+_LABELS = ("cls", "class", "label", "index")
+
+
+class Encoded:
+    """The bytes of an image file, as the source of a canvas: what is looked at is decoded.
+
+    Raises:
+        ImageError: there is no size in the header.
+    """
+
+    def __init__(self, data: bytes, path: Any) -> None:
+        self._data, self._path = data, path
+        self._pixels: Pixels | None = None
+        try:
+            size = size_from_header(data)
+        except TruncatedHeader:
+            raise ImageError(f"{str(path)!r} is truncated: {len(data)} bytes, and no image size in them") from None
+        if size is None or min(size) < 1:
+            self._pixels = decode(data, path=path)  # formats without a simple header, and what says no size
+            size = self._pixels.shape[1], self._pixels.shape[0]
+        self.size = size[1], size[0]
+
+    def region(self, box: Box, target: tuple[int, int]) -> tuple[Pixels, Box]:
+        """The pixels that hold a box, decoded."""
+        if self._pixels is not None:
+            return self._pixels, box
+        with stage("decode"):
+            return decode_region(self._data, box, target=target, path=self._path)
+
+
+class LoadImage:
+    """``load(record) -> (image, label)``, or ``(image, label, row)``; picklable, for ``load=`` of any data set.
+
+    Args:
+        size: ``(height, width)``, or one int for both; None keeps the size of the file. The image is resized as a
+            whole, without keeping its aspect ratio: pixel areas are averaged when it shrinks, else interpolated.
+        flip: mirror left to right with probability 1/2, drawn from the sample's own `penstock.generator`.
+        row: add the row number of the manifest to the item.
+        storage: how images at remote addresses are reached: `penstock.storage.Storage`.
+        transform: instead of `size` and `flip`: a `penstock.images.transforms.Compose`, or a list of steps.
+        target: ``target(record) -> dict`` of what belongs to the image (``masks``, ``boxes``, ...: see
+            `penstock.images.transforms.targets`), which then stands in the item in place of the label and follows the
+            image through the transform.
+
+    Raises:
+        ConfigError: a size that is not positive, or a transform beside a size or flip.
+        ImageError: (when called) a file that is missing or cannot be decoded; it names the path.
+
+    The image is a uint8 tensor (3, height, width), RGB, not normalised, with channels_last strides, unless the
+    transform says otherwise. EXIF orientation is ignored. Decoding and resizing release the GIL. In the statistics of a
+    loader they are the stages ``decode`` and ``resize``; flipping and all other steps are ``augment``.
+
+    Attributes:
+        pure: whether what it makes depends on the record and `penstock.generator` alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int | tuple[int, int] | None = None,
+        flip: bool = False,
+        row: bool = False,
+        storage: Storage | None = None,
+        transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None = None,
+        target: Callable[[Any], dict[str, Any]] | None = None,
+    ) -> None:
+        self.storage = storage
+        self.size = (size, size) if isinstance(size, int) else size
+        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+            raise ConfigError(f"size must be positive, (height, width) or one int, got {size}")
+        if transform is not None and (size is not None or flip):
+            raise ConfigError("size= and flip= are for loading without transform=: put Resize or HorizontalFlip there")
+        if transform is not None and not isinstance(transform, Compose):
+            transform = Compose([transform] if callable(transform) else transform)
+        if target is not None and transform is None:
+            transform = Compose([])
+        self.transform = transform
+        self.target = target
+        self.flip = flip
+        self.row = row
+        self.pure = transform is None or transform.pure
+
+    @property
+    def form(self) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """Shape, as it lies in memory, and type of every image; None if they differ."""
+        if self.transform is not None:
+            return self.transform.form.row
+        return None if self.size is None else ((*self.size, 3), torch.uint8)
+
+    def __call__(
+        self,
+        record: Record | SampleRecord,
+        data: Callable[[], bytes] | None = None,
+        out: torch.Tensor | None = None,
+    ) -> Item:
+        """Decode one record's image, of the bytes that ``data`` gives, or of the file; into `out` if that is given,
+        which has the shape and type of `form`.
+        """
+        if isinstance(record, SampleRecord):
+            data = record.read
+        label: Any = record.label
+        if self.transform is None:
+            image = self._plain(record, data, out).permute(2, 0, 1)
+        else:
+            image, label = self._transformed(self.transform, record, data, out)
+        return (image, label, record.row) if self.row else (image, label)
+
+    def _plain(
+        self, record: Record | SampleRecord, data: Callable[[], bytes] | None, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        with stage("decode"):
+            image = read_image(record.path, storage=self.storage, data=data)
+        into = None if out is None else out.numpy()
+        if self.size is not None and image.shape[:2] != self.size:
+            height, width = self.size
+            method = cv2.INTER_AREA if height <= image.shape[0] and width <= image.shape[1] else cv2.INTER_LINEAR
+            with stage("resize"):
+                image = cv2.resize(image, (width, height), dst=into, interpolation=method)
+        if self.flip:
+            with stage("augment"):
+                if generator().random() < 0.5:
+                    image = cv2.flip(image, 1, dst=into)
+        if out is None or into is None:
+            return torch.from_numpy(image)
+        if not np.may_share_memory(image, into):
+            np.copyto(into, image)
+        return out
+
+    def _transformed(
+        self,
+        transform: Compose,
+        record: Record | SampleRecord,
+        data: Callable[[], bytes] | None,
+        out: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Any]:
+        with stage("decode"):
+            source = Encoded(read_bytes(record.path, storage=self.storage, data=data), record.path)
+        belongs = {} if self.target is None else self.target(record)
+        with stage("augment"):
+            canvas = open_canvas(source, belongs, out)
+            transform.apply(canvas)
+            return canvas.tensor, record.label if self.target is None else close_target(canvas, belongs)
+
+
+class SampleRecord:
+    """A sample of shards as a record: its image, and its label.
+
+    Raises:
+        ImageError: (when made) the sample has no image.
+    """
+
+    row = -1
+
+    def __init__(self, sample: dict[str, Any]) -> None:
+        where = f"{sample.get('__url__')}/{sample.get('__key__')}"
+        name = next((name for name in sample if name.rpartition(".")[2] in _IMAGES), None)
+        if name is None:
+            raise ImageError(f"{where}: a sample without an image: {', '.join(sample)}")
+        self.path = f"{where}.{name}"
+        self.sample = sample
+        self._data = sample[name]
+        label = next((sample[name] for name in _LABELS if name in sample), None)
+        self.label = int(label) if isinstance(label, bytes) and label.strip().isdigit() else label
+
+    def __repr__(self) -> str:
+        return f"<{self.path}>"
+
+    def read(self) -> Any:
+        """The bytes of the image."""
+        return self._data

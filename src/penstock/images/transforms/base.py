@@ -1,0 +1,74 @@
+"""`Transform`, what every step of a chain is, and what steps share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.images.transforms.canvas import Canvas
+from penstock.images.transforms.output import Form
+from penstock.random import generator
+
+__all__ = ["Size", "Transform", "chance", "draws", "pair"]
+
+Size = int | tuple[int, int] | list[int]
+
+
+def pair(size: Any, name: str = "size") -> tuple[int, int]:
+    """(height, width) from one number for both, or from two.
+
+    Raises:
+        ConfigError: it is neither, or not positive.
+    """
+    values = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
+    if len(values) == 1:
+        values *= 2
+    if len(values) != 2 or not all(isinstance(value, int) and value > 0 for value in values):
+        raise ConfigError(f"{name} must be positive, (height, width) or one int, got {size!r}")
+    return values[0], values[1]
+
+
+def chance(p: float) -> float:
+    """A probability.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not 0 <= p <= 1:
+        raise ConfigError(f"p is a probability, between 0 and 1, not {p!r}")
+    return float(p)
+
+
+class Transform:
+    """One step of a chain, and by itself a chain of one. Subclasses define ``apply`` and say what they leave."""
+
+    pure: bool = True
+    """Whether it draws from `penstock.generator()` alone, and may be used by several threads at once."""
+
+    def apply(self, canvas: Canvas) -> None:
+        """Change the image on the canvas, and what belongs to it."""
+        raise NotImplementedError
+
+    def leaves(self, form: Form) -> Form:
+        """What is known of every image afterwards, from what was known before.
+
+        Raises:
+            ConfigError: it makes no sense at this place of a chain.
+        """
+        return form
+
+    def __call__(self, image: Any, target: Mapping[str, Any] | None = None) -> Any:
+        """Of one image by hand: see `Compose`."""
+        from penstock.images.transforms.compose import Compose  # which is a transform itself
+
+        return Compose([self])(image, target)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({values})"
+
+
+def draws(p: float) -> bool:
+    """Whether something of this probability happens now. One draw, whatever `p` is, so that others stay the same."""
+    return bool(generator().random() < p)

@@ -1,0 +1,207 @@
+"""An image on its way through a chain: steps of geometry are noted, and pixels made when a step looks at them.
+
+Masks and boxes that belong to the image lie on the same canvas and follow its geometry: masks by their nearest pixel,
+boxes by their corners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.images.region import Box
+from penstock.images.transforms.output import Conversion, convert
+from penstock.images.transforms.view import Pixels, View, render
+from penstock.stages import stage
+
+__all__ = ["Array", "Canvas", "Source"]
+
+
+class Source(Protocol):
+    """Where pixels come from."""
+
+    size: tuple[int, int]
+    """(height, width) of the whole."""
+
+    def region(self, box: Box, target: tuple[int, int]) -> tuple[Pixels, Box]:
+        """Pixels that hold a box which is to be resized to `target`, and the box in them."""
+
+
+class Array:
+    """Pixels that are there already, as a `Source`: (height, width, channels)."""
+
+    def __init__(self, pixels: Pixels) -> None:
+        self.pixels = pixels
+        self.size = pixels.shape[0], pixels.shape[1]
+
+    def region(self, box: Box, target: tuple[int, int]) -> tuple[Pixels, Box]:
+        """All of them."""
+        return self.pixels, box
+
+
+class Canvas:
+    """What a chain works on.
+
+    Args:
+        source: of the image.
+        masks: arrays (height, width) or (height, width, channels) of the image's size.
+        boxes: (n, 4) of left, top, right, bottom in the image's pixels.
+        out: where the image should end up if it has this shape (as in memory) and type then.
+
+    Attributes:
+        conversion: what becomes of the pixels in the end; None: they stay as they are.
+        after: what is to be done to the tensor (channels, height, width) then.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        masks: tuple[Pixels, ...] = (),
+        boxes: npt.NDArray[Any] | None = None,
+        out: torch.Tensor | None = None,
+    ) -> None:
+        self._source = source
+        self._pending = True  # whether the view is still to be made
+        self.view = View.of(source.size)
+        self.masks = masks
+        self.boxes = None if boxes is None else np.array(boxes, np.float64).reshape(-1, 4)
+        self.out = out
+        self.conversion: Conversion | None = None
+        self.after: list[Callable[[torch.Tensor], object]] = []
+        self.kept: npt.NDArray[np.int64] | None = None if boxes is None else np.arange(len(self.boxes))  # type: ignore[arg-type]
+        """Which of the boxes given are still there: those that a crop leaves nothing of are not."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the image as it is now."""
+        return self.view.size
+
+    @property
+    def pixels(self) -> Pixels:
+        """The image as it is now, (height, width, channels), to be changed at will."""
+        if self._pending:
+            self._render()
+        return self._pixels
+
+    @pixels.setter
+    def pixels(self, pixels: Pixels) -> None:
+        if self._pending:
+            self._settle()
+        self._pixels = pixels
+        self._pending = False
+        self.view = View.of((pixels.shape[0], pixels.shape[1]))
+        self._source = Array(pixels)
+
+    def look(self, view: View) -> None:
+        """From now on the image is this view of it."""
+        if view is not self.view:
+            if self.after:
+                self.tensor = self.tensor
+            self.view = view
+            self._pending = True
+
+    def finish(self) -> None:
+        """Masks and boxes are as the image is, whether or not its pixels have been looked at."""
+        if self._pending:
+            self.pixels = self.pixels
+
+    def pad(
+        self, left: int, top: int, right: int, bottom: int, *, mode: int = cv2.BORDER_CONSTANT, fill: Any = 0
+    ) -> None:
+        """A border around the image, in one of OpenCV's ways. That of masks is zero."""
+        pixels = self.pixels
+        if self.after:
+            self.tensor = self.tensor
+            pixels = self.pixels
+        value = fill if isinstance(fill, tuple) else (fill,) * 4
+        made = cv2.copyMakeBorder(pixels, top, bottom, left, right, mode, value=value)
+        self.pixels = made if made.ndim == 3 else made[:, :, None]
+        ends = ((top, bottom), (left, right))
+        self.masks = tuple(np.pad(mask, ends if mask.ndim == 2 else (*ends, (0, 0))) for mask in self.masks)
+        if self.boxes is not None:
+            self.boxes = self.boxes + np.array([left, top, left, top])
+
+    def resize(self, change: Callable[[View], View | None]) -> None:
+        """Change the view by a step that may have to see the pixels of the view before."""
+        view = change(self.view)
+        if view is None:
+            self.pixels = self.pixels
+            view = change(self.view)
+            assert view is not None
+        self.look(view)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The image as a tensor (channels, height, width), all that was to be done to it done."""
+        pixels, conversion, out = self.pixels, self.conversion, self.out
+        if conversion is not None:
+            with stage("normalize"):
+                tensor = convert(pixels, conversion, out)
+        else:
+            if not pixels.flags.c_contiguous or not pixels.flags.writeable:
+                pixels = np.array(pixels, order="C")
+            memory = torch.from_numpy(pixels)
+            if out is not None and out.shape == memory.shape and out.dtype is memory.dtype:
+                memory = out if out.data_ptr() == memory.data_ptr() else out.copy_(memory)
+            tensor = memory.permute(2, 0, 1)
+        after, self.after = self.after, []
+        for step in after:
+            step(tensor)
+        return tensor
+
+    @tensor.setter
+    def tensor(self, tensor: torch.Tensor) -> None:
+        conversion = self.conversion
+        floating = tensor.dtype.is_floating_point
+        found = tensor.detach().permute(1, 2, 0)
+        self.pixels = np.array((found.float() if floating else found).numpy(), order="C")
+        last = conversion.channels_last if conversion is not None else not tensor.is_contiguous()
+        self.conversion = Conversion(tensor.dtype, last) if floating else None
+        self.after = []
+
+    def _render(self) -> None:
+        view, out, into = self.view, self.out, None
+        pixels, box = self._source.region(view.box, view.size)
+        shape = (*view.size, pixels.shape[2])
+        if out is not None and self.conversion is None and out.dtype is torch.uint8 and out.shape == shape:
+            into = out.numpy()
+            if pixels.dtype != np.uint8 or np.may_share_memory(into, pixels):
+                into = None
+        with stage("resize"):
+            made = render(pixels, box, view, out=into)
+        self.pixels = made
+
+    def _settle(self) -> None:
+        """Give masks and boxes the geometry that the image has got."""
+        view = self.view
+        if view != View.of(self._source.size):
+            self.masks = tuple(_mask(mask, view) for mask in self.masks)
+            if self.boxes is not None:
+                self._settle_boxes(view)
+        self._pending = False
+
+    def _settle_boxes(self, view: View) -> None:
+        assert self.boxes is not None
+        assert self.kept is not None
+        height, width = view.size
+        ends = view.points(self.boxes.reshape(-1, 2)).reshape(-1, 2, 2)
+        low, high = ends.min(axis=1), ends.max(axis=1)
+        boxes = np.concatenate([low, high], axis=1).clip(0, [width, height, width, height])
+        there = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+        self.boxes, self.kept = boxes[there], self.kept[there]
+
+
+def _mask(mask: Pixels, view: View) -> Pixels:
+    """A view of a mask of any type: of each pixel the nearest one."""
+    (left, top, right, bottom), (height, width) = view.box, view.size
+    rows = (top + (np.arange(height) + 0.5) * ((bottom - top) / height)).astype(np.int64).clip(0, mask.shape[0] - 1)
+    columns = (left + (np.arange(width) + 0.5) * ((right - left) / width)).astype(np.int64).clip(0, mask.shape[1] - 1)
+    sideways, upside_down = view.flipped
+    made: Pixels = mask[rows[::-1] if upside_down else rows][:, columns[::-1] if sideways else columns]
+    return made

@@ -1,0 +1,236 @@
+"""Crops, resizes and flips: names, arguments and defaults of torchvision. None of them looks at a pixel.
+
+Masks and boxes follow all of them. Positions and sizes are whole pixels, drawn from the image's size alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+from penstock.errors import ConfigError
+from penstock.images.transforms.base import Size, Transform, chance, draws, pair
+from penstock.images.transforms.canvas import Canvas
+from penstock.images.transforms.output import Form
+from penstock.images.transforms.view import Filter
+from penstock.random import generator
+
+__all__ = ["CenterCrop", "HorizontalFlip", "RandomCrop", "RandomResizedCrop", "Resize", "VerticalFlip"]
+
+_FILTERS = ("nearest", "bilinear", "bicubic")
+
+
+def filter_of(interpolation: Any) -> Filter:
+    """A filter by its name, or as torchvision's InterpolationMode.
+
+    Raises:
+        ConfigError: it is none of ours.
+    """
+    name = getattr(interpolation, "value", interpolation)
+    if name not in _FILTERS:
+        raise ConfigError(f"interpolation is one of {', '.join(_FILTERS)}, not {interpolation!r}")
+    return cast(Filter, name)
+
+
+def interval(values: Sequence[float], name: str) -> tuple[float, float]:
+    """Two positive numbers, the lesser one first.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if len(values) != 2 or not 0 < values[0] <= values[1]:
+        raise ConfigError(f"{name} must be (least, most), both positive, got {values!r}")
+    return float(values[0]), float(values[1])
+
+
+class RandomResizedCrop(Transform):
+    """A crop of random area and shape, resized: what most networks for images are trained with.
+
+    Args:
+        size: of the result: (height, width), or one int for both.
+        scale: the crop's least and largest share of the image's area.
+        ratio: its least and largest width over height, drawn by its logarithm.
+        interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's name of these.
+        antialias: average all source pixels where more than two (bicubic: one) make one.
+
+    Raises:
+        ConfigError: a size, share or ratio that is not positive, or an unknown filter.
+
+    After ten draws that do not fit into the image, the largest crop in its middle of the nearest allowed shape is
+    taken. Draws at most 40 numbers. With `ImageDataset` only the crop is decoded.
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        interpolation: Any = "bilinear",
+        antialias: bool = True,
+    ) -> None:
+        self.size = pair(size)
+        self.scale = interval(scale, "scale")
+        self.ratio = interval(ratio, "ratio")
+        self.interpolation = filter_of(interpolation)
+        self.antialias = antialias
+
+    def apply(self, canvas: Canvas) -> None:
+        if canvas.view.resized:
+            canvas.pixels = canvas.pixels
+        view = canvas.view.crop(*self._box(*canvas.size))
+        made = view.resize(*self.size, interpolation=self.interpolation, antialias=self.antialias)
+        assert made is not None
+        canvas.look(made)
+
+    def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """(top, left, height, width) of the crop."""
+        random = generator().random
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(10):
+            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * random())
+            shape = math.exp(low + (high - low) * random())
+            wide, high_ = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+            if 0 < wide <= width and 0 < high_ <= height:
+                return int(random() * (height - high_ + 1)), int(random() * (width - wide + 1)), high_, wide
+        shape = min(max(width / height, self.ratio[0]), self.ratio[1])
+        wide, tall = min(width, max(1, round(height * shape))), min(height, max(1, round(width / shape)))
+        return (height - tall) // 2, (width - wide) // 2, tall, wide
+
+    def leaves(self, form: Form) -> Form:
+        return form._replace(size=self.size)
+
+
+class _Crop(Transform):
+    """What crops of a fixed size share: an image that is smaller gets a border of zeros first."""
+
+    def __init__(self, size: Size, p: float = 1.0) -> None:
+        self.size = pair(size)
+        self.p = chance(p)
+
+    def apply(self, canvas: Canvas) -> None:
+        if self.p < 1 and not draws(self.p):
+            return
+        height, width = self.size
+        short, narrow = max(0, height - canvas.size[0]), max(0, width - canvas.size[1])
+        if short or narrow:
+            canvas.pad(narrow // 2, short // 2, narrow - narrow // 2, short - short // 2)
+        canvas.look(canvas.view.crop(*self._corner(*canvas.size), height, width))
+
+    def _corner(self, height: int, width: int) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def leaves(self, form: Form) -> Form:
+        return form._replace(size=self.size if self.p == 1 or form.size == self.size else None)
+
+
+class CenterCrop(_Crop):
+    """The middle of the image; a smaller image gets a border of zeros first.
+
+    Args:
+        size: (height, width), or one int for both.
+        p: probability; otherwise the image stays as it is.
+
+    Raises:
+        ConfigError: a size that is not positive, or no probability.
+    """
+
+    def _corner(self, height: int, width: int) -> tuple[int, int]:
+        # As in torchvision, halves are rounded to the even neighbour.
+        return round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
+
+
+class RandomCrop(_Crop):
+    """A part of the image anywhere; a smaller image gets a border of zeros first.
+
+    Args:
+        size: (height, width), or one int for both.
+        p: probability; otherwise the image stays as it is.
+
+    Raises:
+        ConfigError: a size that is not positive, or no probability.
+    """
+
+    def _corner(self, height: int, width: int) -> tuple[int, int]:
+        random = generator().random
+        return int(random() * (height - self.size[0] + 1)), int(random() * (width - self.size[1] + 1))
+
+
+class Resize(Transform):
+    """Another size: (height, width), or one int for the shorter side, the other in proportion.
+
+    Args:
+        size: (height, width), or the length of the shorter side.
+        interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's name of these.
+        max_size: of the longer side, with one int as `size`: if it would be longer, it is made this long instead.
+        antialias: average all source pixels where more than two (bicubic: one) make one.
+
+    Raises:
+        ConfigError: a size that is not positive, `max_size` with two sizes or below the shorter side, or an unknown
+            filter.
+    """
+
+    def __init__(
+        self, size: Size, interpolation: Any = "bilinear", max_size: int | None = None, antialias: bool = True
+    ) -> None:
+        pair(size)
+        short = size if isinstance(size, int) else size[0] if len(size) == 1 else None
+        self.size: int | tuple[int, int] = short if short is not None else pair(size)
+        if max_size is not None and (short is None or max_size <= short):
+            raise ConfigError(f"max_size={max_size} goes with one int as size, and is larger than that; got {size!r}")
+        self.interpolation = filter_of(interpolation)
+        self.max_size = max_size
+        self.antialias = antialias
+
+    def apply(self, canvas: Canvas) -> None:
+        height, width = self.size if isinstance(self.size, tuple) else self._sides(*canvas.size, self.size)
+        how: dict[str, Any] = {"interpolation": self.interpolation, "antialias": self.antialias}
+        canvas.resize(lambda view: view.resize(height, width, **how))
+
+    def _sides(self, height: int, width: int, short: int) -> tuple[int, int]:
+        least, most = min(height, width), max(height, width)
+        long = int(short * most / least)
+        if self.max_size is not None and long > self.max_size:
+            short, long = max(1, int(self.max_size * short / long)), self.max_size
+        return (short, long) if height <= width else (long, short)
+
+    def leaves(self, form: Form) -> Form:
+        if isinstance(self.size, tuple):
+            return form._replace(size=self.size)
+        return form._replace(size=None if form.size is None else self._sides(*form.size, self.size))
+
+
+class HorizontalFlip(Transform):
+    """Mirrored left to right.
+
+    Args:
+        p: probability.
+
+    Raises:
+        ConfigError: it is none.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = chance(p)
+
+    def apply(self, canvas: Canvas) -> None:
+        if draws(self.p):
+            canvas.look(canvas.view.mirror())
+
+
+class VerticalFlip(Transform):
+    """Mirrored upside down.
+
+    Args:
+        p: probability.
+
+    Raises:
+        ConfigError: it is none.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = chance(p)
+
+    def apply(self, canvas: Canvas) -> None:
+        if draws(self.p):
+            canvas.look(canvas.view.mirror(upside_down=True))

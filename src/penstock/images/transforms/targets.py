@@ -1,0 +1,93 @@
+"""What belongs to an image, as a dict, and how it follows the image through the geometry of a chain.
+
+    {"masks": (mask,), "boxes": boxes, "labels": labels, ...}
+
+``masks`` are arrays or tensors of the image's size: (height, width) or (n, height, width), or a sequence of such; they
+take the nearest pixel. ``boxes`` are (n, 4) of left, top, right, bottom, arrays or tensors; those that a crop leaves
+nothing of are left out, and so are the entries with the same n of ``labels``, ``areas``, ``scores`` and of the stacked
+masks. Everything else stays as it is. Types are what they were; boxes of integers become float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.errors import ConfigError
+from penstock.images.transforms.canvas import Canvas, Source
+
+__all__ = ["close_target", "open_canvas"]
+
+_WITH_BOXES = ("labels", "areas", "area", "scores", "iscrowd")
+
+
+def open_canvas(source: Source, target: Mapping[str, Any], out: torch.Tensor | None = None) -> Canvas:
+    """A canvas with an image and what belongs to it.
+
+    Raises:
+        ConfigError: a mask of another size than the image, or boxes that are not (n, 4).
+    """
+    if not target:
+        return Canvas(source, out=out)
+    masks = tuple(_planes(mask) for mask in _several(target.get("masks", ())))
+    for mask in masks:
+        if mask.shape[:2] != source.size:
+            raise ConfigError(f"a mask of {mask.shape[:2]} (height, width) over an image of {source.size}")
+    boxes = target.get("boxes")
+    if boxes is not None:
+        boxes = np.asarray(boxes)
+        if boxes.size and (boxes.ndim != 2 or boxes.shape[1] != 4):
+            raise ConfigError(f"boxes have the shape (n, 4): left, top, right, bottom; not {boxes.shape}")
+    return Canvas(source, masks=masks, boxes=boxes, out=out)
+
+
+def close_target(canvas: Canvas, target: Mapping[str, Any]) -> dict[str, Any]:
+    """The target as the canvas has left it."""
+    made = dict(target)
+    canvas.finish()
+    kept = canvas.kept
+    if "masks" in target:
+        given = target["masks"]
+        masks = [_like(mask, before) for mask, before in zip(canvas.masks, _several(given), strict=True)]
+        made["masks"] = masks[0] if not _is_sequence(given) else type(given)(masks)
+    if canvas.boxes is None or kept is None:
+        return made
+    before = target["boxes"]
+    count = len(before)
+    if isinstance(before, torch.Tensor):
+        kind = before.dtype if before.dtype.is_floating_point else torch.float32
+        made["boxes"] = torch.from_numpy(canvas.boxes).to(kind)
+    else:
+        dtype = np.asarray(before).dtype
+        made["boxes"] = canvas.boxes.astype(dtype if np.issubdtype(dtype, np.floating) else np.float32)
+    if len(kept) < count:
+        for name in (*_WITH_BOXES, "masks"):
+            value = made.get(name)
+            if isinstance(value, np.ndarray | torch.Tensor) and value.ndim and len(value) == count:
+                if name != "masks" or value.ndim == 3:
+                    made[name] = value[kept]
+            elif isinstance(value, list) and len(value) == count:
+                made[name] = [value[number] for number in kept]
+    return made
+
+
+def _is_sequence(masks: Any) -> bool:
+    return isinstance(masks, Sequence)
+
+
+def _several(masks: Any) -> Sequence[Any]:
+    return masks if _is_sequence(masks) else (masks,)
+
+
+def _planes(mask: Any) -> np.ndarray[Any, Any]:
+    """(height, width), or (height, width, n) of n planes."""
+    array = np.asarray(mask)
+    return array if array.ndim == 2 else array.transpose(1, 2, 0)
+
+
+def _like(mask: np.ndarray[Any, Any], before: Any) -> Any:
+    ordered = np.ascontiguousarray(mask if mask.ndim == 2 else mask.transpose(2, 0, 1))
+    return torch.from_numpy(ordered) if isinstance(before, torch.Tensor) else ordered

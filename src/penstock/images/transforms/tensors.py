@@ -1,0 +1,79 @@
+"""`ToTensor` and `Normalize`: what the network gets. They only say what is to become of the pixels; see `output`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from penstock.errors import ConfigError
+from penstock.images.transforms.base import Transform
+from penstock.images.transforms.canvas import Canvas
+from penstock.images.transforms.output import Conversion, Form
+
+__all__ = ["Normalize", "ToTensor"]
+
+_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class ToTensor(Transform):
+    """A float tensor (channels, height, width): bytes 0..255 become 0..1, other numbers stay what they are.
+
+    Args:
+        dtype: ``torch.float32``, ``float16``, ``bfloat16`` or ``float64``.
+        channels_last: how it lies in memory: (height, width, channels), as a batch with ``channels_last`` strides,
+            which is faster to make and for most networks to use; or False: (channels, height, width).
+
+    Raises:
+        ConfigError: another type.
+
+    Without it, images leave an `ImageDataset` as uint8.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32, channels_last: bool = True) -> None:
+        if dtype not in _TYPES:
+            raise ConfigError(f"dtype is one of {', '.join(map(str, _TYPES))}, not {dtype!r}; leave uint8 as it is")
+        self.dtype = dtype
+        self.channels_last = channels_last
+
+    def apply(self, canvas: Canvas) -> None:
+        if canvas.after:
+            canvas.tensor = canvas.tensor
+        before = canvas.conversion or Conversion(self.dtype, self.channels_last)
+        canvas.conversion = before._replace(dtype=self.dtype, channels_last=self.channels_last)
+
+    def leaves(self, form: Form) -> Form:
+        return form._replace(dtype=self.dtype, channels_last=self.channels_last)
+
+
+class Normalize(Transform):
+    """``(value - mean) / std`` for each channel, of values that `ToTensor` has brought to 0..1.
+
+    Args:
+        mean, std: one number for each channel, in the order red, green, blue.
+
+    Raises:
+        ConfigError: other numbers of them, or a `std` of zero; in a chain: no `ToTensor` before it.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.mean = tuple(map(float, mean))
+        self.std = tuple(map(float, std))
+        if not self.mean or len(self.mean) != len(self.std) or 0 in self.std:
+            raise ConfigError(f"mean and std have one number for each channel, std none of zero: {mean!r}, {std!r}")
+
+    def apply(self, canvas: Canvas) -> None:
+        conversion = canvas.conversion
+        if conversion is not None and not conversion.mean and not canvas.after:
+            canvas.conversion = conversion._replace(mean=self.mean, std=self.std)
+        else:
+            canvas.after.append(self._normalize)
+
+    def _normalize(self, tensor: torch.Tensor) -> None:
+        mean, std = (torch.tensor(v, dtype=tensor.dtype)[:, None, None] for v in (self.mean, self.std))
+        tensor.sub_(mean).div_(std)
+
+    def leaves(self, form: Form) -> Form:
+        if form.dtype is torch.uint8:
+            raise ConfigError("Normalize works on floats: put ToTensor() before it")
+        return form
