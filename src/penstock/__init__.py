@@ -12,6 +12,7 @@ from penstock import lazy
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ArrayDataset": "datasets",
     "BatchSampler": "samplers",
     "DataLoader": "loader",
     "DistributedSampler": "samplers",
@@ -21,6 +22,8 @@ _HOMES = {
     "ImageDataset": "datasets",
     "InfiniteSampler": "samplers",
     "IterationBasedBatchSampler": "samplers",
+    "LoadArray": "datasets",
+    "LoadBytes": "datasets",
     "LoadImage": "datasets",
     "MDSDataset": "shards.mds",
     "MDSFolder": "shards.mds",
@@ -42,6 +45,7 @@ _HOMES = {
     "ShardWriter": "shards",
     "StreamShards": "shards",
     "TarWriter": "shards",
+    "TokenDataset": "datasets",
     "WeightedRandomSampler": "samplers",
     "generator": "random",
     "make_batch_data_sampler": "samplers",
@@ -53,6 +57,7 @@ _HOMES = {
 
 __all__ = [
     "__version__",
+    "ArrayDataset",
     "BatchSampler",
     "DataLoader",
     "DistributedSampler",
@@ -62,6 +67,8 @@ __all__ = [
     "ImageDataset",
     "InfiniteSampler",
     "IterationBasedBatchSampler",
+    "LoadArray",
+    "LoadBytes",
     "LoadImage",
     "MDSDataset",
     "MDSFolder",
@@ -83,6 +90,7 @@ __all__ = [
     "ShardWriter",
     "StreamShards",
     "TarWriter",
+    "TokenDataset",
     "WeightedRandomSampler",
     "generator",
     "make_batch_data_sampler",
@@ -94,13 +102,17 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.datasets import (
+        ArrayDataset,
         ImageDataset,
+        LoadArray,
+        LoadBytes,
         LoadImage,
         Mixture,
         MPDataset,
         RankDataset,
         RankServerDataset,
         ServerDataset,
+        TokenDataset,
     )
     from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
     from penstock.manifest import Manifest, Record

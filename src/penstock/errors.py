@@ -13,6 +13,9 @@ from __future__ import annotations
 __all__ = [
     "ClusterError",
     "ConfigError",
+    "DataFileChangedError",
+    "DataFileError",
+    "DataFileIOError",
     "ImageError",
     "ManifestChangedError",
     "ManifestError",
@@ -101,6 +104,18 @@ class ShardChangedError(ShardError):
 
 class ShardIOError(ShardError, OSError):
     """A shard or an index that cannot be read or written: missing, a folder, no permission, disk full."""
+
+
+class DataFileError(PenstockError, ValueError):
+    """A file of tokens, numbers or bytes with bad content: truncated, of another type. The message names the file."""
+
+
+class DataFileChangedError(DataFileError):
+    """Such a file that was truncated, rewritten or replaced since it was opened."""
+
+
+class DataFileIOError(DataFileError, OSError):
+    """Such a file that cannot be read: missing, a folder, no permission."""
 
 
 class ImageError(PenstockError, ValueError):

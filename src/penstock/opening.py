@@ -5,6 +5,11 @@ penstock.open("train-{000..099}.tar")             ShardDataset     tar shards; c
 penstock.open("data/imagenet-mds")                MDSDataset       a folder with index.json
 penstock.open("data/imagenet")                    RankDataset      a folder with one folder of images a class
 penstock.open("data/shards")                      ShardDataset     a folder of tar files; compressed: StreamShards
+penstock.open("features-*.npy")                   ArrayDataset     rows of memory-mapped NumPy files
+penstock.open("data/arrays")                      RankDataset      a folder of NumPy files, one a sample
+penstock.open("tokens-*.bin", dtype="uint16", sequence_length=2048)             TokenDataset; .npy too
+
+Files of any other kind: a manifest that names them, and ``load=penstock.LoadBytes()``.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ __all__ = ["open"]
 
 _TAR = (".tar",)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_ARRAYS = (".npy",)
 _TEXT = (".txt", ".list", ".lst", ".text")
 _MANIFEST = ("columns", "label", "format", "header", "blank", "comment", "cache_dir", "progress", "root")
 
@@ -43,7 +49,7 @@ def open(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **op
     names = expand(source, options.get("storage"))
     if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
         return _folder(path, options)
-    kinds = {_kind(name) for name in names}
+    kinds = {"tokens" if "sequence_length" in options else _kind(name) for name in names}
     if len(kinds) > 1:
         raise ConfigError(f"{_said(names)}: {' and '.join(sorted(kinds))} together; open them one by one")
     return _OPENERS[kinds.pop()](names, options)
@@ -55,6 +61,8 @@ def _kind(name: str) -> str:
         return "shards"
     if lower.endswith(_COMPRESSED):
         return "compressed shards"
+    if lower.endswith(_ARRAYS):
+        return "arrays"
     if lower.endswith((*_TEXT, *EXTENSIONS)):
         return "manifests"
     path = local_path(name)
@@ -63,9 +71,10 @@ def _kind(name: str) -> str:
     if path is not None and not os.path.exists(path):
         raise ConfigError(f"{name}: there is no such file or folder")
     raise ConfigError(
-        f"{name}: neither a manifest ({', '.join([*_TEXT, *EXTENSIONS])}), a tar shard (.tar, .tar.gz, .tgz, ...), an "
-        "MDS folder (index.json in it), nor a folder with one folder of images for each class; for a manifest with "
-        "another name use Manifest.open(..., format='text')"
+        f"{name}: neither a manifest ({', '.join([*_TEXT, *EXTENSIONS])}), a tar shard (.tar, .tar.gz, .tgz, ...), "
+        "NumPy files (.npy), an MDS folder (index.json in it), nor a folder with one folder of images for each class; "
+        "for a manifest with another name use Manifest.open(..., format='text'), for files of tokens say dtype= and "
+        "sequence_length="
     )
 
 
@@ -81,14 +90,19 @@ def _folder(path: str, options: dict[str, Any]) -> Dataset[Any]:
         shards = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(endings) and entry.is_file())
         if shards:
             return kind([Path(name) for name in shards], **options)
-    from penstock.datasets import RankDataset
+    from penstock.datasets import LoadArray, RankDataset
+    from penstock.datasets.arrays import list_arrays
     from penstock.manifest import Manifest
     from penstock.storage import cache_root
 
     listed = list_images(path, cache_root() / "folders")
+    if listed is None and (arrays := list_arrays(path, cache_root() / "folders")) is not None:
+        rows = Manifest.open(arrays, root=os.path.abspath(path), label=None)
+        return RankDataset(rows, **{"load": LoadArray(), **options})
     if listed is None:
         raise ConfigError(
-            f"{path}: a folder, but with neither index.json (MDS), *.tar, nor images in one folder for each class"
+            f"{path}: a folder, but with neither index.json (MDS), *.tar, *.npy, nor images in one folder for each "
+            "class"
         )
     return RankDataset(Manifest.open(listed, root=os.path.abspath(path)), **options)
 
@@ -121,6 +135,18 @@ def _mds(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
     return MDSDataset(names[0], **options)
 
 
+def _arrays(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import ArrayDataset
+
+    return ArrayDataset(_as_they_are(names), **options)
+
+
+def _tokens(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import TokenDataset
+
+    return TokenDataset(_as_they_are(names), **options)
+
+
 def _as_they_are(names: list[str]) -> list[str | Path]:
     """Names that are not expanded a second time."""
     return [name if local_path(name) is None else Path(local_path(name) or "") for name in names]
@@ -130,4 +156,11 @@ def _said(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-_OPENERS = {"MDS folders": _mds, "manifests": _manifests, "shards": _shards, "compressed shards": _streams}
+_OPENERS = {
+    "MDS folders": _mds,
+    "arrays": _arrays,
+    "compressed shards": _streams,
+    "manifests": _manifests,
+    "shards": _shards,
+    "tokens": _tokens,
+}

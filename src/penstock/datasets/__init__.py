@@ -6,24 +6,43 @@ from typing import TYPE_CHECKING
 
 from penstock import lazy
 
-__all__ = ["ImageDataset", "LoadImage", "MPDataset", "Mixture", "RankDataset", "RankServerDataset", "ServerDataset"]
+__all__ = [
+    "ArrayDataset",
+    "ImageDataset",
+    "LoadArray",
+    "LoadBytes",
+    "LoadImage",
+    "MPDataset",
+    "Mixture",
+    "RankDataset",
+    "RankServerDataset",
+    "ServerDataset",
+    "TokenDataset",
+]
 
 if TYPE_CHECKING:
+    from penstock.datasets.arrays import ArrayDataset, LoadArray
     from penstock.datasets.images import ImageDataset, LoadImage
     from penstock.datasets.mixture import Mixture
     from penstock.datasets.rank import RankDataset
+    from penstock.datasets.raw import LoadBytes
     from penstock.datasets.server import RankServerDataset, ServerDataset
     from penstock.datasets.stream import MPDataset
+    from penstock.datasets.tokens import TokenDataset
 
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
+        "ArrayDataset": "arrays",
         "ImageDataset": "images",
+        "LoadArray": "arrays",
+        "LoadBytes": "raw",
         "LoadImage": "images",
         "MPDataset": "stream",
         "Mixture": "mixture",
         "RankDataset": "rank",
         "RankServerDataset": "server",
         "ServerDataset": "server",
+        "TokenDataset": "tokens",
     },
 )

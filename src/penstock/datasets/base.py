@@ -23,6 +23,11 @@ class StreamDataset(IterableDataset[Any]):
 class BatchedDataset(Dataset[Any]):
     """Loaders get the items of a batch by ``load_samples`` (ours) or ``__getitems__`` (torch's), past ``__getitem__``.
 
+    One that sets ``makes_batches`` writes batches into memory that it is given, past the default collate function:
+    ``fetch_batch(indices, keys, empty, place=None) -> batch``, where ``empty(shape, dtype)`` gives an uninitialised
+    tensor, in a worker process one in shared memory. The batch equals that which the default collate function makes of
+    ``load_samples``.
+
     A subclass that defines ``__getitem__`` alone would lose it that way. So there the batch methods are taken out,
     loaders ask item by item, and the subclass is not taken to be pure unless it says so.
     """
@@ -30,9 +35,14 @@ class BatchedDataset(Dataset[Any]):
     own_items = False
     """Whether a subclass makes its items by a ``__getitem__`` of its own."""
 
+    makes_batches: bool = False
+    """Whether there is a `fetch_batch`, and nothing that it would pass by."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = cls.__dict__
+        if own.keys() & {"__getitem__", "__getitems__", "load_samples"} and "fetch_batch" not in own:
+            cls.makes_batches = False
         if "__getitem__" in own and not own.keys() & {"load_samples", "__getitems__"}:
             cls.own_items = True
             cls.load_samples = cls.__getitems__ = None  # type: ignore[attr-defined]

@@ -247,8 +247,8 @@ class Engine:
         divisible = isinstance(maker, Fetch) and maker.divisible and default
         if self._dispatch == "chunk" and not divisible:
             raise ConfigError(
-                "dispatch='chunk' needs a map-style data set without __getitems__, batches, the default collate_fn and "
-                "no types registered with torch's: use dispatch='auto'"
+                "dispatch='chunk' needs a map-style data set without __getitems__, which does not make whole batches "
+                "itself, batches, the default collate_fn and no types registered with torch's: use dispatch='auto'"
             )
         if self._restart and own_state:
             raise ConfigError(

@@ -18,6 +18,8 @@ import torch
 from torch.utils.data import Subset
 
 from penstock.datasets.base import BatchedDataset
+from penstock.loader.arena import place
+from penstock.loader.collate import Collate, is_default
 from penstock.loader.failures import SKIP, OnError, is_tolerable
 from penstock.loader.snapshots import Snapshots, has_state, restore
 from penstock.loader.work import Task, Work
@@ -91,7 +93,14 @@ class Fetch:
     @cached_property
     def divisible(self) -> bool:
         """Whether the samples of a batch may be asked for in several calls."""
-        return self.batched and (self._batched_dataset or _bulk(self.dataset) is None)
+        return self.batched and not self._whole and (self._batched_dataset or _bulk(self.dataset) is None)
+
+    @cached_property
+    def _whole(self) -> bool:
+        """Whether the data set writes batches into memory that it is given, and nobody else's collation is wanted."""
+        if not (self.batched and self._batched_dataset and getattr(self.dataset, "makes_batches", False)):
+            return False
+        return isinstance(self.collate_fn, Collate) and is_default() and not self.seed_globals
 
     @cached_property
     def _plain(self) -> bool:
@@ -116,16 +125,28 @@ class Fetch:
 
     def __call__(self, task: Task, work: Work) -> Any:
         """The batch of a task."""
+        if self._whole and task.indices:
+            try:
+                return self._counted(self._fetch_batch, task, work)
+            except Exception as error:
+                if self.on_error is None or not is_tolerable(error):
+                    raise
+                work.samples -= len(task.indices)  # which of them is it?
         return self.collate(self.samples(task, work), task, work)
 
     def samples(self, task: Task, work: Work) -> list[Any]:
         """The samples of a task, or of a part of one: fewer if ``on_error`` skips some."""
+        samples: list[Any] = self._counted(self._plainly if self._plain else self._samples, task, work)
+        return samples
+
+    def _counted(self, job: Callable[[Task, Work], Any], task: Task, work: Work) -> Any:
+        """Do something with the data set, and account for it."""
         collect()  # what was spent outside of loaders is not ours
         self._calls += 1
         cpu = time.thread_time() if self._calls % _CPU_EVERY == 1 else None  # a system call, dear on some machines
         start = time.perf_counter()
         try:
-            return self._plainly(task) if self._plain else self._samples(task, work)
+            return job(task, work)
         finally:
             work.fetch += time.perf_counter() - start
             if cpu is not None:
@@ -134,7 +155,11 @@ class Fetch:
             for name, seconds in collect().items():
                 work.stages[name] = work.stages.get(name, 0.0) + seconds
 
-    def _plainly(self, task: Task) -> list[Any]:
+    def _fetch_batch(self, task: Task, work: Work) -> Any:
+        with sample_scope(task.keys[0]):
+            return self.dataset.fetch_batch(task.indices, task.keys, _memory, **_at(task))
+
+    def _plainly(self, task: Task, work: Work) -> list[Any]:
         """The usual case, with as little as possible done for each sample."""
         dataset, index = self.dataset, None
         samples: list[Any] = []
@@ -245,6 +270,12 @@ def _length(dataset: Any) -> int | None:
         return len(dataset)
     except (TypeError, NotImplementedError):
         return None
+
+
+def _memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor, where the batch at hand is to be."""
+    tensor = place(shape, dtype)
+    return torch.empty(shape, dtype=dtype) if tensor is None else tensor
 
 
 def _at(task: Task) -> dict[str, Any]:

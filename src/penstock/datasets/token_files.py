@@ -1,0 +1,199 @@
+"""`TokenFiles`: sequences of a fixed length out of memory-mapped token files, as a table with random access.
+
+    file 0:  |--- sequence 0 ---|--- sequence 1 ---|-rest-|        packed: over the ends of documents
+    file 1:  |--- sequence 2 ---| ...
+
+    with end_token=E:   a b c E d e f g h E   ->   |a b c E|d e f g|h E . .|      . is pad_token
+
+Invariant: where a sequence begins is arithmetic, or one row of a mapped index; nothing is kept for each sequence.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.datasets.mapped import MappedFile, MappedFiles, look_at
+from penstock.errors import ConfigError, DataFileError
+from penstock.shards.urls import Urls, expand
+from penstock.storage import Storage, cache_root, file_lock, write_atomically
+
+__all__ = ["TokenFiles"]
+
+_ROWS = 128  # gathered at a time, which stay in the cache of the processor until they are written out
+_SCAN = 1 << 22  # tokens looked at at a time for the ends of documents
+
+
+class TokenFiles:
+    """The sequences of token files, one file after the other. See `TokenDataset` for arguments and errors."""
+
+    def __init__(
+        self,
+        files: Urls,
+        sequence_length: int,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        stride: int | None = None,
+        end_token: int | None = None,
+        pad_token: int = 0,
+        token_type: npt.DTypeLike = "int64",
+        storage: Storage | None = None,
+    ) -> None:
+        self.length = operator.index(sequence_length)
+        self.stride = self.length if stride is None else operator.index(stride)
+        self.end_token, self.pad_token = end_token, operator.index(pad_token)
+        self.token_type = np.dtype(token_type)
+        if self.length < 1 or self.stride < 1:
+            raise ConfigError(f"sequence_length and stride must be positive, got {self.length} and {self.stride}")
+        if end_token is not None and stride is not None:
+            raise ConfigError("stride= is for packed sequences: with end_token= they begin where documents do")
+        names: Iterable[str] = expand(files, storage)
+        self._set_up(MappedFiles([self._checked(look_at(name, dtype, storage)) for name in names]))
+        if not len(self):
+            raise DataFileError(f"{self.maps.files[0].path}: too few tokens for one sequence of {self.length}")
+
+    def _checked(self, file: MappedFile) -> MappedFile:
+        kind = np.dtype(file.dtype)
+        if len(file.shape) != 1 or kind.kind not in "iu":
+            raise DataFileError(f"{file.path} holds {kind} of shape {file.shape}: tokens are one row of integers")
+        if not np.can_cast(kind, self.token_type):
+            raise ConfigError(f"{file.path} holds {kind}, which token_type={str(self.token_type)!r} cannot hold")
+        return file
+
+    def _set_up(self, maps: MappedFiles) -> None:
+        self.maps = maps
+        self._indexes: dict[int, npt.NDArray[np.int64]] = {}
+        counts = [self._count(number) for number in range(len(maps.files))]
+        self.starts = np.cumsum([0, *counts], dtype=np.int64)
+        """First sequence of each file, and the number of all."""
+
+    def _count(self, number: int) -> int:
+        if self.end_token is not None:
+            return len(self._index(number))
+        tokens = self.maps.files[number].shape[0]
+        return 0 if tokens < self.length else (tokens - self.length) // self.stride + 1
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_indexes", "starts")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_up(state["maps"])
+
+    # Identity.
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the sequences: of the files, see `MappedFiles.fingerprint`, and how they are cut."""
+        return self._combined(len(self.maps.files))
+
+    def prefix_fingerprint(self, rows: int) -> str:
+        """The fingerprint of the files that ended with so many sequences; "" if none ends there."""
+        ends = np.flatnonzero(self.starts == rows)
+        return self._combined(int(ends[-1])) if len(ends) else ""
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Whether files with this fingerprint and so many sequences have since got more files behind them."""
+        return any(self._combined(end) == fingerprint for end in np.flatnonzero(self.starts == rows).tolist())
+
+    def _combined(self, files: int) -> str:
+        cut = self.length, self.stride, self.end_token, self.pad_token
+        prints = [self.maps.fingerprint(number) for number in range(files)]
+        return xxhash.xxh3_128_hexdigest(f"{cut} {' '.join(prints)}".encode())
+
+    # Reading.
+
+    def read(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Sequences, (rows, length)."""
+        out = np.empty((len(rows), self.length), self.token_type)
+        self.read_into(out, rows)
+        return out
+
+    def read_into(self, out: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
+        """Write sequences into an array of shape (rows, length): one copy, from the file's pages to where they go.
+
+        Raises:
+            DataFileChangedError: a file was truncated or written to since it was opened.
+        """
+        numbers = self.starts.searchsorted(rows, "right") - 1
+        write = self._write_packed if self.end_token is None else self._write_documents
+        first = int(numbers[0]) if len(numbers) else 0
+        if (numbers == first).all():
+            write(out, None, first, rows - self.starts[first])
+            return
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            write(out, places, number, rows[places] - self.starts[number])
+
+    def _write_packed(
+        self, out: npt.NDArray[Any], places: npt.NDArray[np.int64] | None, number: int, local: npt.NDArray[np.int64]
+    ) -> None:
+        tokens, count = self.maps.array(number), int(self.starts[number + 1] - self.starts[number])
+        shape, strides = (count, self.length), (self.stride * tokens.itemsize, tokens.itemsize)
+        rows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
+        for begin in range(0, len(local), _ROWS):
+            end = begin + _ROWS
+            if places is None:
+                out[begin:end] = rows[local[begin:end]]
+            else:
+                out[places[begin:end]] = rows[local[begin:end]]
+
+    def _write_documents(
+        self, out: npt.NDArray[Any], places: npt.NDArray[np.int64] | None, number: int, local: npt.NDArray[np.int64]
+    ) -> None:
+        tokens, index = self.maps.array(number), self._index(number)
+        where = range(len(local)) if places is None else places.tolist()
+        for place, (begin, end) in zip(where, index[local].tolist(), strict=True):
+            row, size = out[place], end - begin
+            row[:size] = tokens[begin:end]
+            row[size:] = self.pad_token
+
+    # Documents.
+
+    def _index(self, number: int) -> npt.NDArray[np.int64]:
+        """First token of each sequence of a file and the one behind its last, (sequences, 2): a file in the cache,
+        made in one pass by one process while the others wait, mapped."""
+        found = self._indexes.get(number)
+        if found is None:
+            file = self.maps.files[number]
+            said = f"{os.path.realpath(file.path)} {tuple(file)[1:]} {self.length} {self.end_token}"
+            folder = cache_root() / "tokens"
+            path = folder / f"{xxhash.xxh3_128_hexdigest(os.fsencode(said))}.idx"
+            if not path.exists():
+                folder.mkdir(exist_ok=True)
+                with file_lock(path):
+                    if not path.exists():
+                        self._make_index(number, path)
+            nothing = np.empty((0, 2), np.int64)
+            found = np.memmap(path, np.int64, "r").reshape(-1, 2) if path.stat().st_size else nothing
+            self._indexes[number] = found
+        return found
+
+    def _make_index(self, number: int, path: os.PathLike[str]) -> None:
+        total, open_at = self.maps.files[number].shape[0], 0
+        with write_atomically(path) as out:
+            for begin in range(0, total, _SCAN):
+                tokens = self.maps.array(number)[begin : begin + _SCAN]
+                ends = np.flatnonzero(tokens == self.end_token) + begin + 1
+                if begin + _SCAN >= total and (not len(ends) or ends[-1] < total):
+                    ends = np.append(ends, total)  # the last document needs no end
+                if len(ends):
+                    out.write(self._cut(open_at, ends).tobytes())
+                    open_at = int(ends[-1])
+
+    def _cut(self, start: int, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Sequences of documents that follow each other: the first begins at ``start``, they end at ``ends``."""
+        starts = np.concatenate([[start], ends[:-1]])
+        counts = -(-(ends - starts) // self.length)
+        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within its document
+        begin = np.repeat(starts, counts) + number * self.length
+        return np.stack([begin, np.minimum(begin + self.length, np.repeat(ends, counts))], axis=1)

@@ -1,0 +1,168 @@
+"""`TokenDataset`: sequences of tokens of a fixed length for language models, out of memory-mapped files.
+
+dataset = TokenDataset("tokens-*.bin", 2049, stride=2048, dtype="uint16", seed=0)
+for batch in DataLoader(dataset, batch_size=64, num_workers=1):     # int64 (64, 2049)
+    inputs, targets = batch[:, :-1], batch[:, 1:]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from penstock.datasets.place import Place
+from penstock.datasets.share import Share, Slice
+from penstock.datasets.share_dataset import ShareDataset
+from penstock.datasets.token_files import TokenFiles
+from penstock.errors import ConfigError
+from penstock.order.permutation import Indices, normalise
+from penstock.shards.urls import Urls
+from penstock.stages import stage
+from penstock.storage import Storage
+
+__all__ = ["TokenDataset"]
+
+Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+class TokenDataset(ShareDataset):
+    """The sequences of one rank in one mini-epoch, as a map-style data set of exactly that length.
+
+    Args:
+        files: paths, patterns, braces (``"tokens-{000..099}.bin"``), ``::``, or a list of those. ``.npy`` files hold
+            one row of integers; all others integers of ``dtype`` and nothing else. Objects in a store are copied into
+            the local cache, whole, when the data set is made.
+        sequence_length: tokens in a sequence.
+        dtype: NumPy's name of the type in raw files, such as "uint16". ``.npy`` files say it themselves.
+        stride: tokens from the beginning of a sequence to that of the next one; by default ``sequence_length``. Smaller
+            by one, sequences are inputs and targets of a model that predicts the next token.
+        end_token: by default sequences are packed: they run over the ends of documents, and what a file has left at its
+            end, less than a sequence, is left out. With the token that ends each document, every document begins a
+            sequence, long ones take several, and the last one is filled up with ``pad_token``. Where documents end is
+            found in one pass over the files when they are first opened, and kept in the user's cache.
+        pad_token: see there.
+        token_type: type of the tensors: "int64", "int32", or any other that holds the files' type.
+        load: ``load(tokens)`` makes the item of a tensor (sequence_length,), inside the scope of the sequence's own
+            `penstock.generator`; by default an item is that tensor.
+        rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
+            `penstock.RankDataset`.
+        storage: how a store is reached, see `penstock.storage.Storage`.
+
+    Raises:
+        ConfigError, PartitionError: arguments that make no sense.
+        DataFileIOError: a file that is missing, a folder, or that nobody may read.
+        DataFileError: one that is truncated, or holds something else.
+        DataFileChangedError: (on access) one that was truncated or written to since.
+        ShardIOError: no file matches a pattern.
+
+    Every sequence comes once an epoch, whatever the number of files, ranks and workers. The state is a few integers and
+    loads on any number of ranks. With Penstock's loader and no ``load`` or ``collate_fn`` a batch is written in one
+    copy, from the pages of the files into the memory that it is delivered in.
+
+    Memory does not depend on the number of tokens: files are mapped, and shared by all processes of a machine.
+    """
+
+    releases_gil = True
+
+    def __init__(
+        self,
+        files: Urls,
+        sequence_length: int,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        stride: int | None = None,
+        end_token: int | None = None,
+        pad_token: int = 0,
+        token_type: str = "int64",
+        load: Callable[[torch.Tensor], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        mini_epochs: int = 1,
+        group: int | None = None,
+        seed: int = 0,
+        remainder: str = "pad",
+        shuffle: str = "global",
+        block_size: int | None = None,
+        window: int | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        self._type = _integers(token_type)
+        self.tokens = TokenFiles(
+            files,
+            sequence_length,
+            dtype=dtype,
+            stride=stride,
+            end_token=end_token,
+            pad_token=pad_token,
+            token_type=token_type,
+            storage=storage,
+        )
+        """The sequences as they are in the files."""
+        share = Share(
+            self.tokens,
+            rank=rank,
+            world_size=world_size,
+            process_group=process_group,
+            mini_epochs=mini_epochs,
+            seed=seed,
+            shuffle=shuffle,
+            remainder=remainder,
+            group=group,
+            block_size=block_size,
+            window=window,
+        )
+        super().__init__(share, load)
+        self.makes_batches = load is None and type(self).makes_batches
+
+    makes_batches = True
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens in a sequence."""
+        return self.tokens.length
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the sequences, see `TokenFiles.fingerprint`."""
+        return self.tokens.fingerprint
+
+    def fetch_batch(
+        self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: Place | None = None
+    ) -> torch.Tensor:
+        """The sequences at several indices, (indices, sequence_length), written into the tensor that ``empty(shape,
+        dtype)`` gives. See `penstock.datasets.base.BatchedDataset`."""
+        slice_ = self._share.current() if place is None else self._share.slice_at(place)
+        rows = slice_.rows(slice_.positions(normalise(indices, len(slice_))))
+        out = empty((len(rows), self.tokens.length), self._type)
+        with stage("read"):
+            self.tokens.read_into(out.numpy(), rows)
+        return out
+
+    def _read(self, slice_: Slice, local: Indices) -> list[Any]:
+        with stage("read"):
+            found = self.tokens.read(slice_.rows(slice_.positions(local)))
+        return list(torch.from_numpy(found))
+
+    def _read_one(self, slice_: Slice, local: int, row: int) -> Any:
+        with stage("read"):
+            return torch.from_numpy(self.tokens.read(np.array([row]))[0])
+
+    def _items(self, records: list[Any]) -> list[Any]:
+        return records
+
+
+def _integers(name: str) -> torch.dtype:
+    """The tensors' type."""
+    try:
+        kind = np.dtype(name)
+        if kind.kind not in "iu":
+            raise TypeError
+        return torch.from_numpy(np.empty(0, kind)).dtype
+    except TypeError:
+        raise ConfigError(f"token_type must be a type of integers that tensors have, got {name!r}") from None
