@@ -1,0 +1,319 @@
+"""The C extension: the same pixels as a whole decode, and every file that is not quite right."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.images import native
+
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+
+LIMIT = 1 << 28
+FAR = (1 << 20, 1 << 20)  # a target that no box is twice as large as
+
+# 40 x 24 pixels, arithmetic-coded, 4:2:0: no encoder that is at hand in Python writes these.
+ARITHMETIC = base64.b64decode(
+    "/9j/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRTc4UG1RV19iZ2hnPk1xeXBkeFxlZ2P/2wBD"
+    "ARESEhgVGC8aGi9jQjhCY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2P/yQARCAAYACgD"
+    "ASIAAhEBAxEB/8wACgAQEAUBEBEF/9oADAMBAAIRAxEAPwD/AJyFnwv1V+ifbG3Ol2kMLOsvsfOUzXRhPNjLKyLrkaZ+iJUUoVzQ"
+    "ILGo4yUKXW8jC5rUg7xokSlHgAzwXxmnNG2mjG268mfA/9k="
+)
+
+
+def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """A picture with structure at every place and in every channel, so that no shift or mix-up goes unseen."""
+    small = np.random.default_rng(seed).integers(0, 256, (height // 3 + 2, width // 3 + 2, 3), np.uint8)
+    return cv2.resize(small, (width, height), interpolation=cv2.INTER_LINEAR)
+
+
+def jpeg(image: np.ndarray, subsampling: str = "420", quality: int = 85) -> bytes:
+    space = "GRAY" if image.shape[2] == 1 else "RGB"
+    return simplejpeg.encode_jpeg(
+        np.ascontiguousarray(image), quality=quality, colorspace=space, colorsubsampling=subsampling
+    )
+
+
+def by_opencv(image: np.ndarray, *options: int) -> bytes:
+    ok, data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)
+    assert ok
+    return data.tobytes()
+
+
+def outward(box: tuple[float, float, float, float]) -> tuple[slice, slice]:
+    return slice(int(box[1]), int(np.ceil(box[3]))), slice(int(box[0]), int(np.ceil(box[2])))
+
+
+def boxes(height: int, width: int, count: int, seed: int = 1) -> list[tuple[float, float, float, float]]:
+    rng = np.random.default_rng(seed)
+    found = [(0.0, 0.0, float(width), float(height)), (width - 0.5, height - 0.5, float(width), float(height))]
+    for _ in range(count):
+        left, top = rng.uniform(0, width - 0.01), rng.uniform(0, height - 0.01)
+        found.append((left, top, rng.uniform(left + 0.005, width), rng.uniform(top + 0.005, height)))
+    return found
+
+
+SUBSAMPLINGS = ["444", "422", "420", "440", "411"]
+
+
+class TestRegion:
+    @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+    @pytest.mark.parametrize("size", [(1, 1), (7, 5), (16, 16), (33, 47), (130, 201)])
+    def test_a_box_has_the_pixels_of_a_full_decode(self, subsampling: str, size: tuple[int, int]) -> None:
+        data = jpeg(noise(*size), subsampling)
+        whole = simplejpeg.decode_jpeg(data, "RGB")
+        for box in boxes(*size, 60):
+            region = native.decode_box(data, box, target=FAR, max_pixels=LIMIT)
+            rows, columns = outward(box)
+            assert np.array_equal(region.array, whole[rows, columns]), box
+            assert (region.x, region.y, region.scale) == (columns.start, rows.start, 1)
+
+    @given(st.integers(0, 1 << 32), st.sampled_from(SUBSAMPLINGS), st.integers(1, 90), st.integers(1, 90))
+    def test_any_size_any_box(self, seed: int, subsampling: str, height: int, width: int) -> None:
+        data = jpeg(noise(height, width, seed), subsampling, 60)
+        whole = simplejpeg.decode_jpeg(data, "RGB")
+        for box in boxes(height, width, 4, seed):
+            region = native.decode_box(data, box, target=FAR, max_pixels=LIMIT)
+            assert np.array_equal(region.array, whole[outward(box)]), box
+
+    def test_real_files(self, data_dir: Path) -> None:
+        checked = 0
+        for k, path in enumerate(sorted((data_dir / "imagenet-sample").glob("*.JPEG"))):
+            data = path.read_bytes()
+            whole = simplejpeg.decode_jpeg(data, "RGB")
+            for box in boxes(*whole.shape[:2], 1, seed=k)[2:]:
+                assert np.array_equal(
+                    native.decode_box(data, box, target=FAR, max_pixels=LIMIT).array, whole[outward(box)]
+                ), (path, box)
+                checked += 1
+        assert checked == 500
+
+    @pytest.mark.parametrize("space", ["gray", "rgb"])
+    def test_gray(self, space: str) -> None:
+        image = noise(50, 70)
+        data = jpeg(image[..., :1] if space == "gray" else image, "Gray" if space == "gray" else "420")
+        whole = simplejpeg.decode_jpeg(data, "GRAY")
+        box = (10.5, 3, 60, 44.2)
+        region = native.decode_box(data, box, target=FAR, channels=1, max_pixels=LIMIT)
+        assert np.array_equal(region.array, whole[outward(box)])
+        if space == "gray":
+            region = native.decode_box(data, box, target=FAR, max_pixels=LIMIT)
+            assert np.array_equal(region.array, np.repeat(whole[outward(box)], 3, axis=2))
+
+
+class TestScale:
+    @pytest.mark.parametrize(
+        ("target", "scale"),
+        [((101, 150), 1), ((100, 150), 2), ((50, 75), 4), ((25, 38), 4), ((25, 37), 8), ((1, 1), 8)],
+    )
+    def test_only_where_the_box_is_twice_the_target(self, target: tuple[int, int], scale: int) -> None:
+        data = jpeg(noise(230, 330))
+        region = native.decode_box(data, (13, 7, 313, 207), target=target, max_pixels=LIMIT)
+        assert region.scale == scale
+        assert region.array.shape[0] >= target[0]
+        assert region.array.shape[1] >= target[1]
+
+    @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+    @pytest.mark.parametrize("scale", [2, 4, 8])
+    def test_a_scaled_box_has_the_pixels_of_a_scaled_decode(self, subsampling: str, scale: int) -> None:
+        height, width = 170, 203
+        data = jpeg(noise(height, width), subsampling)
+        shape = -(-height // scale), -(-width // scale)
+        whole = simplejpeg.decode_jpeg(data, "RGB", min_height=shape[0], min_width=shape[1])
+        assert whole.shape[:2] == shape
+        for box in boxes(height, width, 200):
+            size = int((box[3] - box[1]) / scale), int((box[2] - box[0]) / scale)
+            if min(size) < 1:
+                continue
+            region = native.decode_box(data, box, target=size, max_pixels=LIMIT)
+            if region.scale == scale:
+                part = outward(tuple(edge / scale for edge in box))
+                assert np.array_equal(region.array, whole[part]), box
+
+    def test_it_is_the_shrunken_picture(self) -> None:
+        image = cv2.GaussianBlur(noise(160, 160), (0, 0), 8)
+        region = native.decode_box(jpeg(image, "444", 95), (16, 32, 144, 96), target=(16, 16), max_pixels=LIMIT)
+        assert region.scale == 4
+        expected = cv2.resize(image[32:96, 16:144], None, fx=0.25, fy=0.25, interpolation=cv2.INTER_AREA)
+        assert np.abs(region.array.astype(int) - expected).max() <= 6
+
+
+class TestOtherFiles:
+    @pytest.mark.parametrize("kind", ["progressive", "restart", "arithmetic"])
+    def test_decoded_whole_and_cut(self, kind: str) -> None:
+        image = noise(90, 120)
+        data = {
+            "progressive": by_opencv(image, cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+            "restart": by_opencv(image, cv2.IMWRITE_JPEG_RST_INTERVAL, 2),
+            "arithmetic": ARITHMETIC,
+        }[kind]
+        marker = {"progressive": b"\xff\xc2", "restart": b"\xff\xdd", "arithmetic": b"\xff\xc9"}[kind]
+        assert marker in data
+        whole = simplejpeg.decode_jpeg(data, "RGB")
+        for box in boxes(*whole.shape[:2], 40):
+            region = native.decode_box(data, box, target=FAR, max_pixels=LIMIT)
+            assert np.array_equal(region.array, whole[outward(box)])
+        region = native.decode_box(data, (0, 0, 40, 24), target=(6, 6), max_pixels=LIMIT)
+        assert region.scale == 4
+        assert region.array.shape == (6, 10, 3)
+
+    def test_cmyk_is_not_for_us(self) -> None:
+        data = simplejpeg.encode_jpeg(np.zeros((20, 20, 4), np.uint8), colorspace="CMYK")
+        with pytest.raises(NotImplementedError, match="colours"):
+            native.decode_box(data, (0, 0, 5, 5), target=FAR, max_pixels=LIMIT)
+
+    def test_stray_bytes_before_a_marker_are_forgiven(self) -> None:
+        data = jpeg(noise(40, 40))
+        stray = data[:-2] + b"\x12\x34" + data[-2:]
+        assert np.array_equal(native.decode_image(stray, max_pixels=LIMIT), simplejpeg.decode_jpeg(data, "RGB"))
+
+    @pytest.mark.parametrize("cut", [2, 3, 10, 100, 300, 600])
+    def test_a_truncated_file_raises_wherever_the_box_is(self, cut: int) -> None:
+        data = jpeg(noise(64, 64))
+        for box in [(0, 0, 8, 8), (0, 0, 64, 64), (50, 60, 64, 64)]:
+            with pytest.raises(ValueError, match=r"end|JPEG|Huffman"):
+                native.decode_box(data[:-cut], box, target=FAR, max_pixels=LIMIT)
+
+    def test_partial_gives_what_there_is(self) -> None:
+        data = jpeg(noise(64, 64), "444")
+        whole = native.decode_image(data, max_pixels=LIMIT)
+        part = native.decode_image(data[: len(data) * 2 // 3], max_pixels=LIMIT, partial=True)
+        assert part.shape == whole.shape
+        assert np.array_equal(part[:16], whole[:16])
+        assert not np.array_equal(part, whole)
+
+    def test_damage_in_or_above_the_box_raises(self) -> None:
+        data = bytearray(jpeg(noise(64, 64)))
+        middle = data.index(b"\xff\xda") + 200
+        data[middle : middle + 6] = b"\xff\xd3\xff\xd1\xff\xd5"
+        with pytest.raises(ValueError, match="orrupt"):
+            native.decode_box(data, (0, 40, 64, 64), target=FAR, max_pixels=LIMIT)
+
+    @pytest.mark.parametrize("data", [b"", b"\xff", b"\xff\xd8", b"\xff\xd8\xff\xd9", b"GIF89a" * 9, bytes(5000)])
+    def test_no_jpeg(self, data: bytes) -> None:
+        for partial in (False, True):
+            with pytest.raises(ValueError):
+                native.decode_image(data, max_pixels=LIMIT, partial=partial)
+
+
+class TestLimits:
+    def test_pixels(self) -> None:
+        data = jpeg(noise(40, 50))
+        assert native.decode_image(data, max_pixels=2000).shape == (40, 50, 3)
+        with pytest.raises(OverflowError, match="50 x 40 pixels, more than the limit of 1999"):
+            native.decode_image(data, max_pixels=1999)
+
+    def test_a_header_that_lies(self) -> None:
+        """4 GB of pixels by the header, nothing behind it: refused at once, by the limit or the missing data."""
+        data = bytearray(jpeg(noise(40, 50)))
+        at = data.index(b"\xff\xc0") + 5
+        data[at : at + 4] = b"\xff\xdc\xff\xdc"
+        with pytest.raises(OverflowError):
+            native.decode_box(data, (0, 0, 10, 10), target=FAR, max_pixels=LIMIT)
+
+    def test_scans(self) -> None:
+        data = by_opencv(noise(40, 40), cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
+        first = data.index(b"\xff\xda")
+        after = data.index(b"\xff\xc4", first)
+        assert native.decode_image(data[:after] + data[first:after] * 3 + data[after:], max_pixels=LIMIT).any()
+        bomb = data[:after] + data[first:after] * 300 + data[after:]
+        with pytest.raises(OverflowError, match="scans"):
+            native.decode_image(bomb, max_pixels=LIMIT)
+
+    @pytest.mark.parametrize(
+        "box",
+        [
+            *[(0, 0, 50.5, 40), (0, 0, 50, 40.1), (-1, 0, 5, 5), (5, 0, 5, 5), (0, 9, 5, 5)],
+            *[(0, 0, 1e300, 1), (0, 0, 5, 1e9), (float("nan"), 0, 5, 5), (0, 0, 5, float("nan"))],
+            (0, float("inf"), 5, float("inf")),
+        ],
+    )
+    def test_boxes_outside(self, box: tuple[float, float, float, float]) -> None:
+        with pytest.raises(IndexError):
+            native.decode_box(jpeg(noise(40, 50)), box, target=FAR, max_pixels=LIMIT)
+
+
+class TestMemory:
+    def test_a_result_that_is_held_is_not_overwritten(self) -> None:
+        first, second = jpeg(noise(50, 50, 1)), jpeg(noise(50, 50, 2))
+        held = native.decode_box(first, (0, 0, 50, 50), target=FAR, max_pixels=LIMIT).array[::2, 3:]
+        before = held.copy()
+        for _ in range(3):
+            native.decode_box(second, (0, 0, 50, 50), target=FAR, max_pixels=LIMIT)
+        assert np.array_equal(held, before)
+
+    def test_the_scratch_is_used_again(self) -> None:
+        data = jpeg(noise(50, 50))
+        places = set()
+        for _ in range(5):
+            places.add(native.decode_box(data, (0, 0, 50, 50), target=FAR, max_pixels=LIMIT).array.ctypes.data)
+        assert len(places) == 1
+
+    def test_large_pictures_leave_no_scratch_behind(self) -> None:
+        data = jpeg(np.zeros((4000, 4000, 3), np.uint8))
+        native.decode_box(data, (0, 0, 4000, 4000), target=FAR, max_pixels=LIMIT)
+        assert native._scratch.buffer.nbytes <= 32 << 20
+
+    def test_arguments_are_let_go(self) -> None:
+        data, broken = bytearray(jpeg(noise(50, 50))), bytearray(b"\xff\xd8 no JPEG")
+        references = sys.getrefcount(data)
+        for _ in range(10):
+            native.decode_image(data, max_pixels=LIMIT)
+            with pytest.raises(ValueError):
+                native.decode_image(broken, max_pixels=LIMIT)
+            with pytest.raises(IndexError):
+                native.decode_box(data, (0, 0, 99, 99), target=FAR, max_pixels=LIMIT)
+        assert sys.getrefcount(data) == references
+        data.append(0)  # a buffer that is still exported could not grow
+        broken.append(0)
+
+
+class TestThreads:
+    def test_many_at_once(self) -> None:
+        files = [jpeg(noise(60 + k, 90 - k, k), SUBSAMPLINGS[k % 5]) for k in range(24)]
+        broken = [data[: len(data) // 2] for data in files]
+        expected = [simplejpeg.decode_jpeg(data, "RGB")[10:50, 5:61] for data in files]
+
+        def work(k: int) -> bool:
+            with pytest.raises(ValueError):
+                native.decode_box(broken[k % 24], (0, 0, 30, 30), target=FAR, max_pixels=LIMIT)
+            box = (5, 10, 61, 50)
+            region = native.decode_box(files[k % 24], box, target=FAR, max_pixels=LIMIT)
+            return np.array_equal(region.array, expected[k % 24])
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(work, range(480)))
+
+    def test_the_gil_is_released(self) -> None:
+        """While one thread decodes for a tenth of a second, this one goes on: its longest pause is much shorter."""
+        data = jpeg(noise(3000, 3000))
+        shares = []
+        for _ in range(10):
+            took: list[float] = []
+
+            def decode(took: list[float] = took) -> None:
+                start = time.perf_counter()
+                native.decode_image(data, max_pixels=LIMIT)
+                took.append(time.perf_counter() - start)
+
+            thread = threading.Thread(target=decode)
+            thread.start()
+            longest, last = 0.0, time.perf_counter()
+            while thread.is_alive():
+                now = time.perf_counter()
+                longest, last = max(longest, now - last), now
+            shares.append(longest / took[0])
+            if min(shares) < 0.5:
+                break
+        assert min(shares) < 0.5
