@@ -14,7 +14,8 @@ turns bytes into pixels:
 The contract: a new, C-contiguous uint8 array (height, width, 3) RGB or (height, width, 1) gray; orientation as stored;
 CMYK and YCCK, palettes and 16 bits converted, alpha dropped, of an animation the first frame; `ValueError` with a
 reason for what cannot be decoded or ends too early. `native` and `simplejpeg` refuse every JPEG that libjpeg warns of,
-but for stray bytes; the others also decode what is damaged in the middle.
+but for stray bytes; the others also decode what is damaged in the middle. A part of a truncated JPEG is to be had of
+`native`, `simplejpeg` and `pillow`.
 
 **Tolerance**: RGB from `native`, `simplejpeg`, `opencv` and `pillow` on one build of libjpeg-turbo is equal bit for
 bit; another build may differ by `TOLERANCE` levels, since colour conversion and upsampling are rounded. CMYK, which no
@@ -26,7 +27,6 @@ A new back end is a function and an entry in `BACKENDS`.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,7 +96,11 @@ def choose(name: str, kind: str) -> Backend:
 def _is_installed(name: str) -> bool:
     if name == "native":
         return native.is_available()
-    return importlib.util.find_spec(BACKENDS[name].module) is not None
+    try:
+        importlib.import_module(BACKENDS[name].module)
+    except Exception:  # there, but built for another torch, or without its libraries
+        return False
+    return True
 
 
 def _native(data: Data, channels: int, partial: bool) -> Image:
@@ -141,7 +145,7 @@ def _opencv(data: Data, channels: int, partial: bool) -> Image:
     if pixels is None:
         raise ValueError(f"truncated, damaged or not an image, starting with {bytes(data[:12])!r}")
     image: Image = pixels[:, :, None] if gray else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
-    return _as_channels(image, channels)
+    return _as_stored(_as_channels(image, channels), data)
 
 
 def _pillow(data: Data, channels: int, partial: bool) -> Image:
@@ -159,13 +163,10 @@ def _pillow(data: Data, channels: int, partial: bool) -> Image:
                     raise
                 image.tile = []  # what has been decoded is the picture
             deep = image.mode.startswith("I")
-            array = np.asarray(image if deep else image.convert("L" if image.mode == "L" else "RGB"))
+            array = np.array(image if deep else image.convert("L" if image.mode == "L" else "RGB"))
     except (OSError, ValueError, SyntaxError, EOFError, pil.DecompressionBombError) as error:
         raise ValueError(str(error) or type(error).__name__) from error
-    result = _as_channels(_as_bytes(array), channels)
-    if exif.kind(data) == "tiff":  # Pillow turns these, and these only
-        result = exif.oriented(result, exif.inverse(exif.orientation(data)))
-    return result
+    return _as_stored(_as_channels(_as_bytes(array), channels), data)
 
 
 def _imageio(data: Data, channels: int, partial: bool) -> Image:
@@ -189,7 +190,7 @@ def _torchvision(data: Data, channels: int, partial: bool) -> Image:
 def _torchcodec(data: Data, channels: int, partial: bool) -> Image:
     module: Any = importlib.import_module("torchcodec.decoders")
     _check_end(data, partial)
-    return _from_torch(lambda tensor: module.decode_jpeg(tensor), data, channels)
+    return _from_torch(lambda tensor: module.decode_image(tensor), data, channels)
 
 
 def _from_torch(decode: Callable[[Any], Any], data: Data, channels: int) -> Image:
@@ -223,6 +224,12 @@ def _as_channels(image: Image, channels: int) -> Image:
     return np.ascontiguousarray(image)
 
 
+def _as_stored(image: Image, data: Data) -> Image:
+    """OpenCV and Pillow turn TIFF, and TIFF only, as its orientation says, whatever they are asked for."""
+    turned = exif.orientation(data) if exif.kind(data) == "tiff" else 1
+    return image if turned == 1 else exif.oriented(image, exif.inverse(turned))
+
+
 def _check_end(data: Data, partial: bool) -> None:
     """libjpeg fills up what is missing of a truncated JPEG and only warns, which these libraries do not pass on.
 
@@ -244,10 +251,10 @@ BACKENDS: dict[str, Backend] = {
         Backend("native", "penstock.images._jpeg", _JPEG, _native),
         Backend("simplejpeg", "simplejpeg", _JPEG, _simplejpeg),
         Backend("opencv", "cv2", None, _opencv),
-        Backend("pillow", "PIL", None, _pillow),
-        Backend("imageio", "imageio", _COMMON, _imageio),
-        Backend("torchvision", "torchvision", _COMMON - {"bmp"}, _torchvision),
-        Backend("torchcodec", "torchcodec", _JPEG, _torchcodec),
+        Backend("pillow", "PIL.Image", None, _pillow),
+        Backend("imageio", "imageio.v3", _COMMON, _imageio),
+        Backend("torchvision", "torchvision.io", _COMMON - {"bmp"}, _torchvision),
+        Backend("torchcodec", "torchcodec.decoders", _JPEG, _torchcodec),
     )
 }
 """All back ends by name, installed or not."""

@@ -1,0 +1,240 @@
+"""Back ends: one contract, whichever library decodes."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from penstock.errors import ConfigError, ImageError
+from penstock.images import exif
+from penstock.images.backends import BACKENDS, TOLERANCE, choose, installed
+from penstock.images.decode import decode, image_size
+
+FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tiff": "TIFF", "gif": "GIF"}
+
+
+def picture(height: int = 40, width: int = 64) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x * 255 // width, y * 255 // height, (x + y) * 99 // (height + width)], axis=-1).astype(np.uint8)
+
+
+def encoded(kind: str, image: Image.Image | np.ndarray | None = None, **options: object) -> bytes:
+    file = io.BytesIO()
+    image = picture() if image is None else image
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, FORMATS[kind], **options)
+    return file.getvalue()
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> int:
+    assert a.shape == b.shape
+    assert a.dtype == np.uint8
+    return int(np.abs(a.astype(int) - b).max())
+
+
+def check(image: np.ndarray, expected: np.ndarray, tolerance: int) -> None:
+    assert image.flags.c_contiguous
+    assert image.flags.writeable
+    assert distance(image, expected) <= tolerance
+
+
+def read_by(name: str, kind: str) -> None:
+    if not BACKENDS[name].reads(kind):
+        pytest.skip(f"{name} reads no {kind}")
+
+
+@pytest.mark.parametrize("name", installed())
+class TestContract:
+    @pytest.mark.parametrize("kind", FORMATS)
+    def test_rgb(self, name: str, kind: str) -> None:
+        read_by(name, kind)
+        lossless = {"webp": {"lossless": True}}.get(kind, {})
+        data = encoded(kind, **lossless)
+        expected = picture()
+        if kind in ("jpeg", "gif"):
+            expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+        check(decode(data, backend=name), expected, TOLERANCE if kind == "jpeg" else 0)
+
+    @pytest.mark.parametrize("kind", FORMATS)
+    @pytest.mark.parametrize("source", ["L", "RGB"])
+    def test_gray(self, name: str, kind: str, source: str) -> None:
+        read_by(name, kind)
+        data = encoded(kind, Image.fromarray(picture()).convert(source))
+        gray = np.asarray(Image.open(io.BytesIO(data)).convert("RGB").convert("L"))[:, :, None]
+        check(decode(data, backend=name, mode="gray"), gray, TOLERANCE)
+        if source == "L":
+            check(decode(data, backend=name), np.repeat(gray, 3, axis=2), TOLERANCE)
+
+    @pytest.mark.parametrize("source", ["RGBA", "LA", "P", "1", "I;16", "transparent"])
+    def test_kinds_of_png(self, name: str, source: str) -> None:
+        read_by(name, "png")
+        image = Image.fromarray(picture())
+        options = {}
+        if source == "I;16":
+            deep = picture()[..., 0].astype(np.uint16) * 257
+            data, expected = encoded("png", Image.fromarray(deep)), np.repeat(picture()[..., :1], 3, axis=2)
+        else:
+            if source == "transparent":
+                image, options = image.quantize(), {"transparency": 3}
+            else:
+                image = image.convert(source)
+            if source in ("RGBA", "LA"):
+                image.putalpha(7)
+            data, expected = encoded("png", image, **options), np.asarray(image.convert("RGB"))
+        check(decode(data, backend=name), expected, 0)
+
+    def test_sixteen_bits_of_colour(self, name: str) -> None:
+        read_by(name, "png")
+        ok, data = cv2.imencode(".png", cv2.cvtColor(picture(), cv2.COLOR_RGB2BGR).astype(np.uint16) * 257)
+        assert ok
+        check(decode(data.tobytes(), backend=name), picture(), 0)
+
+    @pytest.mark.parametrize("space", ["CMYK", "YCCK"])
+    def test_cmyk(self, name: str, space: str) -> None:
+        if name in ("torchvision", "torchcodec"):
+            pytest.skip("has its own idea of CMYK")
+        black = np.full((40, 64, 1), 180, np.uint8)
+        if space == "YCCK":
+            data = simplejpeg.encode_jpeg(np.dstack([picture(), black]), quality=95, colorspace="CMYK")
+        else:
+            inverted = Image.fromarray(255 - np.dstack([picture(), black]), "CMYK")
+            data = encoded("jpeg", inverted, quality=95)
+        expected = picture().astype(int) * 180 // 255
+        assert float(np.abs(decode(data, backend=name).astype(int) - expected).mean()) < 3
+
+    def test_the_first_frame(self, name: str) -> None:
+        read_by(name, "gif")
+        frames = [Image.fromarray(np.full((20, 30, 3), level, np.uint8)) for level in (50, 100, 200)]
+        data = encoded("gif", frames[0], save_all=True, append_images=frames[1:])
+        check(decode(data, backend=name), np.full((20, 30, 3), 50, np.uint8), 0)
+
+    @pytest.mark.parametrize("kind", ["jpeg", "png", "tiff", "webp"])
+    @pytest.mark.parametrize("how", range(1, 9))
+    def test_orientation(self, name: str, kind: str, how: int) -> None:
+        read_by(name, kind)
+        tags = Image.Exif()
+        tags[0x112] = how
+        options = {"tiff": {"tiffinfo": {0x112: how}}, "webp": {"exif": tags, "lossless": True}}
+        data = encoded(kind, **options.get(kind, {"exif": tags}))
+        stored = decode(encoded(kind, **({"lossless": True} if kind == "webp" else {})), backend=name)
+        check(decode(data, backend=name), stored, 0)
+        turned = decode(data, backend=name, orientation="apply")
+        check(turned, exif.oriented(stored, how), 0)
+        by_hand = Image.fromarray(stored)
+        by_hand.getexif()[0x112] = how
+        from PIL import ImageOps
+
+        assert np.array_equal(turned, np.asarray(ImageOps.exif_transpose(by_hand)))
+
+    @pytest.mark.parametrize("cut", [2, 40, 300])
+    def test_truncated(self, name: str, cut: int) -> None:
+        data = encoded("jpeg", quality=95)
+        with pytest.raises(ImageError, match=r"image 'a\.jpg' is truncated"):
+            decode(data[:-cut], path="a.jpg", backend=name)
+        if BACKENDS[name].reads("png"):
+            with pytest.raises(ImageError, match=r"image 'a\.png'"):
+                decode(encoded("png")[: -cut - 30], path="a.png", backend=name)
+
+    def test_partial(self, name: str) -> None:
+        if name not in ("native", "simplejpeg", "pillow"):
+            pytest.skip("gives nothing of a truncated file")
+        noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+        data = encoded("jpeg", noise, quality=90)
+        whole, part = decode(data, backend=name), decode(data[: len(data) // 2], backend=name, partial=True)
+        assert np.array_equal(part[:8], whole[:8])
+        assert not np.array_equal(part[-8:], whole[-8:])
+
+    def test_a_trailer_behind_the_image_is_not_looked_at(self, name: str) -> None:
+        data = encoded("jpeg")
+        check(decode(data + bytes(10_000), backend=name), decode(data, backend=name), 0)
+
+    @pytest.mark.parametrize("data", [b"", b"no image at all", b"\xff\xd8\xff\xe0 nothing", bytes(9000)])
+    def test_no_image(self, name: str, data: bytes) -> None:
+        with pytest.raises((ImageError, ConfigError)) as caught:
+            decode(data, path="x.jpg", backend=name)
+        assert isinstance(caught.value, ConfigError) or "'x.jpg'" in str(caught.value)
+
+    @pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "bmp", "webp", "tiff"])
+    def test_a_bomb(self, name: str, kind: str) -> None:
+        read_by(name, kind)
+        assert decode(encoded(kind), backend=name, max_pixels=2560).shape == (40, 64, 3)
+        with pytest.raises(ImageError, match=r"'x'.*64 x 40 pixels, more than the limit of 2559"):
+            decode(encoded(kind), path="x", backend=name, max_pixels=2559)
+
+
+class TestReal:
+    def test_equal_arrays(self, data_dir: Path) -> None:
+        """Each of the 500 images by every back end that is installed: within TOLERANCE of simplejpeg."""
+        files = sorted((data_dir / "imagenet-sample").glob("*.JPEG"))
+        assert len(files) == 500
+        others = [name for name in installed() if name != "simplejpeg"]
+        worst = dict.fromkeys(others, 0)
+        for path in files:
+            data = path.read_bytes()
+            expected = decode(data, path=path, backend="simplejpeg")
+            for name in others:
+                image = decode(data, path=path, backend=name)
+                assert image.shape == expected.shape
+                if not np.array_equal(image, expected):
+                    worst[name] = max(worst[name], int(cv2.absdiff(image, expected).max()))
+        assert max(worst.values()) <= TOLERANCE, worst
+
+
+class TestChoice:
+    def test_names(self) -> None:
+        assert choose("auto", "jpeg").name == "simplejpeg"
+        assert choose("auto", "png").name == "opencv"
+        assert {"simplejpeg", "opencv"} <= set(installed())
+        with pytest.raises(ConfigError, match="'auto' or one of native, simplejpeg"):
+            decode(encoded("png"), backend="libpng")
+        with pytest.raises(ConfigError, match="reads no png"):
+            decode(encoded("png"), backend="simplejpeg")
+
+    def test_not_installed(self) -> None:
+        missing = set(BACKENDS) - set(installed())
+        if not missing:
+            pytest.skip("everything is installed")
+        with pytest.raises(ConfigError, match="not installed here"):
+            decode(encoded("png"), backend=missing.pop())
+
+
+class TestExif:
+    @pytest.mark.parametrize("order", "<>")
+    def test_damaged_blocks_are_ignored(self, order: str) -> None:
+        mark = b"II" if order == "<" else b"MM"
+        good = mark + struct.pack(order + "HIHHHIHH", 42, 8, 1, 0x112, 3, 1, 6, 0)
+        assert exif.orientation(with_exif(good)) == 6
+        for cut in range(len(good) - 2):
+            assert exif.orientation(with_exif(good[:cut])) == 1
+        for value in (0, 9, 65535):
+            bad = mark + struct.pack(order + "HIHHHIHH", 42, 8, 1, 0x112, 3, 1, value, 0)
+            assert exif.orientation(with_exif(bad)) == 1
+        far = mark + struct.pack(order + "HIHHHIHH", 42, 2**31, 1, 0x112, 3, 1, 6, 0)
+        assert exif.orientation(with_exif(far)) == 1
+
+    def test_inverse(self) -> None:
+        for how in range(1, 9):
+            there = exif.oriented(picture(), how)
+            assert np.array_equal(exif.oriented(there, exif.inverse(how)), picture())
+
+    def test_tiff_size(self) -> None:
+        assert exif.tiff_size(encoded("tiff")) == (64, 40)
+        assert exif.tiff_size(encoded("tiff")[:9]) is None
+
+    def test_image_size_agrees_with_stored_pixels(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.jpg"
+        tags = Image.Exif()
+        tags[0x112] = 6
+        path.write_bytes(encoded("jpeg", exif=tags))
+        assert image_size(path) == (64, 40)
+
+
+def with_exif(block: bytes) -> bytes:
+    body = b"Exif\0\0" + block
+    return b"\xff\xd8\xff\xe1" + struct.pack(">H", len(body) + 2) + body + encoded("jpeg")[2:]
