@@ -20,6 +20,7 @@ from loader_conformance import check_elastic, check_end_of_pass, check_load_into
 from loader_support import EXECUTORS
 
 import penstock as ps
+from penstock.datasets.rows_ahead import RowsAhead
 from penstock.datasets.tokens import TokenDataset
 from penstock.errors import (
     ConfigError,
@@ -205,6 +206,26 @@ def test_batches_are_written_where_they_are_delivered(files: list[str]) -> None:
     assert not fetch.divisible
     own = ps.DataLoader(make(files), batch_size=4, collate_fn=lambda items: [int(item[0]) for item in items])
     assert [token for some in own for token in some] == [int(dataset[i][0]) for i in range(40)]
+
+
+@given(st.data())
+def test_rows_ahead_are_those_of_each_index(files: list[str], data: st.DataObject) -> None:
+    """Whatever is asked for, in whatever order, at whatever place."""
+    share = make(files, 1, 2, mini_epochs=2)._share
+    places = [share.place.get()._replace(epoch=e, mini_epoch=m) for e in range(2) for m in range(2)]
+    slices = [share.make_slice(place) for place in places]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.datasets.rows_ahead._BLOCK", data.draw(st.integers(1, 12)))
+        ahead = RowsAhead()
+        for _ in range(data.draw(st.integers(1, 8))):
+            number, begin = data.draw(st.integers(0, 3)), data.draw(st.integers(-3, 9))
+            indices = list(range(begin, data.draw(st.integers(begin, 10))))
+            if data.draw(st.booleans()):
+                indices = data.draw(st.permutations(indices))
+            expected = [slices[number].locate(index)[1] for index in indices]
+            assert ahead.rows(share, indices, places[number]).tolist() == expected
+    with pytest.raises(IndexError):
+        ahead.rows(share, [9, 10], None)
 
 
 class Doubled(TokenDataset):

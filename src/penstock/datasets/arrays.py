@@ -24,11 +24,12 @@ import xxhash
 from penstock.datasets.mapped import MappedFiles, look_at
 from penstock.datasets.place import Place
 from penstock.datasets.raw import item_of, read_file
+from penstock.datasets.rows_ahead import RowsAhead
 from penstock.datasets.share import Share, Slice
 from penstock.datasets.share_dataset import ShareDataset
 from penstock.errors import ConfigError, DataFileError, DataFileIOError
 from penstock.manifest import Record
-from penstock.order.permutation import Indices, normalise
+from penstock.order.permutation import Indices
 from penstock.shards.urls import Urls, expand
 from penstock.stages import stage
 from penstock.storage import Storage, io_error, write_atomically
@@ -174,6 +175,7 @@ class ArrayDataset(ShareDataset):
             window=window,
         )
         super().__init__(share, load)
+        self._ahead = RowsAhead()
         self.makes_batches = load is None and type(self).makes_batches
 
     @property
@@ -186,8 +188,7 @@ class ArrayDataset(ShareDataset):
     ) -> Any:
         """The rows at several indices, in tensors that ``empty(shape, dtype)`` gives, with labels as a list of two. See
         `penstock.datasets.base.BatchedDataset`."""
-        slice_ = self._share.current() if place is None else self._share.slice_at(place)
-        rows = slice_.rows(slice_.positions(normalise(indices, len(slice_))))
+        rows = self._ahead.rows(self._share, indices, place)
         found = self._gather(rows, empty)
         return found[0] if self.labels is None else found
 

@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 
 from penstock.datasets.place import Place
+from penstock.datasets.rows_ahead import RowsAhead
 from penstock.datasets.share import Share, Slice
 from penstock.datasets.share_dataset import ShareDataset
 from penstock.datasets.token_files import TokenFiles
 from penstock.errors import ConfigError
-from penstock.order.permutation import Indices, normalise
+from penstock.order.permutation import Indices
 from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage
@@ -118,6 +119,7 @@ class TokenDataset(ShareDataset):
             window=window,
         )
         super().__init__(share, load)
+        self._ahead = RowsAhead()
         self.makes_batches = load is None and type(self).makes_batches
 
     makes_batches = True
@@ -137,8 +139,7 @@ class TokenDataset(ShareDataset):
     ) -> torch.Tensor:
         """The sequences at several indices, (indices, sequence_length), written into the tensor that ``empty(shape,
         dtype)`` gives. See `penstock.datasets.base.BatchedDataset`."""
-        slice_ = self._share.current() if place is None else self._share.slice_at(place)
-        rows = slice_.rows(slice_.positions(normalise(indices, len(slice_))))
+        rows = self._ahead.rows(self._share, indices, place)
         out = empty((len(rows), self.tokens.length), self._type)
         with stage("read"):
             self.tokens.read_into(out.numpy(), rows)
