@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import cache, demo, manifest, serve, shards
+from penstock.cli import bench, cache, demo, manifest, serve, shards
 from penstock.errors import PenstockError
 
 __all__ = ["app", "main"]
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(bench.app, name="bench", help="Measure on this machine, with your own files.")
 app.add_typer(cache.app, name="cache", help="Look after local copies of remote objects.")
 app.add_typer(manifest.app, name="manifest", help="Look at, index and check lists of samples.")
 app.add_typer(shards.app, name="shards", help="Index, look at, check, pack, cut and join tar shards.")

@@ -1,0 +1,271 @@
+"""How fast each installed back end reads your own files: the measurement behind ``penstock bench readers``.
+
+    files = sample(Path("/data/train"), count=200)
+    result = compare(files, target=224, threads=(1, 8), rounds=3)
+    result.speed["simplejpeg"]["decode", 8]          # images/s, the median of the rounds
+
+Four tasks, each from bytes in memory, so that no disk is measured:
+
+==========  ==========================================================================================
+``header``  width and height only
+``decode``  the whole image
+``target``  the whole image, resized to `target` pixels a side; shrunk while decoding where a library can
+``crop``    the middle quarter of the area, resized to `target`; native decodes that part only
+==========  ==========================================================================================
+
+All back ends take turns in every round, so that a noisy moment hits them alike. Files that any of them cannot decode
+are counted and left out for all.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import cv2
+import numpy as np
+import simplejpeg
+
+from penstock.errors import ConfigError, ImageError
+from penstock.images import exif
+from penstock.images.backends import BACKENDS, installed
+from penstock.images.decode import MAX_PIXELS, decode
+from penstock.images.headers import size_from_header
+from penstock.images.native import decode_box
+
+__all__ = ["TASKS", "Comparison", "Files", "compare", "made_up", "sample"]
+
+TASKS = ("header", "decode", "target", "crop")
+Task: TypeAlias = Callable[[bytes], object]
+
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+_MAX_BYTES = 1 << 30
+_MAX_LISTED = 100_000
+
+
+@dataclass(frozen=True)
+class Files:
+    """Encoded images of one format, in memory."""
+
+    kind: str
+    data: list[bytes]
+    left_out: int = 0
+    """Files of other formats that were found among them."""
+
+
+@dataclass
+class Comparison:
+    """Images/s by back end, task and number of threads; what was measured, and what could not be decoded."""
+
+    files: int
+    speed: dict[str, dict[tuple[str, int], float]] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    """Files that a back end could not decode, which were left out for all."""
+
+    def best(self, task: str, threads: int) -> str | None:
+        """The fastest back end at a task; `None` where none can do it."""
+        speeds = {name: found[task, threads] for name, found in self.speed.items() if (task, threads) in found}
+        return max(speeds, key=speeds.__getitem__) if speeds else None
+
+
+def sample(folder: Path, *, count: int) -> Files:
+    """At most `count` image files (and 1 GB) under `folder`, evenly spread over its sorted paths.
+
+    They are those of the format that most of the files have. Looks at the first 100,000 files at most. Raises
+    `ImageError` where there is no folder or no image.
+    """
+    if not folder.is_dir():
+        raise ImageError(f"{str(folder)!r} is no folder; give one with image files")
+    paths = sorted(_images(folder))
+    kinds, total = Counter[str](), 0
+    read: list[tuple[str, bytes]] = []
+    for k in range(min(count, len(paths))):
+        data = paths[k * len(paths) // min(count, len(paths))].read_bytes()
+        total += len(data)
+        if total > _MAX_BYTES:
+            break
+        kinds[exif.kind(data)] += 1
+        read.append((exif.kind(data), data))
+    del kinds["other"]
+    if not kinds:
+        raise ImageError(f"{str(folder)!r} holds no image files ({', '.join(sorted(_SUFFIXES))})")
+    kind = kinds.most_common(1)[0][0]
+    data_of_kind = [data for found, data in read if found == kind]
+    return Files(kind, data_of_kind, len(read) - len(data_of_kind))
+
+
+def made_up(count: int = 64) -> Files:
+    """JPEGs of 500 x 375 pixels with about the detail of a photograph, for whoever has no folder at hand."""
+    rng = np.random.default_rng(0)
+    data = []
+    for _ in range(count):
+        image = np.zeros((375, 500, 3), np.float32)
+        for size, weight in ((5, 0.5), (30, 0.3), (190, 0.2)):
+            layer = rng.integers(0, 256, (size * 3 // 4, size, 3)).astype(np.float32)
+            image += weight * cv2.resize(layer, (500, 375), interpolation=cv2.INTER_CUBIC)
+        pixels = image.clip(0, 255).astype(np.uint8)
+        data.append(bytes(simplejpeg.encode_jpeg(pixels, quality=92, colorsubsampling="420")))
+    return Files("jpeg", data)
+
+
+def compare(
+    files: Files,
+    *,
+    target: int = 224,
+    threads: Sequence[int] = (1,),
+    rounds: int = 3,
+    backends: Sequence[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Comparison:
+    """Measure `backends` (default: all that are installed and read this format) at all tasks.
+
+    `threads` are the numbers of threads to measure with. `progress` is called with runs done and runs to do. Raises
+    `ConfigError` for a back end that is not here, `ImageError` when no file can be decoded by all of them.
+    """
+    if min(threads, default=0) < 1 or rounds < 1 or target < 1:
+        raise ConfigError(f"threads={threads}, rounds={rounds} and target={target} must be at least 1")
+    names = [name for name in installed() if BACKENDS[name].reads(files.kind)] if backends is None else list(backends)
+    data, failed = _decodable(files.data, names)
+    result = Comparison(len(data), {name: {} for name in names}, failed)
+    plan = [
+        (name, task, count, function)
+        for task in TASKS
+        for count in dict.fromkeys(threads)
+        for name in names
+        if (function := _function(name, files.kind, task, target)) is not None
+    ]
+    times: dict[tuple[str, str, int], list[float]] = {}
+    with ThreadPoolExecutor(max(threads), thread_name_prefix="penstock-bench") as pool:
+        for step in range(rounds * len(plan)):
+            name, task, count, function = plan[step % len(plan)]
+            start = time.perf_counter()
+            list(pool.map(lambda part, run=function: _run(run, part), [data[k::count] for k in range(count)]))
+            times.setdefault((name, task, count), []).append(time.perf_counter() - start)
+            if progress is not None:
+                progress(step + 1, rounds * len(plan))
+    for (name, task, count), found in times.items():
+        result.speed[name][task, count] = len(data) / statistics.median(found)
+    return result
+
+
+def _run(function: Task, part: Sequence[bytes]) -> None:
+    for data in part:
+        function(data)
+
+
+def _images(folder: Path) -> Iterable[Path]:
+    seen = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            seen += 1
+            if seen > _MAX_LISTED:
+                return
+            if os.path.splitext(name)[1].lower() in _SUFFIXES:
+                yield Path(parent, name)
+
+
+def _decodable(files: Sequence[bytes], names: Sequence[str]) -> tuple[list[bytes], dict[str, int]]:
+    """The files that all can decode, which also warms everything up; and how many each could not."""
+    good, failed = [], dict.fromkeys(names, 0)
+    for data in files:
+        fine = True
+        for name in names:
+            try:
+                decode(data, backend=name)
+            except ImageError:
+                failed[name] += 1
+                fine = False
+        if fine:
+            good.append(data)
+    if not good:
+        raise ImageError(f"none of {len(files)} files can be decoded by all of {', '.join(names)}")
+    return good, failed
+
+
+def _function(name: str, kind: str, task: str, target: int) -> Task | None:
+    """What a back end does for a task, in the way of its library that is meant for it; `None` where it cannot."""
+    if task == "header":
+        return _HEADERS.get(name) if kind == "jpeg" or name != "simplejpeg" else None
+    if task == "decode":
+        return lambda data: decode(data, backend=name)
+    if task == "target":
+        special = _TARGETS.get(name) if kind == "jpeg" else None
+        if special is not None:
+            return lambda data: special(data, target)
+        return lambda data: _resize(decode(data, backend=name), target)
+    if name == "native":
+        return lambda data: _native_crop(data, target)
+    return lambda data: _resize(_middle(decode(data, backend=name)), target)
+
+
+def _resize(image: np.ndarray[Any, np.dtype[np.uint8]], target: int) -> object:
+    shrinks = min(image.shape[:2]) > target
+    return cv2.resize(image, (target, target), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+
+
+def _middle(image: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    height, width = image.shape[:2]
+    return image[height // 4 : height // 4 + height // 2, width // 4 : width // 4 + width // 2]
+
+
+def _native_crop(data: bytes, target: int) -> object:
+    width, height = size_from_header(data) or (1, 1)
+    left, top = width // 4, height // 4
+    box = (left, top, left + max(width // 2, 1), top + max(height // 2, 1))
+    return _resize(decode_box(data, box, target=(target, target), max_pixels=MAX_PIXELS).array, target)
+
+
+def _native_target(data: bytes, target: int) -> object:
+    width, height = size_from_header(data) or (1, 1)
+    return _resize(
+        decode_box(data, (0, 0, width, height), target=(target, target), max_pixels=MAX_PIXELS).array, target
+    )
+
+
+def _simplejpeg_target(data: bytes, target: int) -> object:
+    return _resize(simplejpeg.decode_jpeg(data, "RGB", min_height=target, min_width=target), target)
+
+
+def _opencv_target(data: bytes, target: int) -> object:
+    size = size_from_header(data) or (1, 1)
+    flags = {1: cv2.IMREAD_COLOR, 2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4}
+    factor = next((f for f in (8, 4, 2) if min(size) >= f * target), 1)
+    flag = flags.get(factor, cv2.IMREAD_REDUCED_COLOR_8) | cv2.IMREAD_IGNORE_ORIENTATION
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
+    return _resize(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), target)
+
+
+def _pillow_target(data: bytes, target: int) -> object:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        image.draft("RGB", (target, target))
+        return np.asarray(image.convert("RGB").resize((target, target), Image.Resampling.BILINEAR))
+
+
+def _pillow_header(data: bytes) -> object:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        return image.size
+
+
+_TARGETS: dict[str, Callable[[bytes, int], object]] = {
+    "native": _native_target,
+    "simplejpeg": _simplejpeg_target,
+    "opencv": _opencv_target,
+    "pillow": _pillow_target,
+}
+_HEADERS: dict[str, Task] = {
+    "native": size_from_header,
+    "simplejpeg": simplejpeg.decode_jpeg_header,
+    "pillow": _pillow_header,
+}

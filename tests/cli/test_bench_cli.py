@@ -1,0 +1,95 @@
+"""``penstock bench readers``: every installed back end on the user's files, in a table, a picture and JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.app import app
+from penstock.errors import ConfigError, ImageError
+from penstock.images import native
+from penstock.images.backends import installed
+from penstock.images.compare import TASKS, compare, made_up, sample
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three JPEGs, in folders; a PNG; a text; a JPEG that is cut off."""
+    image = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
+    for name in ("a/1.jpg", "a/2.JPEG", "b/3.jpg", "b/4.png"):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ok, data = cv2.imencode(path.suffix.lower(), image)
+        assert ok
+        path.write_bytes(data.tobytes())
+    cut = (tmp_path / "images" / "a/1.jpg").read_bytes()
+    (tmp_path / "images" / "b" / "cut.jpg").write_bytes(cut[: len(cut) // 2])
+    (tmp_path / "images" / "b" / "labels.txt").write_text("cat dog")
+    return tmp_path / "images"
+
+
+def test_json(folder: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["bench", "readers", str(folder), "--json", "--rounds", "1", "--threads", "2", "--target", "32"]
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["format"], report["files"], report["other_formats"], report["target"]) == ("jpeg", 3, 1, 32)
+    assert report["threads"] == [1, 2]
+    for name in set(installed()) & {"native", "simplejpeg", "opencv", "pillow"}:
+        assert report["failed"][name] == 1
+        measured = {(entry["task"], entry["threads"]) for entry in report["images_per_second"][name]}
+        tasks = set(TASKS) - ({"header"} if name == "opencv" else set())
+        assert measured == {(task, threads) for task in tasks for threads in (1, 2)}
+        assert all(entry["value"] > 0 for entry in report["images_per_second"][name])
+    assert any("whole images" in line for line in report["advice"])
+
+
+def test_table_and_picture(folder: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "readers.png"
+    arguments = ["--rounds", "1", "--threads", "1", "--backend", "simplejpeg", "--backend", "opencv"]
+    result = CliRunner().invoke(app, ["bench", "readers", str(folder), *arguments, "--plot", str(plot)])
+    assert result.exit_code == 0, result.output
+    for text in ("3 jpeg files", "simplejpeg cannot decode 1 files", "1 files of other formats", "crop", "opencv"):
+        assert text in result.output
+    assert "pillow" not in result.output
+    picture = cv2.imread(str(plot))
+    assert picture is not None
+    assert picture.shape[1] > 600
+
+
+def test_what_is_missing_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    arguments = ["--rounds", "1", "--threads", "1", "--backend", "simplejpeg", "--json"]
+    result = CliRunner().invoke(app, ["bench", "readers", str(folder), *arguments])
+    assert "libjpeg62-turbo-dev" in " ".join(json.loads(result.stdout)["advice"])
+
+
+def test_no_folder_no_images_no_back_end(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="is no folder"):
+        sample(tmp_path / "nowhere", count=3)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ImageError, match="holds no image files"):
+        sample(tmp_path / "empty", count=3)
+    result = CliRunner().invoke(app, ["bench", "readers", str(folder), "--backend", "libpng"])
+    assert isinstance(result.exception, ConfigError)
+    with pytest.raises(ConfigError, match="at least 1"):
+        compare(made_up(1), threads=(0,))
+
+
+def test_png_and_made_up_files(folder: Path) -> None:
+    for path in folder.glob("*/*.[jJ]*"):
+        path.unlink()
+    files = sample(folder, count=10)
+    assert (files.kind, len(files.data)) == ("png", 1)
+    result = compare(files, target=16, rounds=1)
+    assert "simplejpeg" not in result.speed
+    assert result.best("decode", 1) in installed()
+    assert result.best("decode", 7) is None
+    made = made_up(2)
+    assert compare(made, rounds=1, backends=["opencv"]).files == 2
