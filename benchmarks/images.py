@@ -1,0 +1,215 @@
+"""From JPEG files to augmented batches: `ImageDataset` beside the engines that train on CPUs, and decoding alone.
+
+Every peer runs in a process of its own, with the same two cores, files and work (``_image_peers.py``), and only one at
+a time: rounds go from one to the next, so that a noisy moment hits all alike. A round is at least ``--images`` images in
+whole passes; workers are started, and caches filled, in one that does not count. Processor time and memory are those
+of the process and all that it started (Pss: what processes share counts once).
+
+Peers need not be where Penstock is: ``--peers`` names a Python that has them, and one that is not installed is named in
+the table with the reason.
+
+    python benchmarks/images.py --data ~/imagenet-sample --peers /tmp/peers/bin/python
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from _common import arguments, folder, smaps_rollup, spread, table
+from _image_peers import PEERS
+
+_HERE = Path(__file__).parent
+_OURS = "penstock"
+
+
+@dataclass
+class Round:
+    """What one round of a peer took."""
+
+    rate: float
+    cpu: float
+
+
+@dataclass
+class Peer:
+    """A peer's process, and its rounds."""
+
+    name: str
+    process: subprocess.Popen[str]
+    version: str = ""
+    missing: str = ""
+    rounds: list[Round] = field(default_factory=list)
+    memory: int = 0
+
+    def answer(self) -> dict[str, Any]:
+        """The next line that it says; what is missing, if it has ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found: dict[str, Any] = json.loads(line) if line else {"missing": f"ended with {self.process.wait()}"}
+        self.missing = found.get("missing", "")
+        return found
+
+    def run(self, images: int) -> Round | None:
+        """One round; None if there is nothing to run any more."""
+        if self.missing:
+            return None
+        assert self.process.stdin is not None
+        before = cpu_seconds(self.process.pid)
+        self.process.stdin.write(f"{images}\n")
+        self.process.stdin.flush()
+        with self._watched():
+            found = self.answer()
+        if self.missing:
+            return None
+        spent = cpu_seconds(self.process.pid) - before
+        return Round(found["images"] / found["seconds"], 1e3 * spent / found["images"])
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Memory is looked at twice a second meanwhile."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.5):
+                self.memory = max(self.memory, pss(self.process.pid))
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def end(self) -> None:
+        """Its processes end."""
+        for process in tree(self.process.pid):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all that it started."""
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and all that it started, those that have ended included."""
+    total = 0.0
+    for process in tree(pid):
+        with contextlib.suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])
+    return total
+
+
+def pss(pid: int) -> int:
+    """Bytes of memory of a process and all that it started."""
+    total = 0
+    for process in tree(pid):
+        with contextlib.suppress(OSError, psutil.Error):
+            total += smaps_rollup(process.pid)["Pss"]
+    return total
+
+
+def start(name: str, listing: Path, work: Path, python: str, cores: set[int]) -> Peer:
+    """A peer, when it is ready or has said what is missing."""
+    mine = work / name.replace(" ", "").replace(",", "-").replace("+", "-")
+    mine.mkdir(exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [python, str(_HERE / "_image_peers.py"), name, str(listing), str(mine)]
+    with (mine / "log.txt").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+    peer = Peer(name, process)
+    peer.version = peer.answer().get("ready", "")
+    return peer
+
+
+def write_listing(data: Path, where: Path) -> int:
+    """Absolute paths of the JPEGs in a folder, each with a label."""
+    files = sorted(path for path in data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not files:
+        raise SystemExit(f"{data}: no JPEG files")
+    where.write_text("".join(f"{path.absolute()} {number}\n" for number, path in enumerate(files)))
+    return len(files)
+
+
+def report(peers: list[Peer], title: str) -> None:
+    """The table."""
+    rates = {peer.name: [r.rate for r in peer.rounds] for peer in peers if peer.rounds}
+    ours = statistics.median(rates[_OURS]) if _OURS in rates else float("nan")
+    rows = []
+    for peer in sorted(peers, key=lambda p: -statistics.median(rates.get(p.name, [0]))):
+        if peer.name not in rates:
+            reason = peer.missing.splitlines()[0][:60] if peer.missing else "no round"
+            rows.append((peer.name, f"not measured: {reason}", "", "", "", "", "", ""))
+            continue
+        # Rounds of all peers stand beside each other, so ratios are taken round by round.
+        ratio = (
+            statistics.median(o / t for o, t in zip(rates.get(_OURS, []), rates[peer.name], strict=False))
+            if ours
+            else 0
+        )
+        cpu = statistics.median(r.cpu for r in peer.rounds)
+        figures = *spread(rates[peer.name], 4), f"{cpu:.2f}", f"{peer.memory / 2**20:.0f}", f"{ratio:.2f}x"
+        rows.append((peer.name, peer.version, *figures))
+    header = ["peer", "version", "images/s: min", "median", "max", "CPU ms/image", "memory, MiB", "ours / it"]
+    table(title, header, rows)
+
+
+def main() -> None:
+    parser = arguments(__doc__, repeat=5)
+    parser.add_argument("--data", type=Path, required=True, help="folder of JPEG files")
+    parser.add_argument("--images", type=int, default=5000, help="least images of a round (default: %(default)s)")
+    parser.add_argument("--peers", default=sys.executable, help="Python that has the peers (default: this one)")
+    parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS), metavar="PEER")
+    options = parser.parse_args()
+    cores = set(sorted(os.sched_getaffinity(0))[:2])
+    with folder(options.dir) as where:
+        count = write_listing(options.data, where / "files.txt")
+        peers: list[Peer] = []
+        try:
+            for name in options.only:
+                python = sys.executable if name.startswith(_OURS) or name == "decode alone" else options.peers
+                peers.append(start(name, where / "files.txt", where, python, cores))
+                peers[-1].run(1)  # a pass that does not count
+            began = time.time()
+            for _ in range(options.repeat):
+                for peer in peers:
+                    measured = peer.run(options.images)
+                    if measured is not None:
+                        peer.rounds.append(measured)
+            passes = -(-options.images // count)
+            title = f"{count} files, {passes} passes a round, {options.repeat} rounds in {time.time() - began:.0f} s, "
+            report(peers, title + f"{len(cores)} cores: random-resized-crop 224, flip, uint8 batches of 64")
+        finally:
+            for peer in peers:
+                peer.end()
+
+
+if __name__ == "__main__":
+    main()
