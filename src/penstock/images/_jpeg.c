@@ -169,10 +169,13 @@ static void plan(j_decompress_ptr cinfo, request *req, long *right, long *bottom
 }
 
 /* Progressive, arithmetic-coded and multi-scan files, and those with restart markers, are decoded whole: there is
- * nothing to gain, or the skipping of rows is not to be trusted. */
+ * nothing to gain, or the skipping of rows is not to be trusted. So are shrunken ones with rare sampling factors, whose
+ * components libjpeg shrinks by different factors, and then upsamples the wrong rows and columns after a crop. */
 static int can_crop(j_decompress_ptr cinfo)
 {
-    return !jpeg_has_multiple_scans(cinfo) && !cinfo->arith_code && cinfo->restart_interval == 0;
+    if (jpeg_has_multiple_scans(cinfo) || cinfo->arith_code || cinfo->restart_interval != 0)
+        return 0;
+    return cinfo->scale_denom == 1 || (cinfo->max_h_samp_factor <= 2 && cinfo->max_v_samp_factor <= 2);
 }
 
 /* Everything between header and last row. Errors leave by longjmp. */

@@ -1,0 +1,84 @@
+"""Run the tests of the C extension under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+    python tests/images/address_sanitizer.py [pytest arguments]
+
+The package is copied to a temporary folder and the extension built there with both sanitizers (gcc with libasan and
+libubsan, the headers of Python and libjpeg-turbo), so nothing in the tree is touched. Exit code 77 where they are
+missing, otherwise that of pytest; a report of a sanitizer ends the run with an error.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MISSING = 77
+FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def library(name: str) -> str | None:
+    """Where gcc has a runtime of a sanitizer."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        return None
+    found = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+    return found if os.path.isabs(found) else None
+
+
+def build(package: Path) -> bool:
+    source = package / "images" / "_jpeg.c"
+    output = package / "images" / "_jpeg.abi3.so"
+    include = sysconfig.get_paths()["include"]
+    command = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *FLAGS, f"-I{include}", str(source)]
+    done = subprocess.run([*command, "-o", str(output), "-ljpeg"], capture_output=True, text=True)
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+    return done.returncode == 0
+
+
+def main(arguments: list[str]) -> int:
+    runtimes = [library("libasan.so"), library("libubsan.so")]
+    if None in runtimes:
+        print("no gcc with libasan and libubsan here", file=sys.stderr)
+        return MISSING
+    with tempfile.TemporaryDirectory(prefix="penstock-asan-") as folder:
+        package = Path(folder, "penstock")
+        shutil.copytree(ROOT / "src" / "penstock", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        if not build(package):
+            return MISSING
+        environment = {
+            **os.environ,
+            "PYTHONPATH": folder,
+            "LD_PRELOAD": " ".join(str(path) for path in runtimes),
+            "PYTHONMALLOC": "malloc",  # so that the sanitizer sees each object
+            "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",  # Python itself leaves memory behind at its end
+        }
+        tests = [str(path) for path in sorted((ROOT / "tests" / "images").glob("test_native*.py"))]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            "0",
+            "-k",
+            "not sanitizer",
+            *arguments,
+        ]
+        check = "from penstock.images import native; assert native.is_available(); print(native._jpeg.__file__)"
+        where = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True)
+        if where.returncode or folder not in where.stdout:
+            print(where.stdout, where.stderr, file=sys.stderr)
+            return 1
+        return subprocess.run([*command, *tests], env=environment, cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

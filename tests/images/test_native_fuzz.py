@@ -1,0 +1,124 @@
+"""100,000 damaged files through the C extension: each is decoded or refused, and no byte is written beside its place.
+
+libjpeg itself is not instrumented by the AddressSanitizer (address_sanitizer.py), so the memory that it writes rows
+into is fenced here: bytes before and behind must be as they were.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+
+from penstock.images import native
+
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+
+FILES = 100_000
+PARTS = 10  # tests, so that processes share them and a crash names its seed
+FENCE = 64
+CAPACITY = 48 * 48 * 3
+REFUSED = (ValueError, NotImplementedError, IndexError, OverflowError, MemoryError)
+
+ARITHMETIC = base64.b64decode(
+    "/9j/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRTc4UG1RV19iZ2hnPk1xeXBkeFxlZ2P/2wBD"
+    "ARESEhgVGC8aGi9jQjhCY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2P/yQARCAAYACgD"
+    "ASIAAhEBAxEB/8wACgAQEAUBEBEF/9oADAMBAAIRAxEAPwD/AJyFnwv1V+ifbG3Ol2kMLOsvsfOUzXRhPNjLKyLrkaZ+iJUUoVzQ"
+    "ILGo4yUKXW8jC5rUg7xokSlHgAzwXxmnNG2mjG268mfA/9k="
+)
+
+
+def seeds() -> list[bytes]:
+    """Whole files of every kind: each subsampling, gray, CMYK, progressive, restart markers, arithmetic coding."""
+    image = np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
+    image = cv2.resize(image, (40, 24))
+    files = [simplejpeg.encode_jpeg(image, 70, colorsubsampling=kind) for kind in ("444", "422", "420", "440", "411")]
+    gray = np.ascontiguousarray(image[..., :1])
+    files.append(simplejpeg.encode_jpeg(gray, 70, colorspace="GRAY", colorsubsampling="Gray"))
+    files.append(simplejpeg.encode_jpeg(np.dstack([image, gray]), 70, colorspace="CMYK"))
+    for option in (cv2.IMWRITE_JPEG_PROGRESSIVE, cv2.IMWRITE_JPEG_RST_INTERVAL, cv2.IMWRITE_JPEG_OPTIMIZE):
+        files.append(cv2.imencode(".jpg", image, [option, 1])[1].tobytes())
+    return [*files, ARITHMETIC]
+
+
+def mutate(rng: random.Random, files: list[bytes]) -> bytes:
+    """One to four changes: bits, bytes, markers, sizes in the frame header, cuts, repetitions, parts of other files."""
+    data = bytearray(rng.choice(files))
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data)) if len(data) > 1 else 0
+        way = rng.randrange(8)
+        if way == 0 and data:
+            data[at] ^= 1 << rng.randrange(8)
+        elif way == 1 and data:
+            data[at] = rng.randrange(256)
+        elif way == 2:
+            data[at : at + 2] = bytes((0xFF, rng.choice((0xC0, 0xC2, 0xC4, 0xD0, 0xD9, 0xDA, 0xDB, 0xDD, 0xE1, 0xEE))))
+        elif way == 3:
+            frame = max(data.find(b"\xff\xc0"), data.find(b"\xff\xc2"), 0)
+            data[frame + rng.randrange(4, 19) : frame + 19] = rng.randbytes(rng.choice((0, 1, 2)))
+        elif way == 4:
+            frame = max(data.find(b"\xff\xc0"), data.find(b"\xff\xc2"), 0) + rng.randrange(2, 19)
+            if frame < len(data):
+                data[frame] = rng.choice((0, 1, 2, 3, 4, 0x11, 0x21, 0x12, 0x22, 0x41, 0x44, 255))
+        elif way == 5:
+            del data[at : at + rng.randint(1, 60)]
+        elif way == 6:
+            data[at:at] = data[at : at + rng.randint(1, 60)]
+        else:
+            other = rng.choice(files)
+            data[at:] = other[min(at, len(other)) :]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_mutated_files(part: int) -> None:
+    rng, files = random.Random(part), seeds()
+    memory = np.zeros(CAPACITY + 2 * FENCE, np.uint8)
+    out = memory[FENCE:-FENCE]
+    fences = np.concatenate([memory[:FENCE], memory[-FENCE:]])
+    decoded = refused = small = 0
+    for _ in range(FILES // PARTS):
+        data = mutate(rng, files)
+        left, top = rng.uniform(0, 30), rng.uniform(0, 20)
+        box = (left, top, rng.uniform(left + 0.1, 42), rng.uniform(top + 0.1, 25))
+        if rng.random() < 0.2:
+            box = (0.0, 0.0, 0.0, 0.0)
+        target, channels = rng.choice(((1, 1), (4, 4), (10, 10), (99, 99))), rng.choice((1, 3))
+        try:
+            done = native._jpeg.decode(data, out, *box, *target, channels, 1 << 20, rng.random() < 0.3)
+        except REFUSED:
+            refused += 1
+            continue
+        if isinstance(done, int):
+            assert done > CAPACITY
+            small += 1
+        else:
+            decoded += 1
+            width, height, _, _, scale, *_ = done
+            assert 0 < width * height * channels <= CAPACITY
+            assert scale in (1, 2, 4, 8)
+    assert np.array_equal(np.concatenate([memory[:FENCE], memory[-FENCE:]]), fences)
+    assert min(decoded, refused, small) > 10, (decoded, refused, small)  # the mutations reach all three
+
+
+def test_a_damaged_file_that_passes_has_the_same_pixels_in_a_box() -> None:
+    """Damage that no decoder notices changes the picture, but not what a box of it is."""
+    rng, files, same = random.Random(7), seeds(), 0
+    for _ in range(20_000):
+        data = mutate(rng, files)
+        try:
+            whole = native.decode_image(data, max_pixels=1 << 16)
+        except REFUSED:
+            continue
+        height, width = whole.shape[:2]
+        left, top = rng.uniform(0, width - 0.5), rng.uniform(0, height - 0.5)
+        right, bottom = rng.uniform(left + 0.1, width), rng.uniform(top + 0.1, height)
+        region = native.decode_box(data, (left, top, right, bottom), target=(9999, 9999), max_pixels=1 << 16)
+        part = whole[int(top) : int(np.ceil(bottom)), int(left) : int(np.ceil(right))]
+        assert np.array_equal(region.array, part), data
+        same += 1
+    assert same > 2000

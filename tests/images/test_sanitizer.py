@@ -1,0 +1,23 @@
+"""The tests of the C extension once more, with AddressSanitizer watching every access of our code to memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("address_sanitizer.py")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_access_beside_memory() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=environment)
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert " passed" in done.stdout
