@@ -52,7 +52,7 @@ class RandomResizedCrop(Transform):
         scale: the crop's least and largest share of the image's area.
         ratio: its least and largest width over height, drawn by its logarithm.
         interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's name of these.
-        antialias: average all source pixels where more than two (bicubic: one) make one.
+        antialias: average all source pixels where two (bicubic: one) or more make one.
 
     Raises:
         ConfigError: a size, share or ratio that is not positive, or an unknown filter.
@@ -163,7 +163,7 @@ class Resize(Transform):
         size: (height, width), or the length of the shorter side.
         interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's name of these.
         max_size: of the longer side, with one int as `size`: if it would be longer, it is made this long instead.
-        antialias: average all source pixels where more than two (bicubic: one) make one.
+        antialias: average all source pixels where two (bicubic: one) or more make one.
 
     Raises:
         ConfigError: a size that is not positive, `max_size` with two sizes or below the shorter side, or an unknown

@@ -1,0 +1,139 @@
+"""`ColorJitter`: brightness, contrast, saturation and hue of uint8 RGB images, as torchvision's.
+
+Brightness and contrast are look-ups, saturation is a 3 x 3 matrix, hue goes through 8-bit HSV as in Pillow. A factor of
+1, and a hue of 0, change nothing at all: what cannot change is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConfigError
+from penstock.images.transforms.base import Transform, chance, draws
+from penstock.images.transforms.canvas import Canvas
+from penstock.images.transforms.view import Pixels
+from penstock.random import generator
+
+__all__ = ["ColorJitter", "brightness", "contrast", "hue", "saturation"]
+
+_GREY = np.array([0.299, 0.587, 0.114])
+"""What red, green and blue add to brightness (ITU-R BT.601), as in Pillow."""
+
+
+def look_up(image: Pixels, values: npt.NDArray[np.floating[Any]]) -> Pixels:
+    """Each byte of an image replaced by that value, rounded and kept within 0..255; in place."""
+    table = np.rint(values).clip(0, 255).astype(np.uint8)
+    flat = image[:, :, 0] if image.shape[2] == 1 else image
+    cv2.LUT(flat, table, dst=flat)
+    return image
+
+
+def brightness(image: Pixels, factor: float) -> Pixels:
+    """Every value times a factor; in place, as are the others."""
+    return look_up(image, np.arange(256) * factor)
+
+
+def contrast(image: Pixels, factor: float) -> Pixels:
+    """Away from the mean brightness of the image, or towards it."""
+    grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if image.shape[2] == 3 else image[:, :, 0]
+    mean = float(np.rint(cv2.mean(grey)[0]))
+    return look_up(image, np.arange(256) * factor + mean * (1 - factor))
+
+
+def saturation(image: Pixels, factor: float) -> Pixels:
+    """Away from the grey of the same brightness, or towards it. Grey images stay as they are."""
+    if image.shape[2] == 3:
+        image[:] = cv2.transform(image, np.eye(3) * factor + (1 - factor) * _GREY)
+    return image
+
+
+def hue(image: Pixels, turn: float) -> Pixels:
+    """Colours turned by a part of the circle, -0.5 to 0.5. Grey images stay as they are."""
+    if image.shape[2] == 3:
+        turned = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
+        table = (np.arange(256) + round(turn * 256)).astype(np.uint8)
+        turned[:, :, 0] = cv2.LUT(turned[:, :, 0], table)
+        cv2.cvtColor(turned, cv2.COLOR_HSV2RGB_FULL, dst=image)
+    return image
+
+
+_STEPS = (brightness, contrast, saturation, hue)
+
+
+class ColorJitter(Transform):
+    """Brightness, contrast, saturation and hue changed at random, in random order.
+
+    Args:
+        brightness, contrast, saturation: the factor is drawn from ``[max(0, 1 - value), 1 + value]``, or from
+            ``(least, most)``.
+        hue: the turn is drawn from ``[-value, value]``, at most 0.5, or from ``(least, most)``.
+        p: probability; otherwise the image stays as it is.
+
+    Raises:
+        ConfigError: a negative value, a hue of more than 0.5, or no probability; (when called) pixels that are not
+            uint8: it belongs before `Normalize`, and before what makes floats of them.
+    """
+
+    def __init__(
+        self,
+        brightness: float | Sequence[float] = 0,
+        contrast: float | Sequence[float] = 0,
+        saturation: float | Sequence[float] = 0,
+        hue: float | Sequence[float] = 0,
+        p: float = 1.0,
+    ) -> None:
+        self.brightness = _interval(brightness, "brightness", centre=1)
+        self.contrast = _interval(contrast, "contrast", centre=1)
+        self.saturation = _interval(saturation, "saturation", centre=1)
+        self.hue = _interval(hue, "hue", centre=0)
+        self.p = chance(p)
+
+    def apply(self, canvas: Canvas) -> None:
+        if self.p < 1 and not draws(self.p):
+            return
+        rng = generator()
+        order = rng.permutation(4)
+        parts = rng.random(4)  # all of them always, so that one setting does not change what the others draw
+        intervals = self.brightness, self.contrast, self.saturation, self.hue
+        if all(low == high == centre for (low, high), centre in zip(intervals, (1, 1, 1, 0), strict=True)):
+            return
+        image = bytes_of(canvas, "ColorJitter")
+        for number in order:
+            low, high = intervals[number]
+            value = low + (high - low) * parts[number]
+            if value != (0 if number == 3 else 1):
+                image = _STEPS[number](image, value)
+        canvas.pixels = image
+
+
+def bytes_of(canvas: Canvas, name: str) -> Pixels:
+    """The pixels of a canvas, uint8, to be changed in place.
+
+    Raises:
+        ConfigError: they are something else by now.
+    """
+    conversion = canvas.conversion
+    if canvas.after or (conversion is not None and conversion.mean) or canvas.pixels.dtype != np.uint8:
+        raise ConfigError(f"{name} works on uint8 images: put it before Normalize, and before what makes floats")
+    return canvas.pixels
+
+
+def _interval(value: float | Sequence[float], name: str, *, centre: int) -> tuple[float, float]:
+    if isinstance(value, int | float):
+        low, high = centre - value, centre + value
+        if value < 0:
+            raise ConfigError(f"{name} must not be negative, got {value}")
+        if centre:
+            low = max(0.0, low)
+    elif len(value) == 2:
+        low, high = value
+    else:
+        raise ConfigError(f"{name} is one number, or (least, most), not {value!r}")
+    if not low <= high or (centre and low < 0) or (not centre and not -0.5 <= low <= high <= 0.5):
+        raise ConfigError(f"{name} must be within {'-0.5 to 0.5' if not centre else '0 and more'}, got {value!r}")
+    return float(low), float(high)

@@ -1,0 +1,90 @@
+"""`RandomErasing`: a rectangle of the image replaced, in the tensor that leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+
+from penstock.errors import ConfigError
+from penstock.images.transforms.base import Transform, chance, draws
+from penstock.images.transforms.canvas import Canvas
+from penstock.images.transforms.geometric import interval
+from penstock.random import generator
+
+__all__ = ["RandomErasing"]
+
+
+class RandomErasing(Transform):
+    """A rectangle of random place, area and shape replaced by a value.
+
+    Args:
+        p: probability.
+        scale: least and largest share of the image's area.
+        ratio: least and largest height over width, drawn by its logarithm.
+        value: one number, or one for each channel, in what the image is at this place of the chain: 0..255 for bytes,
+            else floats; or ``"random"``: noise, of the normal distribution (of bytes: uniform).
+
+    Raises:
+        ConfigError: no probability, shares that are not positive, or an unknown value.
+
+    Where ten draws do not fit into the image, nothing is erased.
+    """
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        scale: Sequence[float] = (0.02, 0.33),
+        ratio: Sequence[float] = (0.3, 3.3),
+        value: float | Sequence[float] | Literal["random"] = 0,
+    ) -> None:
+        self.p = chance(p)
+        self.scale = interval(scale, "scale")
+        self.ratio = interval(ratio, "ratio")
+        if isinstance(value, str) and value != "random":
+            raise ConfigError(f"value is a number, one for each channel, or 'random', not {value!r}")
+        self.value = value
+
+    def apply(self, canvas: Canvas) -> None:
+        if not draws(self.p):
+            return
+        rectangle = self._rectangle(*canvas.size)
+        if rectangle is None:
+            return
+        top, left, height, width = rectangle
+        floating = canvas.conversion is not None
+        value = self._value(height, width, floating, canvas.pixels.shape[2])
+
+        def erase(tensor: torch.Tensor) -> None:
+            tensor[:, top : top + height, left : left + width] = value
+
+        if floating:
+            canvas.after.append(erase)
+        else:
+            erase(torch.from_numpy(canvas.pixels).permute(2, 0, 1))
+
+    def _value(self, height: int, width: int, floating: bool, channels: int) -> torch.Tensor:
+        if isinstance(self.value, str):
+            shape = (channels, height, width)
+            if floating:
+                return torch.from_numpy(generator().standard_normal(shape, dtype=np.float32))
+            return torch.from_numpy(generator().integers(0, 256, shape, dtype=np.uint8))
+        value = torch.tensor(self.value, dtype=torch.float32).reshape(-1, 1, 1)
+        if len(value) not in (1, channels):
+            raise ConfigError(f"RandomErasing has {len(value)} values for an image of {channels} channels")
+        return value
+
+    def _rectangle(self, height: int, width: int) -> tuple[int, int, int, int] | None:
+        """(top, left, height, width); None if nothing fits."""
+        random = generator().random
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(10):
+            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * random())
+            shape = math.exp(low + (high - low) * random())
+            tall, wide = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+            if 0 < tall < height and 0 < wide < width:
+                return int(random() * (height - tall + 1)), int(random() * (width - wide + 1)), tall, wide
+        return None

@@ -1,0 +1,72 @@
+"""`SquarePad`: a border that makes an image square."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import cv2
+
+from penstock.errors import ConfigError
+from penstock.images.transforms.base import Transform, chance, draws
+from penstock.images.transforms.canvas import Canvas
+from penstock.images.transforms.output import Form
+
+__all__ = ["SquarePad"]
+
+_MODES = {
+    "constant": cv2.BORDER_CONSTANT,
+    "edge": cv2.BORDER_REPLICATE,
+    "reflect": cv2.BORDER_REFLECT_101,
+    "symmetric": cv2.BORDER_REFLECT,
+}
+
+
+class SquarePad(Transform):
+    """The shorter side made as long as the longer one, by a border.
+
+    Args:
+        position: where the image goes: in the ``"center"``, or with all of the border behind it (``"top_left"``) or
+            before it (``"bottom_right"``).
+        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as torchvision's Pad has them.
+        fill: value of a constant border, or one for each channel: red, green, blue.
+        p: probability; otherwise the image stays as it is.
+
+    Raises:
+        ConfigError: an unknown position or mode, or no probability.
+
+    Masks get a border of zeros, boxes move along.
+    """
+
+    def __init__(
+        self,
+        position: Literal["center", "top_left", "bottom_right"] = "center",
+        padding_mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant",
+        fill: float | Sequence[float] = 0,
+        p: float = 1.0,
+    ) -> None:
+        if position not in ("center", "top_left", "bottom_right"):
+            raise ConfigError(f"position is 'center', 'top_left' or 'bottom_right', not {position!r}")
+        if padding_mode not in _MODES:
+            raise ConfigError(f"padding_mode is one of {', '.join(_MODES)}, not {padding_mode!r}")
+        self.position = position
+        self.padding_mode = padding_mode
+        self.fill = fill
+        self.p = chance(p)
+
+    def apply(self, canvas: Canvas) -> None:
+        if self.p < 1 and not draws(self.p):
+            return
+        height, width = canvas.size
+        short, narrow = max(0, width - height), max(0, height - width)
+        if not short and not narrow:
+            return
+        share = {"center": 0.5, "top_left": 0.0, "bottom_right": 1.0}[self.position]
+        top, left = int(short * share), int(narrow * share)
+        fill = tuple(self.fill) if isinstance(self.fill, Sequence) else self.fill
+        canvas.pad(left, top, narrow - left, short - top, mode=_MODES[self.padding_mode], fill=fill)
+
+    def leaves(self, form: Form) -> Form:
+        if form.size is None:
+            return form
+        return form._replace(size=(max(form.size),) * 2 if self.p == 1 or form.size[0] == form.size[1] else None)
