@@ -31,6 +31,12 @@ def library(name: str) -> str | None:
     return found if os.path.isabs(found) else None
 
 
+def has_headers() -> bool:
+    text = "#include <Python.h>\n#include <stdio.h>\n#include <jpeglib.h>\n"
+    command = ["gcc", "-E", f"-I{sysconfig.get_paths()['include']}", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True).returncode == 0
+
+
 def build(package: Path) -> bool:
     source = package / "images" / "_jpeg.c"
     output = package / "images" / "_jpeg.abi3.so"
@@ -44,14 +50,14 @@ def build(package: Path) -> bool:
 
 def main(arguments: list[str]) -> int:
     runtimes = [library("libasan.so"), library("libubsan.so")]
-    if None in runtimes:
-        print("no gcc with libasan and libubsan here", file=sys.stderr)
+    if None in runtimes or not has_headers():
+        print("no gcc with libasan and libubsan here, or no headers of Python and libjpeg-turbo", file=sys.stderr)
         return MISSING
     with tempfile.TemporaryDirectory(prefix="penstock-asan-") as folder:
         package = Path(folder, "penstock")
         shutil.copytree(ROOT / "src" / "penstock", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
         if not build(package):
-            return MISSING
+            return 1
         environment = {
             **os.environ,
             "PYTHONPATH": folder,
@@ -60,18 +66,8 @@ def main(arguments: list[str]) -> int:
             "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",  # Python itself leaves memory behind at its end
         }
         tests = [str(path) for path in sorted((ROOT / "tests" / "images").glob("test_native*.py"))]
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-n",
-            "0",
-            "-k",
-            "not sanitizer",
-            *arguments,
-        ]
+        # -s: a report is written to the descriptor of standard error, as the process ends
+        command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-n", "0", *arguments]
         check = "from penstock.images import native; assert native.is_available(); print(native._jpeg.__file__)"
         where = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True)
         if where.returncode or folder not in where.stdout:
