@@ -143,18 +143,19 @@ def litdata(listing: Path, work: Path) -> Pass:
         pairs = list(zip(paths, labels, strict=True))
         ld.optimize(read_pair, pairs, str(folder), chunk_bytes="16MB", num_workers=1, verbose=False)
 
-    class Images(ld.StreamingDataset):
-        def __getitem__(self, index: Any) -> Any:
-            item = super().__getitem__(index)
-            return opencv(item["image"]), item["label"]
-
-    dataset = Images(str(folder), shuffle=True)
-    loader = ld.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, prefetch_factor=4)
+    dataset = ld.StreamingDataset(str(folder), shuffle=True)
+    more: dict[str, Any] = {"num_workers": WORKERS, "prefetch_factor": 4, "persistent_workers": True}
+    loader = ld.StreamingDataLoader(dataset, batch_size=BATCH, collate_fn=decode_pairs, **more)
     return lambda: (images for images, _ in loader)
 
 
 def read_pair(pair: tuple[str, int]) -> dict[str, Any]:
     return {"image": Path(pair[0]).read_bytes(), "label": pair[1]}
+
+
+def decode_pairs(items: list[dict[str, Any]]) -> Any:
+    """A batch, made in a worker."""
+    return np.stack([opencv(item["image"]) for item in items]), [item["label"] for item in items]
 
 
 def grain(listing: Path, work: Path) -> Pass:

@@ -1,8 +1,8 @@
 """From JPEG files to augmented batches: `ImageDataset` beside the engines that train on CPUs, and decoding alone.
 
 Every peer runs in a process of its own, with the same two cores, files and work (``_image_peers.py``), and only one at
-a time: rounds go from one to the next, so that a noisy moment hits all alike. A round is at least ``--images`` images in
-whole passes; workers are started, and caches filled, in one that does not count. Processor time and memory are those
+a time: rounds go from one to the next, so that a noisy moment hits all alike. A round is at least ``--images`` images
+in whole passes; workers are started, and caches filled, in one that does not count. Processor time and memory are those
 of the process and all that it started (Pss: what processes share counts once).
 
 Peers need not be where Penstock is: ``--peers`` names a Python that has them, and one that is not installed is named in
