@@ -212,7 +212,7 @@ class TestMixing:
 
     @pytest.mark.parametrize("kind", [MixUp, CutMix])
     def test_as_a_collate_function_it_repeats(self, kind: Any) -> None:
-        samples = [(torch.full((3, 8, 8), number, dtype=torch.uint8), number % 3) for number in range(12)]
+        samples = [(torch.full((3, 32, 32), number, dtype=torch.uint8), number % 3) for number in range(12)]
         found = [list(DataLoader(samples, 4, seed=3, collate_fn=kind(num_classes=3), num_workers=n)) for n in (0, 2)]
         for one, two in zip(*found, strict=True):
             assert torch.equal(one[0], two[0])
