@@ -22,7 +22,7 @@ help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.x] [WORKERS=$(WORKERS)] [ARGS='...']"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py src/penstock/images/_jpeg.c
 	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 with venv found; install python3 and python3-venv," \
 		"or say which: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
@@ -58,4 +58,5 @@ docs: $(STAMP) ## check the links of README and docs, run their code blocks
 
 clean: ## remove .venv and everything else that make created
 	rm -rf $(VENV) .bench build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -f src/penstock/images/*.so
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
