@@ -3,19 +3,24 @@
 Every peer runs in a process of its own, with the same two cores, files and work (``_image_peers.py``), and only one at
 a time: rounds go from one to the next, so that a noisy moment hits all alike. A round is at least ``--images`` images
 in whole passes; workers are started, and caches filled, in one that does not count. Processor time and memory are those
-of the process and all that it started (Pss: what processes share counts once).
+of the process and all that it started (Pss: what processes share counts once). "step" is how many times longer a step
+of a small model in the main process takes while batches are made (waiting for batches does not count).
 
 Peers need not be where Penstock is: ``--peers`` names a Python that has them, and one that is not installed is named in
 the table with the reason.
 
     python benchmarks/images.py --data ~/imagenet-sample --peers /tmp/peers/bin/python
+    python benchmarks/images.py --data ~/imagenet-sample --peers /tmp/peers/bin/python --kind web
+    python benchmarks/images.py --data ~/imagenet-sample --peers /tmp/peers/bin/python --kind "11 megapixels"
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -26,6 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import psutil
 
 from _common import arguments, folder, smaps_rollup, spread, table
@@ -33,6 +40,7 @@ from _image_peers import PEERS
 
 _HERE = Path(__file__).parent
 _OURS = "penstock"
+_MOSAICS = {"2.4 megapixels": (1272, 1888), "11 megapixels": (2704, 4064)}
 
 
 @dataclass
@@ -53,6 +61,7 @@ class Peer:
     missing: str = ""
     rounds: list[Round] = field(default_factory=list)
     memory: int = 0
+    slower: float = float("nan")
 
     def answer(self) -> dict[str, Any]:
         """The next line that it says; what is missing, if it has ended."""
@@ -93,6 +102,14 @@ class Peer:
         finally:
             done.set()
             thread.join()
+
+    def train(self, images: int) -> None:
+        """How much longer a step of training takes while batches are made."""
+        if not self.missing and self.name != "decode alone":
+            assert self.process.stdin is not None
+            self.process.stdin.write(f"train {images}\n")
+            self.process.stdin.flush()
+            self.slower = self.answer().get("slower", float("nan"))
 
     def end(self) -> None:
         """Its processes end."""
@@ -149,13 +166,31 @@ def start(name: str, listing: Path, work: Path, python: str, cores: set[int]) ->
     return peer
 
 
-def write_listing(data: Path, where: Path) -> int:
-    """Absolute paths of the JPEGs in a folder, each with a label."""
+def write_listing(data: Path, where: Path, kind: str, count: int) -> int:
+    """Absolute paths of the JPEGs in a folder, or of others that are made of them, each with a label."""
     files = sorted(path for path in data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     if not files:
         raise SystemExit(f"{data}: no JPEG files")
+    if kind != "as they are":
+        (where.parent / "made").mkdir()
+        files = list(made(files, where.parent / "made", kind, count))
     where.write_text("".join(f"{path.absolute()} {number}\n" for number, path in enumerate(files)))
     return len(files)
+
+
+def made(files: list[Path], to: Path, kind: str, count: int) -> Iterator[Path]:
+    """Other images: the same ones as the web has them (quality 60 to 75), or mosaics of 2.4 or 11 megapixels."""
+    chosen = random.Random(0)
+    for number in range(len(files) if kind == "web" else count):
+        if kind == "web":
+            image, quality = cv2.imread(str(files[number])), chosen.randint(60, 75)
+        else:
+            (height, width), quality = _MOSAICS[kind], 90
+            tiles = [cv2.resize(cv2.imread(str(chosen.choice(files))), (width // 4, height // 4)) for _ in range(16)]
+            image = np.concatenate([np.concatenate(tiles[row : row + 4], axis=1) for row in range(0, 16, 4)])
+        path = to / f"{number:05d}.jpg"
+        cv2.imwrite(str(path), image, [cv2.IMWRITE_JPEG_QUALITY, quality])
+        yield path
 
 
 def report(peers: list[Peer], title: str) -> None:
@@ -166,7 +201,7 @@ def report(peers: list[Peer], title: str) -> None:
     for peer in sorted(peers, key=lambda p: -statistics.median(rates.get(p.name, [0]))):
         if peer.name not in rates:
             reason = peer.missing.splitlines()[0][:60] if peer.missing else "no round"
-            rows.append((peer.name, f"not measured: {reason}", "", "", "", "", "", ""))
+            rows.append((peer.name, f"not measured: {reason}", *[""] * 7))
             continue
         # Rounds of all peers stand beside each other, so ratios are taken round by round.
         ratio = (
@@ -175,9 +210,15 @@ def report(peers: list[Peer], title: str) -> None:
             else 0
         )
         cpu = statistics.median(r.cpu for r in peer.rounds)
-        figures = *spread(rates[peer.name], 4), f"{cpu:.2f}", f"{peer.memory / 2**20:.0f}", f"{ratio:.2f}x"
+        figures = (
+            *spread(rates[peer.name], 4),
+            f"{cpu:.2f}",
+            f"{peer.memory / 2**20:.0f}",
+            "" if math.isnan(peer.slower) else f"{peer.slower:.2f}x",
+            f"{ratio:.2f}x",
+        )
         rows.append((peer.name, peer.version, *figures))
-    header = ["peer", "version", "images/s: min", "median", "max", "CPU ms/image", "memory, MiB", "ours / it"]
+    header = ["peer", "version", "images/s: min", "median", "max", "CPU ms/image", "memory, MiB", "step", "ours / it"]
     table(title, header, rows)
 
 
@@ -185,12 +226,14 @@ def main() -> None:
     parser = arguments(__doc__, repeat=5)
     parser.add_argument("--data", type=Path, required=True, help="folder of JPEG files")
     parser.add_argument("--images", type=int, default=5000, help="least images of a round (default: %(default)s)")
+    parser.add_argument("--kind", choices=["as they are", "web", *_MOSAICS], default="as they are")
+    parser.add_argument("--count", type=int, default=200, help="mosaics to be made (default: %(default)s)")
     parser.add_argument("--peers", default=sys.executable, help="Python that has the peers (default: this one)")
     parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS), metavar="PEER")
     options = parser.parse_args()
     cores = set(sorted(os.sched_getaffinity(0))[:2])
     with folder(options.dir) as where:
-        count = write_listing(options.data, where / "files.txt")
+        count = write_listing(options.data, where / "files.txt", options.kind, options.count)
         peers: list[Peer] = []
         try:
             for name in options.only:
@@ -203,9 +246,12 @@ def main() -> None:
                     measured = peer.run(options.images)
                     if measured is not None:
                         peer.rounds.append(measured)
-            passes = -(-options.images // count)
-            title = f"{count} files, {passes} passes a round, {options.repeat} rounds in {time.time() - began:.0f} s, "
-            report(peers, title + f"{len(cores)} cores: random-resized-crop 224, flip, uint8 batches of 64")
+            for peer in peers:
+                peer.train(options.images // 2)
+            passes, seconds = -(-options.images // count), time.time() - began
+            title = f"{count} files ({options.kind}), {passes} passes a round, {options.repeat} rounds, "
+            title += f"{seconds:.0f} s in all, {len(cores)} cores"
+            report(peers, title + ": random-resized-crop 224, flip, uint8 batches of 64")
         finally:
             for peer in peers:
                 peer.end()
