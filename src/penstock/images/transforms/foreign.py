@@ -1,9 +1,9 @@
 """Transforms of other people in a chain: they get what they expect, and draw what the sample's key says.
 
     torchvision      a uint8 or float tensor (channels, height, width); its ``ToTensor``, ``ToImage`` and
-                     ``ToPILImage`` an array; masks and boxes as ``tv_tensors``
-    albumentations   ``image=`` an array (height, width, channels), with ``mask=``/``masks=`` and ``bboxes=`` where the
-                     pipeline has ``bbox_params``
+                     ``ToPILImage`` an array, its ``PILToTensor`` an image of Pillow
+    albumentations   ``image=`` an array (height, width, channels), with ``masks=`` and ``bboxes=`` where the target has
+                     any; its pipelines are given no ``bbox_params`` for that
     any callable     the array (height, width, channels), after `ToTensor` the tensor (channels, height, width)
 
 Each returns an array, a tensor or an image of Pillow, and the chain goes on from there. Albumentations' generators are
@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
 from penstock.random import generator
 
-__all__ = ["Albumentations", "Callable_", "adapt"]
+__all__ = ["Albumentations", "Function", "adapt"]
 
 _WANT_ARRAYS = frozenset({"PILToTensor", "ToImage", "ToPILImage", "ToTensor"})
 
@@ -46,10 +47,10 @@ def adapt(transform: Any) -> Transform:
     home = {kind.__module__.partition(".")[0] for kind in type(transform).__mro__}
     if "albumentations" in home:
         return Albumentations(transform)
-    return Callable_(transform, tensors="torchvision" in home)
+    return Function(transform, tensors="torchvision" in home)
 
 
-class Callable_(Transform):
+class Function(Transform):
     """A callable ``image -> image``.
 
     Args:
@@ -62,7 +63,9 @@ class Callable_(Transform):
         first: Any = function
         while tensors and getattr(first, "transforms", None):  # the first of a chain
             first = first.transforms[0]
-        self.tensors = tensors and type(first).__name__ not in _WANT_ARRAYS
+        self.wants = "tensor" if tensors else "array"
+        if tensors and type(first).__name__ in _WANT_ARRAYS:
+            self.wants = "pillow" if type(first).__name__ == "PILToTensor" else "array"
         self.pure = bool(getattr(function, "pure", False))
 
     def apply(self, canvas: Canvas) -> None:
@@ -71,8 +74,12 @@ class Callable_(Transform):
                 f"{self.function!r} gets the image alone, and could not take its masks and boxes along: use a "
                 "transform of Penstock or albumentations there, or leave masks and boxes out of the target"
             )
-        if self.tensors or canvas.conversion is not None:
+        if self.wants == "tensor" or canvas.conversion is not None:
             put(canvas, self.function(canvas.tensor.contiguous()))
+        elif self.wants == "pillow":
+            from PIL import Image
+
+            put(canvas, self.function(Image.fromarray(canvas.pixels)))
         else:
             put(canvas, self.function(canvas.pixels))
 
@@ -121,27 +128,21 @@ class Albumentations(Transform):
         self._here = _Copies()
 
     def apply(self, canvas: Canvas) -> None:
-        pipeline = self._here.of(self.pipeline)
+        pipeline = self._here.of(self.pipeline, boxes=canvas.boxes is not None)
         pipeline.set_random_seed(int(generator().integers(2**32)))
-        inputs: dict[str, Any] = {"image": np.ascontiguousarray(canvas.pixels)}
+        inputs: dict[str, Any] = {"image": canvas.pixels}
         if canvas.masks:
             inputs["masks"] = list(canvas.masks)
         if canvas.boxes is not None:
-            self._check_boxes(pipeline)
             inputs["bboxes"] = canvas.boxes
             inputs["penstock_boxes"] = np.arange(len(canvas.boxes))
         found = pipeline(**inputs)
-        image = found["image"]
-        masks = tuple(found["masks"]) if canvas.masks else ()
+        put(canvas, found["image"])
+        if canvas.masks:
+            canvas.masks = tuple(found["masks"])
         if canvas.boxes is not None and canvas.kept is not None:
-            boxes = np.asarray(found["bboxes"], np.float64).reshape(-1, 4)
             canvas.kept = canvas.kept[np.asarray(found["penstock_boxes"], np.int64)]
-            canvas.boxes = boxes
-        put(canvas, image)
-        canvas.masks = masks
-
-    def _check_boxes(self, pipeline: Any) -> None:
-        raise ConfigError(f"{pipeline!r} cannot take boxes along here: use Penstock's geometry for them")
+            canvas.boxes = np.asarray(found["bboxes"], np.float64).reshape(-1, 4)
 
     def leaves(self, form: Form) -> Form:
         return Form(None, None, form.channels_last)
@@ -151,11 +152,26 @@ class Albumentations(Transform):
 
 
 class _Copies(threading.local):
-    """A pipeline's copy that belongs to this thread."""
+    """Copies of a pipeline that belong to this thread, for images with boxes and for those without."""
 
-    copy: Any = None
+    def __init__(self) -> None:
+        self.copies: dict[bool, Any] = {}
 
-    def of(self, pipeline: Any) -> Any:
-        if self.copy is None:
-            self.copy = copy.deepcopy(pipeline)
-        return self.copy
+    def of(self, pipeline: Any, *, boxes: bool) -> Any:
+        if boxes not in self.copies:
+            made = copy.deepcopy(pipeline)
+            self.copies[boxes] = _with_boxes(made) if boxes else made
+        return self.copies[boxes]
+
+
+def _with_boxes(pipeline: Any) -> Any:
+    """A pipeline that takes boxes in pixels, and says which are left.
+
+    Raises:
+        ConfigError: it takes boxes in a way of its own.
+    """
+    albumentations = import_module("albumentations")
+    if "bboxes" in getattr(pipeline, "processors", {}):
+        raise ConfigError("leave bbox_params out of this pipeline: Penstock gives it the boxes of the target in pixels")
+    params = albumentations.BboxParams(format="pascal_voc", label_fields=["penstock_boxes"])
+    return albumentations.Compose([pipeline], bbox_params=params)

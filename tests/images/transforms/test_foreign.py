@@ -1,0 +1,127 @@
+"""Transforms of other people in a chain: what they get, that they repeat, and what belongs to the image."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import DataLoader
+from penstock.datasets.base import BatchedDataset
+from penstock.errors import ConfigError
+from penstock.images.transforms import Compose, HorizontalFlip, RandomResizedCrop, ToTensor
+from penstock.random import generator, sample_scope
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
+
+
+def noisy(image: Any) -> Any:
+    """Draws from all three global generators."""
+    level = random.random() + np.random.random() + float(torch.rand(()))
+    return (image * (level / 3)).astype(np.uint8)
+
+
+class Images(BatchedDataset):
+    """The chain's results, one by one, as `ImageDataset` has them."""
+
+    def __init__(self, chain: Compose) -> None:
+        self.chain = chain
+        self.pure = chain.pure
+
+    def __len__(self) -> int:
+        return 12
+
+    def load_samples(self, indices: Any, keys: Any) -> list[torch.Tensor]:
+        found = []
+        for _, key in zip(indices, keys, strict=True):
+            with sample_scope(key):
+                found.append(torch.from_numpy(self.chain(IMAGE)))
+        return found
+
+
+def test_any_callable_gets_the_array_and_repeats_with_the_sample() -> None:
+    seen: list[Any] = []
+
+    def look(image: Any) -> Any:
+        seen.append(image)
+        return image[::2]
+
+    made = Compose([HorizontalFlip(1), look, HorizontalFlip(1)])(IMAGE)
+    assert np.array_equal(seen[0], IMAGE[:, ::-1])
+    assert np.array_equal(made, IMAGE[::2])
+    chain = Compose([RandomResizedCrop(16), noisy])
+    assert not chain.pure
+    epochs = [
+        torch.cat(list(DataLoader(Images(chain), 4, seed=1, **how)))
+        for how in ({}, {"num_workers": 2}, {"num_workers": 1, "executor": "process"})
+    ]
+    assert len({float(image.float().mean()) for image in epochs[0]}) == 12
+    for found in epochs[1:]:
+        assert torch.equal(found, epochs[0])
+
+
+def test_a_callable_that_draws_from_our_generator_may_say_so() -> None:
+    class Ours:
+        pure = True
+
+        def __call__(self, image: Any) -> Any:
+            return image + generator().integers(9)
+
+    assert Compose([Ours()]).pure
+    assert not Compose([noisy]).pure
+
+
+def test_behind_to_tensor_it_gets_the_tensor() -> None:
+    made = Compose([ToTensor(), lambda tensor: tensor * 2, HorizontalFlip(1)])(IMAGE)
+    assert torch.equal(made, (torch.from_numpy(IMAGE).permute(2, 0, 1).float() / 255 * 2).flip(2))
+
+
+@pytest.mark.parametrize("returned", [None, "text", np.zeros(3), torch.zeros(3)])
+def test_what_is_no_image(returned: Any) -> None:
+    with pytest.raises(ConfigError, match="returned"):
+        Compose([lambda image: returned])(IMAGE)
+
+
+def test_masks_are_not_left_behind_silently() -> None:
+    with pytest.raises(ConfigError, match="could not take its masks"):
+        Compose([noisy])(IMAGE, {"masks": IMAGE[:, :, 0]})
+
+
+class TestTorchvision:
+    def test_unchanged(self) -> None:
+        v2 = pytest.importorskip("torchvision.transforms.v2", exc_type=ImportError)
+        made = Compose([v2.RandomHorizontalFlip(1), v2.CenterCrop(20)])(IMAGE)
+        assert np.array_equal(made, IMAGE[20:40, 30:50][:, ::-1])
+        chain = Compose([v2.RandomRotation(30), v2.ColorJitter(0.5, hue=0.1)])
+        one, two = (torch.cat(list(DataLoader(Images(chain), 4, seed=1, num_workers=n))) for n in (0, 2))
+        assert torch.equal(one, two)
+        for step in (v2.PILToTensor(), v2.ToImage()):
+            assert np.array_equal(Compose([step])(IMAGE), IMAGE)
+
+
+class TestAlbumentations:
+    def test_repeats_in_every_executor(self) -> None:
+        A = pytest.importorskip("albumentations")
+        chain = Compose([RandomResizedCrop(32), A.Compose([A.Rotate(30, p=1), A.RandomBrightnessContrast(p=1)])])
+        assert chain.pure
+        epochs = [
+            torch.cat(list(DataLoader(Images(chain), 4, seed=1, **how)))
+            for how in ({}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"})
+        ]
+        assert len({float(image.float().mean()) for image in epochs[0]}) == 12
+        assert all(torch.equal(found, epochs[0]) for found in epochs)
+
+    def test_masks_and_boxes(self) -> None:
+        A = pytest.importorskip("albumentations")
+        mask = np.zeros((60, 80), np.uint8)
+        mask[10:20, 30:40] = 1
+        target = {"masks": mask, "boxes": np.array([[30, 10, 40, 20], [0, 0, 3, 3]]), "labels": [1, 2]}
+        for step in (A.CenterCrop(40, 40), A.Compose([A.CenterCrop(40, 40)])):
+            _, found = Compose([step, HorizontalFlip(1)])(IMAGE, target)
+            assert found["labels"] == [1]
+            assert np.allclose(found["boxes"], [[20, 0, 30, 10]], atol=1e-3)
+            assert found["masks"][0:10, 20:30].all()
+            assert found["masks"].sum() == 100
