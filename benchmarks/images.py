@@ -24,6 +24,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ from _common import arguments, folder, smaps_rollup, spread, table
 from _image_peers import PEERS
 
 _HERE = Path(__file__).parent
+_EXAMPLES = _HERE.parent / "examples" / "data" / "cifar10-small.tar.xz"
 _OURS = "penstock"
 _MOSAICS = {"2.4 megapixels": (1272, 1888), "11 megapixels": (2704, 4064)}
 
@@ -166,8 +168,9 @@ def start(name: str, listing: Path, work: Path, python: str, cores: set[int]) ->
     return peer
 
 
-def write_listing(data: Path, where: Path, kind: str, count: int) -> int:
+def write_listing(data: Path | None, where: Path, kind: str, count: int) -> int:
     """Absolute paths of the JPEGs in a folder, or of others that are made of them, each with a label."""
+    data = examples(where.parent / "examples") if data is None else data
     files = sorted(path for path in data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     if not files:
         raise SystemExit(f"{data}: no JPEG files")
@@ -176,6 +179,20 @@ def write_listing(data: Path, where: Path, kind: str, count: int) -> int:
         files = list(made(files, where.parent / "made", kind, count))
     where.write_text("".join(f"{path.absolute()} {number}\n" for number, path in enumerate(files)))
     return len(files)
+
+
+def examples(to: Path) -> Path:
+    """Mosaics of the small images of examples/data, 512 x 384, for want of photographs."""
+    to.mkdir()
+    with tarfile.open(_EXAMPLES) as archive:
+        members = [archive.extractfile(info) for info in archive if info.name.endswith(".jpg")]
+        data = [np.frombuffer(member.read(), np.uint8) for member in members if member is not None]
+    tiles = [cv2.imdecode(one, cv2.IMREAD_COLOR) for one in data]
+    for number in range(500):
+        chosen = np.random.default_rng(number).choice(len(tiles), (12, 16))
+        mosaic = np.concatenate([np.concatenate([tiles[k] for k in row], 1) for row in chosen])
+        cv2.imwrite(str(to / f"{number:03d}.jpg"), mosaic, [cv2.IMWRITE_JPEG_QUALITY, 90])
+    return to
 
 
 def made(files: list[Path], to: Path, kind: str, count: int) -> Iterator[Path]:
@@ -224,7 +241,7 @@ def report(peers: list[Peer], title: str) -> None:
 
 def main() -> None:
     parser = arguments(__doc__, repeat=5)
-    parser.add_argument("--data", type=Path, required=True, help="folder of JPEG files")
+    parser.add_argument("--data", type=Path, help="folder of JPEG files (default: mosaics of examples/data)")
     parser.add_argument("--images", type=int, default=5000, help="least images of a round (default: %(default)s)")
     parser.add_argument("--kind", choices=["as they are", "web", *_MOSAICS], default="as they are")
     parser.add_argument("--count", type=int, default=200, help="mosaics to be made (default: %(default)s)")

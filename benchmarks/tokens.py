@@ -12,12 +12,14 @@ turn; a pass begins with ``iter()``, and persistent workers are started before. 
 from __future__ import annotations
 
 import itertools
+import statistics
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.utils.data
 from torch.utils.data import Dataset
@@ -56,14 +58,21 @@ def loaders(path: Path, length: int, batch_size: int) -> dict[str, Any]:
     return made
 
 
-def one_pass(loader: Any, length: int, expected: int) -> Callable[[], None]:
-    """A pass that reads each batch once, and says how many sequences there were."""
+def cpu_seconds() -> float:
+    """Processor time of this process and its workers."""
+    me = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in (me, *me.children(recursive=True)))
+
+
+def one_pass(loader: Any, length: int, expected: int, cpu: list[float]) -> Callable[[], None]:
+    """A pass that reads each batch once, and counts sequences; its processor time is appended."""
 
     def run() -> None:
-        count = total = 0
+        count, total, before = 0, 0, cpu_seconds()
         for batch in loader:
             count += len(batch)
             total += int(batch.view(-1)[:: length // 8].sum())
+        cpu.append(cpu_seconds() - before)
         assert count == expected, f"{count} sequences instead of {expected}"
 
     return run
@@ -89,16 +98,17 @@ def measure(path: Path, batch_size: int, options: Any) -> None:
     for loader in made.values():  # workers start; pages and slots are there
         for _ in itertools.islice(loader, 30):
             pass
-    runs = {name: one_pass(loader, options.length, options.lines) for name, loader in made.items()}
+    cpu: dict[str, list[float]] = {name: [] for name in made}
+    runs = {name: one_pass(loader, options.length, options.lines, cpu[name]) for name, loader in made.items()}
     samples = interleave(runs, options.repeat)
     best = min(found.median for name, found in samples.items() if name.startswith("torch"))
     rows = []
     for name, found in samples.items():
         alike = samples["torch, " + ", ".join(name.split(", ")[1:2])].median
         rate = [options.lines / seconds for seconds in found.wall]
-        cpu = sorted(found.cpu)[len(found.cpu) // 2] / options.lines * 1e6
+        each = statistics.median(cpu[name]) / options.lines * 1e6
         rows.append(
-            (name, *spread(rate, 4), f"{cpu:.1f}", f"{alike / found.median:.1f}x", f"{best / found.median:.1f}x")
+            (name, *spread(rate, 4), f"{each:.1f}", f"{alike / found.median:.1f}x", f"{best / found.median:.1f}x")
         )
     title = (
         f"{options.lines:,} sequences of {options.length} tokens (uint16 to int64), shuffled, batches of {batch_size}"
