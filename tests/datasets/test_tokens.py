@@ -228,6 +228,43 @@ def test_rows_ahead_are_those_of_each_index(files: list[str], data: st.DataObjec
         ahead.rows(share, [9, 10], None)
 
 
+class Faulty(TokenDataset):
+    """The fifth index fails, in a batch as by itself."""
+
+    def fetch_batch(self, indices: Any, keys: Any, empty: Any, place: Any = None) -> Any:
+        batch = super().fetch_batch(indices, keys, empty, place)
+        self._look(indices)
+        return batch
+
+    def load_samples(self, indices: Any, keys: Any, place: Any = None) -> list[Any]:
+        self._look(indices)
+        return super().load_samples(indices, keys, place)
+
+    def _look(self, indices: Any) -> None:
+        if 5 in list(indices):
+            raise ValueError("the fifth")
+
+
+@pytest.mark.filterwarnings("ignore:sample 5")
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_on_error_finds_the_sample(files: list[str], executor: str) -> None:
+    dataset = Faulty(files, LENGTH, dtype="uint16", seed=3)
+    assert dataset.makes_batches
+    options = {"batch_size": 4, "executor": executor, "num_workers": EXECUTORS[executor]}
+    loader = ps.DataLoader(dataset, on_error="skip", **options)
+    found = [batch.clone() for _ in range(2) for batch in loader][:10]
+    assert [len(batch) for batch in found] == [4, 3, 4, 4, 4, 4, 4, 4, 4, 4]
+    assert torch.equal(torch.cat(found), torch.stack([item for k, item in enumerate(make(files)) if k != 5]))
+    assert loader.stats()["samples"] == 2 * 40  # those asked for, each once
+    with pytest.raises(ValueError, match="the fifth"):
+        list(ps.DataLoader(Faulty(files, LENGTH, dtype="uint16"), **options))
+
+
+def test_whole_batches_come_in_no_chunks(files: list[str]) -> None:
+    with pytest.raises(ConfigError, match="make whole batches"):
+        ps.DataLoader(make(files), 4, num_workers=2, executor="process", dispatch="chunk")
+
+
 class Doubled(TokenDataset):
     def __getitem__(self, index: int) -> Any:
         return 2 * super().__getitem__(index)
