@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, cache, demo, manifest, serve, shards
+from penstock.cli import bench, cache, demo, doctor, manifest, serve, shards
 from penstock.errors import PenstockError
 
 __all__ = ["app", "main"]
@@ -29,6 +29,7 @@ app.add_typer(manifest.app, name="manifest", help="Look at, index and check list
 app.add_typer(shards.app, name="shards", help="Index, look at, check, pack, cut and join tar shards.")
 app.command("serve", epilog="Example:  penstock serve train.txt val.txt --port 8815 --metrics-port 9400")(serve.command)
 app.command("demo")(demo.command)
+app.command("doctor")(doctor.command)
 
 
 def _print_version(wanted: bool) -> None:
