@@ -16,22 +16,29 @@ from penstock.images.transforms.geometric import (
 )
 from penstock.images.transforms.mixing import CutMix, MixUp
 from penstock.images.transforms.padding import SquarePad
+from penstock.images.transforms.policies import AutoAugment, RandAugment, TrivialAugment
 from penstock.images.transforms.tensors import Normalize, ToTensor
+from penstock.images.transforms.zoo import CoarseDropout, Rotate
 
 __all__ = [
+    "AutoAugment",
     "CenterCrop",
+    "CoarseDropout",
     "ColorJitter",
     "Compose",
     "CutMix",
     "HorizontalFlip",
     "MixUp",
     "Normalize",
+    "RandAugment",
     "RandomCrop",
     "RandomErasing",
     "RandomResizedCrop",
     "Resize",
+    "Rotate",
     "SquarePad",
     "ToTensor",
     "Transform",
+    "TrivialAugment",
     "VerticalFlip",
 ]

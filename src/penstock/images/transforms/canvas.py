@@ -16,7 +16,7 @@ import torch
 
 from penstock.images.region import Box
 from penstock.images.transforms.output import Conversion, convert
-from penstock.images.transforms.view import Pixels, View, render
+from penstock.images.transforms.view import Filter, Pixels, View, render
 from penstock.stages import stage
 
 __all__ = ["Array", "Canvas", "Source"]
@@ -127,6 +127,31 @@ class Canvas:
         if self.boxes is not None:
             self.boxes = self.boxes + np.array([left, top, left, top])
 
+    def warp(self, matrix: npt.NDArray[Any], *, interpolation: Filter, fill: Any = 0) -> None:
+        """Pixels moved: (2, 3), from positions in the result to positions before; the size stays. What was outside is
+        `fill`, of masks zero. Boxes become the boxes around their corners.
+        """
+        pixels = self.pixels
+        height, width = self.size
+        value = fill if isinstance(fill, tuple) else (fill,) * 4
+        flags = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}[interpolation]
+        made = cv2.warpAffine(pixels, matrix, (width, height), flags=flags | cv2.WARP_INVERSE_MAP, borderValue=value)
+        self.pixels = made if made.ndim == 3 else made[:, :, None]
+        if self.masks:
+            y, x = np.mgrid[:height, :width]
+            column, row = np.rint(np.einsum("ij,jhw->ihw", matrix, np.stack([x, y, np.ones_like(x)]))).astype(np.int64)
+            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+            found = row.clip(0, height - 1), column.clip(0, width - 1)
+            self.masks = tuple(
+                np.where(inside if mask.ndim == 2 else inside[:, :, None], mask[found], 0).astype(mask.dtype)
+                for mask in self.masks
+            )
+        if self.boxes is not None:
+            forward = np.linalg.inv(np.vstack([matrix, [0, 0, 1]]))[:2]
+            corners = self.boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2) - 0.5
+            moved = corners @ forward[:, :2].T + forward[:, 2] + 0.5
+            self._keep_boxes(np.concatenate([moved.min(axis=1), moved.max(axis=1)], axis=1))
+
     def resize(self, change: Callable[[View], View | None]) -> None:
         """Change the view by a step that may have to see the pixels of the view before."""
         view = change(self.view)
@@ -188,11 +213,14 @@ class Canvas:
 
     def _settle_boxes(self, view: View) -> None:
         assert self.boxes is not None
-        assert self.kept is not None
-        height, width = view.size
         ends = view.points(self.boxes.reshape(-1, 2)).reshape(-1, 2, 2)
-        low, high = ends.min(axis=1), ends.max(axis=1)
-        boxes = np.concatenate([low, high], axis=1).clip(0, [width, height, width, height])
+        self._keep_boxes(np.concatenate([ends.min(axis=1), ends.max(axis=1)], axis=1))
+
+    def _keep_boxes(self, boxes: npt.NDArray[np.float64]) -> None:
+        """What is inside of the image of boxes that have moved; those of which nothing is are left out."""
+        height, width = self.size
+        boxes = boxes.clip(0, [width, height, width, height])
+        assert self.kept is not None
         there = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
         self.boxes, self.kept = boxes[there], self.kept[there]
 

@@ -1,0 +1,249 @@
+"""`RandAugment`, `TrivialAugment` and `AutoAugment`: operations of random kind and strength, as torchvision has them.
+
+Kinds and strengths are those of the papers (Cubuk et al. 2019 and 2020, Müller and Hutter 2021). They are look-ups and
+warps of OpenCV, for albumentations has no such policies. Images are uint8, those of three channels RGB. Masks and boxes
+follow what moves pixels. Draws come from `penstock.generator()`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.images.transforms.base import Transform
+from penstock.images.transforms.canvas import Canvas
+from penstock.images.transforms.colour import brightness, bytes_of, contrast, look_up, saturation
+from penstock.images.transforms.geometric import filter_of
+from penstock.images.transforms.view import Filter, Pixels
+from penstock.random import generator
+
+__all__ = ["AutoAugment", "RandAugment", "TrivialAugment"]
+
+_LEVELS = np.arange(256, dtype=np.float64)
+_SIGNED = frozenset({"shearx", "sheary", "translatex", "translatey", "rotate"} | {"brightness", "color", "contrast"})
+_MOVES = frozenset({"shearx", "sheary", "translatex", "translatey", "rotate"})
+_COMMON = (
+    *("identity", "shearx", "sheary", "translatex", "translatey", "rotate", "brightness", "color", "contrast"),
+    *("sharpness", "posterize", "solarize", "autocontrast", "equalize"),
+)
+
+_IMAGENET = """
+posterize 0.4 8, rotate 0.6 9
+solarize 0.6 5, autocontrast 0.6 -
+equalize 0.8 -, equalize 0.6 -
+posterize 0.6 7, posterize 0.6 6
+equalize 0.4 -, solarize 0.2 4
+equalize 0.4 -, rotate 0.8 8
+solarize 0.6 3, equalize 0.6 -
+posterize 0.8 5, equalize 1.0 -
+rotate 0.2 3, solarize 0.6 8
+equalize 0.6 -, posterize 0.4 6
+rotate 0.8 8, color 0.4 0
+rotate 0.4 9, equalize 0.6 -
+equalize 0.0 -, equalize 0.8 -
+invert 0.6 -, equalize 1.0 -
+color 0.6 4, contrast 1.0 8
+rotate 0.8 8, color 1.0 2
+color 0.8 8, solarize 0.8 7
+sharpness 0.4 7, invert 0.6 -
+shearx 0.6 5, equalize 1.0 -
+color 0.4 0, equalize 0.6 -
+equalize 0.4 -, solarize 0.2 4
+solarize 0.6 5, autocontrast 0.6 -
+invert 0.6 -, equalize 1.0 -
+color 0.6 4, contrast 1.0 8
+equalize 0.8 -, equalize 0.6 -
+"""
+"""The 25 pairs found for ImageNet: operation, probability, strength of ten."""
+
+
+def sharpness(image: Pixels, factor: float) -> Pixels:
+    """Away from a smoothed image, or towards it; the outermost pixels stay."""
+    kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+    smooth = image.copy()
+    inner = cv2.filter2D(image, -1, kernel)
+    smooth[1:-1, 1:-1] = inner.reshape(image.shape)[1:-1, 1:-1]
+    cv2.addWeighted(image, factor, smooth, 1 - factor, 0, dst=smooth)
+    return smooth
+
+
+def autocontrast(image: Pixels, _: float) -> Pixels:
+    """Each channel stretched to 0..255."""
+    for channel in range(image.shape[2]):
+        plane = image[:, :, channel : channel + 1]
+        low, high = int(plane.min()), int(plane.max())
+        if low < high:
+            image[:, :, channel] = look_up(plane.copy(), (_LEVELS - low) * (255 / (high - low)))[:, :, 0]
+    return image
+
+
+def equalize(image: Pixels, _: float) -> Pixels:
+    """Each channel with as many pixels of every value, as nearly as can be."""
+    for channel in range(image.shape[2]):
+        plane = np.ascontiguousarray(image[:, :, channel : channel + 1])
+        counts = np.bincount(plane.reshape(-1), minlength=256)
+        step = int(counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
+        if step:
+            below = np.cumsum(counts) - counts
+            image[:, :, channel] = look_up(plane, np.floor((below + step // 2) / step))[:, :, 0]
+    return image
+
+
+_PIXELS: dict[str, Callable[[Pixels, float], Pixels]] = {
+    "identity": lambda image, _: image,
+    "brightness": lambda image, change: brightness(image, 1 + change),
+    "color": lambda image, change: saturation(image, 1 + change),
+    "contrast": lambda image, change: contrast(image, 1 + change),
+    "sharpness": lambda image, change: sharpness(image, 1 + change),
+    "posterize": lambda image, bits: look_up(image, np.floor(_LEVELS / 2 ** (8 - bits)) * 2 ** (8 - bits)),
+    "solarize": lambda image, level: look_up(image, np.where(level <= _LEVELS, 255 - _LEVELS, _LEVELS)),
+    "autocontrast": autocontrast,
+    "equalize": equalize,
+    "invert": lambda image, _: look_up(image, 255 - _LEVELS),
+}
+
+
+def _matrix(name: str, value: float, height: int, width: int) -> np.ndarray[Any, Any]:
+    """Where pixels of the result come from: (2, 3), around the middle."""
+    x, y = (width - 1) / 2, (height - 1) / 2
+    if name == "rotate":
+        cos, sin = math.cos(math.radians(value)), math.sin(math.radians(value))
+        turn = np.array([[cos, -sin], [sin, cos]])
+    else:
+        turn = np.array([[1, value if name == "shearx" else 0], [value if name == "sheary" else 0, 1]])
+    if name.startswith("translate"):
+        turn = np.eye(2)
+    shift = np.array([x, y]) - turn @ (x, y)
+    if name.startswith("translate"):
+        shift = np.array([-value, 0]) if name == "translatex" else np.array([0, -value])
+    return np.concatenate([turn, shift[:, None]], axis=1)
+
+
+def apply_operation(canvas: Canvas, name: str, value: float, *, interpolation: Filter, fill: Any) -> None:
+    """One operation, by its name."""
+    if name in _MOVES:
+        canvas.warp(_matrix(name, value, *canvas.size), interpolation=interpolation, fill=fill)
+    elif name != "identity":
+        canvas.pixels = _PIXELS[name](bytes_of(canvas, name), value)
+
+
+class _Policy(Transform):
+    def __init__(self, interpolation: Any, fill: float | Sequence[float] | None) -> None:
+        self.interpolation = filter_of(interpolation)
+        self.fill = 0 if fill is None else tuple(fill) if isinstance(fill, Sequence) else fill
+
+    def _do(self, canvas: Canvas, name: str, share: float, *, wide: bool = False) -> None:
+        """An operation of a strength between 0 and 1."""
+        height, width = canvas.size
+        strongest = {
+            "shearx": 0.99 if wide else 0.3,
+            "sheary": 0.99 if wide else 0.3,
+            "translatex": 32 if wide else round(150 / 331 * width * share) / max(share, 1e-9),
+            "translatey": 32 if wide else round(150 / 331 * height * share) / max(share, 1e-9),
+            "rotate": 135 if wide else 30,
+        }
+        if name == "posterize":
+            value = float(8 - round((6 if wide else 4) * share))
+        elif name == "solarize":
+            value = 255 * (1 - share)
+        else:
+            value = strongest.get(name, 0.99 if wide else 0.9) * share
+        if (name in _SIGNED or name == "sharpness") and generator().random() < 0.5:
+            value = -value
+        apply_operation(canvas, name, value, interpolation=self.interpolation, fill=self.fill)
+
+
+class RandAugment(_Policy):
+    """Some operations of equal strength, each drawn from 14.
+
+    Args:
+        num_ops: how many.
+        magnitude: their strength, below `num_magnitude_bins`.
+        num_magnitude_bins: what counts as the strongest, plus one.
+        interpolation, fill: of operations that move pixels.
+
+    Raises:
+        ConfigError: a number that is negative or too large, or an unknown filter; (when called) pixels that are not
+            uint8.
+    """
+
+    def __init__(
+        self,
+        num_ops: int = 2,
+        magnitude: int = 9,
+        num_magnitude_bins: int = 31,
+        interpolation: Any = "nearest",
+        fill: float | Sequence[float] | None = None,
+    ) -> None:
+        if num_ops < 0 or not 0 <= magnitude < num_magnitude_bins or num_magnitude_bins < 2:
+            raise ConfigError(f"num_ops={num_ops}, magnitude={magnitude}: 0 <= magnitude < {num_magnitude_bins}")
+        super().__init__(interpolation, fill)
+        self.num_ops, self.magnitude, self.num_magnitude_bins = num_ops, magnitude, num_magnitude_bins
+
+    def apply(self, canvas: Canvas) -> None:
+        for _ in range(self.num_ops):
+            name = _COMMON[int(generator().integers(len(_COMMON)))]
+            self._do(canvas, name, self.magnitude / (self.num_magnitude_bins - 1))
+
+
+class TrivialAugment(_Policy):
+    """One operation of 14, of any strength; torchvision's TrivialAugmentWide.
+
+    Args:
+        num_magnitude_bins: how many strengths there are.
+        interpolation, fill: of operations that move pixels.
+
+    Raises:
+        ConfigError: less than two strengths, or an unknown filter; (when called) pixels that are not uint8.
+    """
+
+    def __init__(
+        self,
+        num_magnitude_bins: int = 31,
+        interpolation: Any = "nearest",
+        fill: float | Sequence[float] | None = None,
+    ) -> None:
+        if num_magnitude_bins < 2:
+            raise ConfigError(f"num_magnitude_bins must be at least 2, got {num_magnitude_bins}")
+        super().__init__(interpolation, fill)
+        self.num_magnitude_bins = num_magnitude_bins
+
+    def apply(self, canvas: Canvas) -> None:
+        name = _COMMON[int(generator().integers(len(_COMMON)))]
+        share = int(generator().integers(self.num_magnitude_bins)) / (self.num_magnitude_bins - 1)
+        self._do(canvas, name, share, wide=True)
+
+
+class AutoAugment(_Policy):
+    """A pair of operations, drawn from those that were found for ImageNet.
+
+    Args:
+        policy: ``"imagenet"``, or torchvision's AutoAugmentPolicy.IMAGENET.
+        interpolation, fill: of operations that move pixels.
+
+    Raises:
+        ConfigError: another policy, or an unknown filter; (when called) pixels that are not uint8.
+    """
+
+    def __init__(
+        self,
+        policy: Any = "imagenet",
+        interpolation: Any = "nearest",
+        fill: float | Sequence[float] | None = None,
+    ) -> None:
+        if getattr(policy, "value", policy) != "imagenet":
+            raise ConfigError(f"policy={policy!r}: only 'imagenet' is known here; torchvision's can stand in a chain")
+        super().__init__(interpolation, fill)
+        self.policy = "imagenet"
+        self._pairs = [[part.split() for part in line.split(", ")] for line in _IMAGENET.split("\n") if line]
+
+    def apply(self, canvas: Canvas) -> None:
+        pair = self._pairs[int(generator().integers(len(self._pairs)))]
+        for name, probability, strength in pair:
+            if generator().random() < float(probability):
+                self._do(canvas, name, 0.0 if strength == "-" else int(strength) / 9)

@@ -1,0 +1,140 @@
+"""AutoAugment and its kin, and the adapters over albumentations."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+
+from penstock.errors import ConfigError
+from penstock.images.transforms import (
+    AutoAugment,
+    CoarseDropout,
+    Compose,
+    HorizontalFlip,
+    RandAugment,
+    Rotate,
+    TrivialAugment,
+)
+from penstock.images.transforms.canvas import Array, Canvas
+from penstock.images.transforms.policies import _COMMON, _PIXELS, apply_operation
+from penstock.random import sample_scope
+
+IMAGE = cv2.GaussianBlur(np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8), (5, 5), 0)
+
+
+@pytest.mark.parametrize("kind", [AutoAugment, RandAugment, TrivialAugment])
+def test_policies_repeat_and_vary(kind: Any) -> None:
+    before = IMAGE.copy()
+    found = []
+    for key in range(60):
+        with sample_scope(key):
+            made = kind()(IMAGE)
+        with sample_scope(key):
+            assert np.array_equal(kind()(IMAGE), made)
+        assert made.shape == IMAGE.shape
+        assert made.dtype == np.uint8
+        found.append(made.tobytes())
+    assert len(set(found)) > 15, "several of AutoAugment's pairs do the same, or nothing, to an image"
+    assert np.array_equal(IMAGE, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "theirs", "far"),
+    [
+        ("invert", 0, ImageOps.invert, 0),
+        ("posterize", 3, lambda image: ImageOps.posterize(image, 3), 0),
+        ("solarize", 100, lambda image: ImageOps.solarize(image, 100), 0),
+        ("autocontrast", 0, ImageOps.autocontrast, 1),
+        ("equalize", 0, ImageOps.equalize, 0),
+        ("sharpness", 0.7, lambda image: ImageEnhance.Sharpness(image).enhance(1.7), 2),
+        ("color", -0.5, lambda image: ImageEnhance.Color(image).enhance(0.5), 2),
+    ],
+)
+def test_operations_are_pillows(name: str, value: float, theirs: Any, far: int) -> None:
+    made = _PIXELS[name](IMAGE.copy(), value)
+    expected = np.asarray(theirs(Image.fromarray(IMAGE))).astype(int)
+    assert np.abs(made.astype(int) - expected).max() <= far
+
+
+@pytest.mark.parametrize("name", [name for name in _COMMON if "e" in name])
+def test_no_strength_is_identity(name: str) -> None:
+    canvas = Canvas(Array(IMAGE))
+    none = {"posterize": 8, "solarize": 256}.get(name, 0)
+    apply_operation(canvas, name, none, interpolation="nearest", fill=0)
+    if name not in ("equalize", "autocontrast"):
+        assert np.array_equal(canvas.pixels, IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rotate", 20), ("shearx", 0.3), ("sheary", -0.2), ("translatex", 9), ("translatey", -7)]
+)
+def test_masks_and_boxes_follow(name: str, value: float) -> None:
+    image = np.zeros((60, 80, 3), np.uint8)
+    image[20:35, 30:50] = 255
+    canvas = Canvas(Array(image), masks=((image[:, :, 0] > 0).astype(np.int64),), boxes=np.array([[30, 20, 50, 35]]))
+    apply_operation(canvas, name, value, interpolation="nearest", fill=0)
+    there = canvas.pixels[:, :, 0] > 0
+    assert not np.array_equal(there, image[:, :, 0] > 0)
+    assert (there == canvas.masks[0]).mean() > 0.99
+    rows, columns = np.nonzero(there)
+    assert canvas.boxes is not None
+    edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    assert np.abs(canvas.boxes[0] - edges).max() <= 1.5
+
+
+def test_translations_go_right_and_down() -> None:
+    canvas = Canvas(Array(IMAGE))
+    apply_operation(canvas, "translatex", 5, interpolation="nearest", fill=(1, 2, 3))
+    assert np.array_equal(canvas.pixels[:, 5:], IMAGE[:, :-5])
+    assert (canvas.pixels[:, :5] == (1, 2, 3)).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RandAugment(magnitude=31),
+        lambda: RandAugment(num_ops=-1),
+        lambda: TrivialAugment(1),
+        lambda: AutoAugment("cifar10"),
+        lambda: AutoAugment(interpolation="area"),
+    ],
+)
+def test_bad_arguments(make: Any) -> None:
+    with pytest.raises(ConfigError):
+        make()
+
+
+class TestAdapters:
+    def test_say_what_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "albumentations", None)
+        for make in (lambda: Rotate(10), CoarseDropout):
+            with pytest.raises(ConfigError, match=r"penstock\[augment\]"):
+                make()
+
+    def test_rotate(self) -> None:
+        pytest.importorskip("albumentations")
+        assert np.array_equal(Rotate((180, 180))(IMAGE), IMAGE[::-1, ::-1])
+        assert np.array_equal(Rotate(0)(IMAGE), IMAGE)
+        assert np.array_equal(Rotate(90, p=0)(IMAGE), IMAGE)
+        chain = Compose([Rotate(30), HorizontalFlip()])
+        with sample_scope(1):
+            one = chain(IMAGE)
+        with sample_scope(1):
+            assert np.array_equal(pickle.loads(pickle.dumps(chain))(IMAGE), one)
+        assert "degrees=(-30, 30)" in repr(chain)
+
+    def test_coarse_dropout(self) -> None:
+        pytest.importorskip("albumentations")
+        image = np.full((60, 80, 3), 200, np.uint8)
+        with sample_scope(1):
+            made = CoarseDropout(p=1)(image)
+        gone = int((made == 0).all(axis=2).sum())
+        assert 64 <= gone <= 8 * 64
+        assert np.array_equal(CoarseDropout(p=0)(image), image)
+        with pytest.raises(ConfigError):
+            CoarseDropout(max_holes=0)
