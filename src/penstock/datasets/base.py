@@ -38,11 +38,18 @@ class BatchedDataset(Dataset[Any]):
     makes_batches: bool = False
     """Whether there is a `fetch_batch`, and nothing that it would pass by."""
 
+    fills_rows: bool = False
+    """Whether ``load_samples`` takes ``into=``, a function ``(shape, dtype) -> tensor`` that gives memory for the first
+    tensor of all items, and writes their rows there: several workers may fill one batch that way.
+    """
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = cls.__dict__
         if own.keys() & {"__getitem__", "__getitems__", "load_samples"} and "fetch_batch" not in own:
             cls.makes_batches = False
+        if "load_samples" in own and "fills_rows" not in own:
+            cls.fills_rows = False
         if "__getitem__" in own and not own.keys() & {"load_samples", "__getitems__"}:
             cls.own_items = True
             cls.load_samples = cls.__getitems__ = None  # type: ignore[attr-defined]

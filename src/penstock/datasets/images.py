@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from penstock.datasets.base import BatchedDataset, StreamDataset
 from penstock.datasets.loading import Item, LoadImage, SampleRecord
@@ -20,7 +21,6 @@ from penstock.datasets.share_dataset import ShareDataset
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
 from penstock.images.transforms import Compose
-from penstock.loader.collate import Collate
 from penstock.manifest import Manifest, Record
 from penstock.random import in_sample, load_each, sample_scope
 from penstock.storage import Storage, is_remote
@@ -169,9 +169,17 @@ class ImageDataset(BatchedDataset):
 
         Loaders do not come this way: they have the rows of one batch written by several workers at once.
         """
-        items = ImageDataset.load_samples(self, indices, keys, place, into=empty)
-        batch: tuple[Any, ...] = tuple(Collate(channels_last=True)(items))
-        return batch
+        given: list[torch.Tensor] = []
+
+        def into(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            given.append(empty(shape, dtype))
+            return given[0]
+
+        items = ImageDataset.load_samples(self, indices, keys, place, into=into)
+        if not given:
+            return tuple(default_collate(items))
+        last = not items[0][0].is_contiguous()  # (height, width, channels) in memory
+        return given[0].permute(0, 3, 1, 2) if last else given[0], *default_collate([item[1:] for item in items])
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_THE_SOURCE:

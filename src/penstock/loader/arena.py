@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Arena", "Column", "Rows", "Slot", "aligned", "collating_into", "place"]
+__all__ = ["Arena", "Column", "Rows", "Shared", "Slot", "aligned", "collating_into", "place", "place_ahead"]
 
 _ALIGNMENT = 64  # a cache line, and what vector instructions like
 
@@ -30,6 +30,9 @@ class Arena(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """An uninitialised contiguous tensor, or None if there is no room for it."""
+
+    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """The memory that `empty` will give when it is next asked for this; asking changes nothing."""
 
 
 class Slot:
@@ -52,6 +55,14 @@ class Slot:
         if offset is None:
             return None
         return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=offset).view(shape)
+
+    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """As in `Arena`."""
+        used = self.used
+        try:
+            return self.empty(shape, dtype)
+        finally:
+            self.used = used
 
     def reserve(self, nbytes: int) -> int | None:
         """Offset of a piece of this many bytes; None for none at all, and where there is no room."""
@@ -100,6 +111,56 @@ class Rows:
         self.addresses.append(tensor.data_ptr())
         return tensor
 
+    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """As in `Arena`."""
+        tensor = self.empty(shape, dtype)
+        if tensor is not None:
+            self.addresses.pop()
+        return tensor
+
+
+class Shared:
+    """Ordinary memory for the first tensor of a batch, the rows of which several threads fill. One asks, all use it.
+
+    Args:
+        size: rows of the batch.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._tensor: torch.Tensor | None = None
+
+    def rows(self, begin: int, end: int) -> Part:
+        """Memory for some of its rows."""
+        return Part(self, begin, end)
+
+    def whole(self, row: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The memory for all rows, of the shape and type that was first asked for."""
+        with self._lock:
+            if self._tensor is None:
+                self._tensor = torch.empty((self._size, *row), dtype=dtype)
+            return self._tensor
+
+
+class Part:
+    """Rows of a batch in `Shared` memory: for those who ask ahead."""
+
+    def __init__(self, batch: Shared, begin: int, end: int) -> None:
+        self._batch = batch
+        self._begin, self._end = begin, end
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """As in `Arena`: none, for parts are not collated by themselves."""
+        return None
+
+    def ahead(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """As in `Arena`."""
+        whole = self._batch.whole(shape[1:], dtype)
+        if whole.dtype is not dtype or whole.shape[1:] != shape[1:] or shape[0] != self._end - self._begin:
+            return None
+        return whole[self._begin : self._end]
+
 
 class _Current(threading.local):
     arena: Arena | None = None
@@ -127,3 +188,12 @@ def place(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
     """Memory for a tensor of the batch at hand; None: take ordinary memory."""
     arena = _current.arena
     return None if arena is None else arena.empty(shape, dtype)
+
+
+def place_ahead(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Memory for the first tensor of the batch at hand, before there is a batch: what is written there by the time that
+    the samples are collated needs no copy. Ordinary memory where there is no other.
+    """
+    arena = _current.arena
+    tensor = None if arena is None else arena.ahead(shape, dtype)
+    return torch.empty(shape, dtype=dtype) if tensor is None else tensor

@@ -45,12 +45,35 @@ def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None)
     tensors = tuple(batch)
     if type(first) is torch.Tensor and len(set(map(type, tensors))) == 1 and len(set(map(_dtype, tensors))) == 1:
         out = place((len(tensors), *first.shape), first.dtype)
+        there = _in_place(tensors, out)
+        if there is not None:
+            return there
         if out is not None:
             try:
                 return torch.stack(tensors, 0, out=out)
             except RuntimeError:  # they differ in shape or device, or want a gradient; below they say so, or get it
                 pass
     return torch.stack(tensors, 0)
+
+
+def _in_place(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.Tensor | None:
+    """The batch, if the tensors are its rows already, one behind the other: of `out`, or of a tensor of their own."""
+    first = tensors[0]
+    base = first._base if out is None else out
+    if base is None or base.numel() != first.numel() * len(tensors) or base.dtype is not first.dtype:
+        return None
+    begin, step, shape = base.data_ptr(), first.nbytes, first.shape
+    if not begin or not base.is_contiguous() or base.requires_grad:
+        return None
+    try:
+        for number, tensor in enumerate(tensors):
+            if tensor.data_ptr() != begin + number * step or tensor.shape != shape or not tensor.is_contiguous():
+                return None
+            if out is None and tensor._base is not base:
+                return None
+    except RuntimeError:  # sparse, and others without memory
+        return None
+    return base.view(len(tensors), *shape)
 
 
 def _stack_images(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Subset
 
 from penstock.datasets.base import BatchedDataset
-from penstock.loader.arena import place
+from penstock.loader.arena import place, place_ahead
 from penstock.loader.collate import Collate, is_default
 from penstock.loader.failures import SKIP, OnError, is_tolerable
 from penstock.loader.snapshots import Snapshots, has_state, restore
@@ -101,6 +101,12 @@ class Fetch:
         if not (self.batched and self._batched_dataset and getattr(self.dataset, "makes_batches", False)):
             return False
         return isinstance(self.collate_fn, Collate) and is_default() and not self.seed_globals
+
+    @cached_property
+    def _fills_rows(self) -> bool:
+        """Whether the data set writes samples where the batch is to be, and the collate function knows what that is."""
+        fills = self.batched and self._batched_dataset and getattr(self.dataset, "fills_rows", False)
+        return bool(fills and isinstance(self.collate_fn, Collate) and is_default())
 
     @cached_property
     def _plain(self) -> bool:
@@ -206,7 +212,8 @@ class Fetch:
     def _load_bulk(self) -> Callable[[Task], list[Any]] | None:
         """How to ask the data set for many samples at once, if it can."""
         if self._batched_dataset:
-            return lambda task: self.dataset.load_samples(task.indices, task.keys, **_at(task))
+            into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
+            return lambda task: self.dataset.load_samples(task.indices, task.keys, **_at(task), **into)
         getitems = _bulk(self.dataset) if self.batched else None
         if getitems is None:
             return None

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from penstock.loader.arena import Shared, collating_into
 from penstock.loader.delivery import timed_out
 from penstock.loader.fetch import Maker
 from penstock.loader.pool import Failure, ThreadPool, thread_number
@@ -77,6 +78,7 @@ class _Batch:
         self.done = threading.Event()
         self._infos, self._failures = pool.infos, pool.failures
         self._ready = ready
+        self._memory = Shared(len(task.indices))
         self._parts: list[list[Any]] = [[] for _ in range(chunks)]
         self._works = [Work() for _ in range(chunks)]
         self._errors: dict[int, BaseException] = {}
@@ -116,7 +118,8 @@ class _Batch:
         if failure is not None:
             raise failure[0].with_traceback(failure[1])
         maker: Any = self.lane.maker
-        self._parts[chunk] = maker.samples(self.task.part(begin, end), self._works[chunk])
+        with collating_into(self._memory.rows(begin, end)):
+            self._parts[chunk] = maker.samples(self.task.part(begin, end), self._works[chunk])
 
     def _finish(self) -> None:
         if not self._errors and not self._cancelled:
@@ -131,6 +134,7 @@ class _Batch:
             except BaseException as error:  # as above
                 self._errors[0] = error
         self._parts.clear()
+        del self._memory
         self.done.set()
         if self._ready is not None:
             self._ready.put(self)

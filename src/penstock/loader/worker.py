@@ -243,8 +243,10 @@ class _Worker:
         work, (part, begin, end, _) = Work(), chunk
         if not self._wanted(run, number, part, work):
             return
+        rows = self._rows(address, chunk)
         try:
-            samples = self._maker.samples(task, work)  # type: ignore[attr-defined]
+            with collating_into(rows):  # some write there at once
+                samples = self._maker.samples(task, work)  # type: ignore[attr-defined]
         except Exception as error:
             self._send("error", run, number, part, describe(error, self._where), work)
             return
@@ -252,28 +254,31 @@ class _Worker:
         with contextlib.suppress(Exception):  # what does not collate may do so as a whole, or fails there as it should
             if len(samples) != end - begin:
                 pass  # on_error has left some out
-            elif address is None or self._layout is None:
+            elif rows is None:
                 packed = pack(self._maker.collate(samples, task, work), None)  # type: ignore[attr-defined]
             else:
-                texts = self._put_rows(samples, task, self._memory(address), chunk, work)
+                texts = self._put_rows(samples, task, rows, work)
         if packed is not None:
             self._send("batch", run, number, part, (packed.data, packed.table, None), work, packed)
         else:
             self._send("again" if texts is None else "rows", run, number, part, texts, work)
 
-    def _put_rows(
-        self, samples: list[Any], task: Task, memory: npt.NDArray[np.uint8], chunk: _Chunk, work: Work
-    ) -> list[Any] | None:
-        """Write the rows of a chunk; its strings, or None if it looks unlike the batches before."""
-        layout = self._layout
-        assert layout is not None
-        _, begin, end, size = chunk
+    def _rows(self, address: Any, chunk: _Chunk) -> Rows | None:
+        """Where a chunk goes; None as long as nobody knows."""
+        layout, (_, begin, end, size) = self._layout, chunk
+        if address is None or layout is None:
+            return None
         columns = self._columns.get(size)
         if columns is None:
             columns = layout.columns(size)
             if len(self._columns) < 64:
                 self._columns[size] = columns
-        rows = Rows(memory, columns, begin, end)
+        return Rows(self._memory(address), columns, begin, end)
+
+    def _put_rows(self, samples: list[Any], task: Task, rows: Rows, work: Work) -> list[Any] | None:
+        """Write the rows of a chunk; its strings, or None if it looks unlike the batches before."""
+        layout = self._layout
+        assert layout is not None
         with collating_into(rows):
             batch = self._maker.collate(samples, task, work)  # type: ignore[attr-defined]
         tensors: list[torch.Tensor] = []

@@ -1,0 +1,228 @@
+"""Images straight into the batch: the same pixels everywhere, and no copy where none is needed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import DataLoader, ImageDataset, LoadImage, Manifest, MPDataset, RankDataset
+from penstock.errors import ConfigError, ImageError
+from penstock.images.decode import read_image
+from penstock.images.transforms import (
+    CenterCrop,
+    Compose,
+    HorizontalFlip,
+    Normalize,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
+from penstock.loader.arena import Column, Rows, Shared, Slot, collating_into
+from penstock.loader.collate import Collate
+from penstock.loader.fetch import Fetch
+from penstock.loader.work import Task, Work
+from penstock.random import sample_scope
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CHAINS: dict[str, list[Any]] = {
+    "bytes": [RandomResizedCrop(48), HorizontalFlip()],
+    "half": [RandomResizedCrop(48), HorizontalFlip(), ToTensor(torch.bfloat16), Normalize(MEAN, STD)],
+    "planes": [Resize(56), CenterCrop(48), ToTensor(channels_last=False), RandomErasing(value="random")],
+}
+N = 24
+
+
+@pytest.fixture(scope="module")
+def manifest(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    files = sorted((data_dir / "imagenet-sample").glob("*.JPEG"))[:N]
+    path = tmp_path_factory.mktemp("batches") / "meta.txt"
+    path.write_text("".join(f"{file.name} {number}\n" for number, file in enumerate(files)))
+    return Manifest.open(path, root=files[0].parent)
+
+
+def epoch(dataset: Any, **how: Any) -> tuple[torch.Tensor, list[int]]:
+    batches = list(DataLoader(dataset, seed=5, shuffle=True, **how))
+    return torch.cat([images for images, _ in batches]), [int(n) for _, labels in batches for n in labels]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_the_same_pixels_whichever_executor_and_batch_size(manifest: Manifest, chain: str) -> None:
+    dataset = ImageDataset(manifest, transform=CHAINS[chain])
+    expected, order = epoch(dataset, batch_size=1)
+    assert sorted(order) == list(range(N))
+    last = chain != "planes"
+    for how in (
+        {"batch_size": 8},
+        {"batch_size": 7, "executor": "thread", "num_workers": 2},
+        {"batch_size": 8, "num_workers": 2},
+        {"batch_size": 5, "executor": "process", "num_workers": 2},
+    ):
+        found, labels = epoch(dataset, **how)
+        assert labels == order
+        assert found.dtype is expected.dtype
+        assert torch.equal(found, expected), how
+        batch = next(iter(DataLoader(dataset, **how)))[0]
+        assert batch.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_items_by_hand_are_those_of_the_batch(manifest: Manifest, chain: str) -> None:
+    dataset = ImageDataset(manifest, transform=CHAINS[chain])
+    keys = [11 * number for number in range(N)]
+    batch, labels = dataset.fetch_batch(range(N), keys, lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    for number, key in enumerate(keys):
+        with sample_scope(key):
+            image, label = dataset[number]
+        assert torch.equal(image, batch[number])
+        assert label == labels[number]
+
+
+def test_decoding_the_crop_gives_what_cropping_the_image_gives(manifest: Manifest) -> None:
+    chain = Compose([RandomResizedCrop(224), HorizontalFlip(), ToTensor()])
+    dataset = ImageDataset(manifest, transform=chain)
+    compared = 0
+    for number in range(N):
+        pixels = read_image(manifest[number].path)
+        if max(pixels.shape) >= 2 * 224 + 56:  # it may be decoded at half the resolution
+            continue
+        with sample_scope(number):
+            image, _ = dataset[number]
+        with sample_scope(number):
+            assert torch.equal(image, chain(pixels))
+        compared += 1
+    assert compared > 5
+
+
+class TestNoCopies:
+    @pytest.mark.parametrize("chain", CHAINS)
+    def test_whole_batches_are_made_in_the_slot(self, manifest: Manifest, chain: str) -> None:
+        dataset = ImageDataset(manifest, transform=CHAINS[chain])
+        fetch = Fetch(dataset, Collate(channels_last=True), batched=True, seed_globals=False)
+        slot = Slot(np.empty(1 << 22, np.uint8))
+        calls: list[int] = []
+        stack = torch.stack
+        torch.stack = lambda *a, **k: calls.append(1) or stack(*a, **k)  # type: ignore[func-returns-value, assignment]
+        try:
+            with collating_into(slot):
+                images, _ = fetch(Task(list(range(8)), list(range(8))), Work())
+        finally:
+            torch.stack = stack  # type: ignore[assignment]
+        assert images.data_ptr() == slot.address
+        assert not calls
+
+    def test_chunks_are_made_in_their_rows(self, manifest: Manifest) -> None:
+        dataset = ImageDataset(manifest, transform=CHAINS["bytes"])
+        fetch = Fetch(dataset, Collate(channels_last=True), batched=True, seed_globals=False)
+        memory = np.zeros(1 << 20, np.uint8)
+        nbytes = 48 * 48 * 3
+        columns = [Column(0, torch.uint8, (48, 48, 3), nbytes), Column(20 * nbytes, torch.int64, (), 8)]
+        rows = Rows(memory, columns, 4, 8)
+        task = Task([4, 5, 6, 7], [4, 5, 6, 7])
+        with collating_into(rows):
+            samples = fetch.samples(task, Work())
+            assert not rows.addresses
+            images, _ = fetch.collate(samples, task, Work())
+        assert images.data_ptr() == samples[0][0].data_ptr() == memory.ctypes.data + 4 * nbytes
+        assert not memory[: 4 * nbytes].any()
+        assert not memory[8 * nbytes : 20 * nbytes].any()
+
+    def test_threads_fill_one_tensor(self, manifest: Manifest) -> None:
+        shared = Shared(8)
+        parts = [shared.rows(0, 5).ahead((5, 2), torch.uint8), shared.rows(5, 8).ahead((3, 2), torch.uint8)]
+        assert all(part is not None for part in parts)
+        rows = [row for part in parts if part is not None for row in part.unbind()]
+        batch = Collate()(rows)
+        assert batch.data_ptr() == rows[0].data_ptr()
+        assert batch.shape == (8, 2)
+        assert shared.rows(0, 5).ahead((5, 3), torch.uint8) is None, "another shape than that of the others"
+
+    def test_a_collate_function_of_the_users_gets_memory_of_its_own(self, manifest: Manifest) -> None:
+        dataset = ImageDataset(manifest, transform=CHAINS["bytes"])
+        loader = DataLoader(dataset, batch_size=6, seed=1, num_workers=1, executor="process", collate_fn=list)
+        plain = DataLoader(dataset, batch_size=6, seed=1, collate_fn=list)
+        for found, expected in zip(loader, plain, strict=True):
+            assert all(torch.equal(a[0], b[0]) for a, b in zip(found, expected, strict=True))
+
+
+class TestRowsInPlace:
+    """Collation takes tensors for the batch only if they are all of it, in order."""
+
+    def check(self, rows: list[torch.Tensor]) -> None:
+        made = Collate()(rows)
+        assert torch.equal(made, torch.stack(rows))
+        assert made.data_ptr() != rows[0].data_ptr()
+
+    def test_others(self) -> None:
+        base = torch.arange(24).view(4, 6)
+        rows = list(base.unbind())
+        assert Collate()(rows).data_ptr() == base.data_ptr()
+        self.check(rows[::-1])
+        self.check(rows[:3])
+        self.check(rows[1:])
+        self.check([rows[0], rows[2], rows[1], rows[3]])
+        self.check([rows[0], rows[1], rows[1], rows[3]])
+        self.check([row.clone() for row in rows])
+        self.check([base[:, 0], base[:, 1]])
+
+
+@pytest.mark.parametrize("executor", ["inline", "thread", "process"])
+def test_bad_images_are_skipped_and_the_others_right(manifest: Manifest, tmp_path: Path, executor: str) -> None:
+    good = [manifest[number].path for number in range(6)]
+    (tmp_path / "bad.jpg").write_bytes(Path(good[0]).read_bytes()[:2000])
+    paths = [*good[:3], tmp_path / "bad.jpg", *good[3:]]
+    (tmp_path / "meta.txt").write_text("".join(f"{path} {number}\n" for number, path in enumerate(paths)))
+    broken = ImageDataset(Manifest.open(tmp_path / "meta.txt"), transform=CHAINS["bytes"])
+    workers = 0 if executor == "inline" else 2
+    how: Any = {"batch_size": 7, "seed": 2, "executor": executor, "num_workers": workers}
+    for _ in range(2):
+        with pytest.raises(ImageError, match=r"bad\.jpg"):
+            next(iter(DataLoader(broken, **how)))
+    images, labels = next(iter(DataLoader(broken, on_error="skip", **how)))
+    assert labels.tolist() == [0, 1, 2, 4, 5, 6]
+    keep = [0, 1, 2, 4, 5, 6]
+    (tmp_path / "bad.jpg").write_bytes(Path(good[0]).read_bytes())
+    whole, _ = next(iter(DataLoader(broken, **how)))
+    assert torch.equal(images, whole[keep])
+
+
+def test_images_of_other_sizes_and_sources(manifest: Manifest) -> None:
+    whole = ImageDataset(manifest, transform=[HorizontalFlip(1)])
+    image, _ = whole[0]
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), read_image(manifest[0].path)[:, ::-1])
+    chain = CHAINS["bytes"]
+    for source in (RankDataset(manifest, seed=1), MPDataset(manifest, batch_size=4, seed=1)):
+        dataset = ImageDataset(source, transform=chain)
+        copy = pickle.loads(pickle.dumps(dataset))
+        one, two = (torch.cat([images for images, _ in DataLoader(d, batch_size=4)]) for d in (dataset, copy))
+        assert torch.equal(one, two)
+        assert one.shape == (N, 3, 48, 48)
+
+
+def test_masks_come_along(manifest: Manifest) -> None:
+    dataset = ImageDataset(manifest, transform=CHAINS["bytes"], target=size_mask)
+    images, target = next(iter(DataLoader(dataset, batch_size=4, seed=1)))
+    assert images.shape == (4, 3, 48, 48)
+    assert target["masks"].shape == (4, 48, 48)
+    assert target["label"].tolist() == [0, 1, 2, 3]
+
+
+def size_mask(record: Any) -> dict[str, Any]:
+    return {"masks": np.zeros(read_image(record.path).shape[:2], np.uint8), "label": record.label}
+
+
+def test_arguments(manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match="without transform="):
+        ImageDataset(manifest, size=8, transform=[HorizontalFlip()])
+    with pytest.raises(ConfigError, match="without transform="):
+        LoadImage(flip=True, transform=[HorizontalFlip()])
+    assert ImageDataset(manifest, transform=HorizontalFlip(1))[0][0].dtype is torch.uint8
+    assert ImageDataset(manifest, transform=[HorizontalFlip()]).pure
+    assert not ImageDataset(manifest, transform=[lambda image: image]).pure
