@@ -31,6 +31,20 @@ ARITHMETIC = base64.b64decode(
     "ILGo4yUKXW8jC5rUg7xokSlHgAzwXxmnNG2mjG268mfA/9k="
 )
 
+# 36 x 64 pixels, luminance at 2 x 4 and colours at 1 x 1: libjpeg shrinks these by different factors.
+TWO_BY_FOUR = base64.b64decode(
+    "/9j/2wBDABsSFBcUERsXFhceHBsgKEIrKCUlKFE6PTBCYFVlZF9VXVtqeJmBanGQc1tdhbWGkJ6jq62rZ4C8ybqmx5moq6T/2wBDARwe"
+    "HigjKE4rK06kbl1upKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSkpKT/wAARCABAACQDASQAAhEB"
+    "AxEB/8QAGQAAAwEBAQAAAAAAAAAAAAAAAwQFAAIB/8QALhAAAgIBAwEGBQQDAAAAAAAAAQIAAxEEITFBBRITIjLBQlFhcYFSYpGiseHw"
+    "/8QAFwEBAQEBAAAAAAAAAAAAAAAAAgQBA//EACQRAAICAQMCBwAAAAAAAAAAAAECAAMREiFREzEiI0FSYXGh/9oADAMBAAIRAxEAPwCX"
+    "pqONpW01HG0HRUFxmPJhKy7kIi8mCrRa0Nlhwo3JMUuufVuAAVqX0r7mcX3tqnHw1L6V9z9YahCcd0Ymtr7nCj9hqrd9ztKaeHShdyAF"
+    "5J6SJ2tq7NbaibrUu4X3P15jF1zatwACtS+lfcxZK/EtZuhO0bIFVLH4sYAzOaKy2PlD3V7on5MFqNSNMPDrwbj/AFhTTnIBYzbrFU9K"
+    "vv6xCujyjaaUERQvBM0M92moPcssAbnGCf8AE0lhAd2OWO5J3mjxZwIRVZDaekkgmVdNRxtONNROe0+0BotO1dGDeRgH9Oev3nmq1fgD"
+    "w68G0/wv+5KvQsyqSST5iT1/7eM6eksctkk7knrOcBrWYb77QCsk5YYHzKH8tNTnfiG7Q1q0Oy1kG1uP2j5/eT6lZ2zvk7knkwVFTO3e"
+    "YksTkk9ZU01HG0401GMZj6Faqy7HuqvLGCRVRDZaQqryflE7rn1bgAFal9K+5iL58K7/AFJ6QTsghK6PKNppSSkBRnAmk2zX6h3JqbuJ"
+    "0BAJ/M07ro8o2mnPptxLhS3un//Z"
+)
+
 
 def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
     """A picture with structure at every place and in every channel, so that no shift or mix-up goes unseen."""
@@ -140,6 +154,19 @@ class TestScale:
             if region.scale == scale:
                 part = outward(tuple(edge / scale for edge in box))
                 assert np.array_equal(region.array, whole[part]), box
+
+    def test_rare_sampling_factors_are_not_cropped_by_libjpeg(self) -> None:
+        region = native.decode_box(TWO_BY_FOUR, (0, 0, 36, 64), target=(32, 18), max_pixels=LIMIT)
+        whole, checked = region.array.copy(), 0
+        for box in boxes(64, 36, 300):
+            size = int((box[3] - box[1]) / 2), int((box[2] - box[0]) / 2)
+            if min(size) >= 1:
+                region = native.decode_box(TWO_BY_FOUR, box, target=size, max_pixels=LIMIT)
+                if region.scale == 2:
+                    part = outward(tuple(edge / 2 for edge in box))
+                    assert np.array_equal(region.array, whole[part]), box
+                    checked += 1
+        assert checked > 100
 
     def test_it_is_the_shrunken_picture(self) -> None:
         image = cv2.GaussianBlur(noise(160, 160), (0, 0), 8)
