@@ -6,7 +6,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -227,23 +226,3 @@ def test_arguments(manifest: Manifest) -> None:
     assert ImageDataset(manifest, transform=HorizontalFlip(1))[0][0].dtype is torch.uint8
     assert ImageDataset(manifest, transform=[HorizontalFlip()]).pure
     assert not ImageDataset(manifest, transform=[lambda image: image]).pure
-
-
-class Threads(torch.utils.data.Dataset[int]):
-    """How many threads OpenCV has where the items are made."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> int:
-        return cv2.getNumThreads()
-
-
-def test_in_worker_processes_opencv_has_one_thread() -> None:
-    before = cv2.getNumThreads()
-    cv2.setNumThreads(2)
-    try:
-        assert [int(n) for n in DataLoader(Threads(), num_workers=1, executor="process")] == [1, 1]
-        assert [int(n) for n in DataLoader(Threads())] == [2, 2], "the caller's own threads are the caller's business"
-    finally:
-        cv2.setNumThreads(before)
