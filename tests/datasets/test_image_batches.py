@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -226,3 +227,26 @@ def test_arguments(manifest: Manifest) -> None:
     assert ImageDataset(manifest, transform=HorizontalFlip(1))[0][0].dtype is torch.uint8
     assert ImageDataset(manifest, transform=[HorizontalFlip()]).pure
     assert not ImageDataset(manifest, transform=[lambda image: image]).pure
+
+
+class Threads(torch.utils.data.Dataset[int]):
+    """How many threads OpenCV has where the items are made."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return cv2.getNumThreads()
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_in_worker_processes_opencv_has_one_thread(start: str) -> None:
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(2)
+    try:
+        cv2.GaussianBlur(np.zeros((4000, 4000, 3), np.uint8), (9, 9), 3)  # a fork from now on lacks OpenCV's thread
+        loader = DataLoader(Threads(), num_workers=1, executor="process", multiprocessing_context=start)
+        assert [int(n) for n in loader] == [1, 1]
+        assert [int(n) for n in DataLoader(Threads())] == [2, 2], "the caller's own threads are the caller's business"
+    finally:
+        cv2.setNumThreads(before)

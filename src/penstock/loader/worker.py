@@ -11,6 +11,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -80,6 +81,9 @@ def main(setup: Setup) -> None:
     # Ctrl-C reaches the whole group of processes; the consumer decides what becomes of the workers.
     signal.signal(signal.SIGINT, _ignore)
     torch.set_num_threads(1)
+    if "cv2" in sys.modules:
+        # The same. Not 1: after a fork OpenCV would wait for the parent's threads to end, which are not there.
+        sys.modules["cv2"].setNumThreads(0)
     seed_worker(setup.base_seed, setup.number)
     process_worker(setup.number, setup.total, setup.base_seed + setup.number, setup.maker.dataset)
     threading.Thread(target=_outlive, args=(setup.parent,), name="penstock-watch", daemon=True).start()
