@@ -72,6 +72,7 @@ class Canvas:
         self.masks = masks
         self.boxes = None if boxes is None else np.array(boxes, np.float64).reshape(-1, 4)
         self.out = out
+        self._into: Pixels | None = None  # `out` as an array, once pixels were made there
         self.conversion: Conversion | None = None
         self.after: list[Callable[[torch.Tensor], object]] = []
         self.kept: npt.NDArray[np.int64] | None = None if boxes is None else np.arange(len(self.boxes))  # type: ignore[arg-type]
@@ -169,16 +170,21 @@ class Canvas:
             with stage("normalize"):
                 tensor = convert(pixels, conversion, out)
         else:
-            if not pixels.flags.c_contiguous or not pixels.flags.writeable:
-                pixels = np.array(pixels, order="C")
-            memory = torch.from_numpy(pixels)
-            if out is not None and out.shape == memory.shape and out.dtype is memory.dtype:
-                memory = out if out.data_ptr() == memory.data_ptr() else out.copy_(memory)
-            tensor = memory.permute(2, 0, 1)
+            tensor = self._memory(pixels, out).permute(2, 0, 1)
         after, self.after = self.after, []
         for step in after:
             step(tensor)
         return tensor
+
+    def _memory(self, pixels: Pixels, out: torch.Tensor | None) -> torch.Tensor:
+        if out is not None and pixels is self._into:
+            return out
+        if not pixels.flags.c_contiguous or not pixels.flags.writeable:
+            pixels = np.array(pixels, order="C")
+        memory = torch.from_numpy(pixels)
+        if out is None or out.shape != memory.shape or out.dtype is not memory.dtype:
+            return memory
+        return out if out.data_ptr() == memory.data_ptr() else out.copy_(memory)
 
     @tensor.setter
     def tensor(self, tensor: torch.Tensor) -> None:
@@ -201,11 +207,12 @@ class Canvas:
         with stage("resize"):
             made = render(pixels, box, view, out=into)
         self.pixels = made
+        self._into = into
 
     def _settle(self) -> None:
         """Give masks and boxes the geometry that the image has got."""
         view = self.view
-        if view != View.of(self._source.size):
+        if (self.masks or self.boxes is not None) and view != View.of(self._source.size):
             self.masks = tuple(_mask(mask, view) for mask in self.masks)
             if self.boxes is not None:
                 self._settle_boxes(view)

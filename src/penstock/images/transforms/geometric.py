@@ -72,6 +72,7 @@ class RandomResizedCrop(Transform):
         self.size = pair(size)
         self.scale = interval(scale, "scale")
         self.ratio = interval(ratio, "ratio")
+        self._shapes = math.log(self.ratio[0]), math.log(self.ratio[1])
         self.interpolation = filter_of(interpolation)
         self.antialias = antialias
 
@@ -86,9 +87,9 @@ class RandomResizedCrop(Transform):
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """(top, left, height, width) of the crop."""
         random = generator().random
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        (least, most), (low, high) = self.scale, self._shapes
         for _ in range(10):
-            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * random())
+            area = height * width * (least + (most - least) * random())
             shape = math.exp(low + (high - low) * random())
             wide, high_ = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
             if 0 < wide <= width and 0 < high_ <= height:
