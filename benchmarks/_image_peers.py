@@ -75,6 +75,16 @@ def penstock(listing: Path, work: Path, executor: str = "auto") -> Pass:
     return lambda: (images for images, _ in loader)
 
 
+def penstock_without_extension(listing: Path, work: Path) -> Pass:
+    """As where there was no compiler: whole images are decoded."""
+    sys.modules["penstock.images._jpeg"] = None  # type: ignore[assignment]  # an ImportError from now on
+    batches = penstock(listing, work)
+    from penstock.images import native
+
+    assert not native.is_available()
+    return batches
+
+
 def decode_alone(listing: Path, work: Path) -> Pass:
     """What nobody who decodes whole images can be faster than: reading and decoding, nothing else."""
     import simplejpeg
@@ -237,6 +247,7 @@ PEERS: dict[str, tuple[str, Callable[[Path, Path], Pass]]] = {
     "penstock": ("penstock", penstock),
     "penstock, process": ("penstock", lambda listing, work: penstock(listing, work, "process")),
     "penstock, thread": ("penstock", lambda listing, work: penstock(listing, work, "thread")),
+    "penstock, no extension": ("penstock", penstock_without_extension),
     "decode alone": ("simplejpeg", decode_alone),
     "torch + Pillow": ("torch", lambda listing, work: torch_loader(listing, work, "pillow")),
     "torch + OpenCV": ("torch", lambda listing, work: torch_loader(listing, work, "opencv")),

@@ -1,8 +1,9 @@
 """From JPEG files to augmented batches: `ImageDataset` beside the engines that train on CPUs, and decoding alone.
 
 Every peer runs in a process of its own, with the same two cores, files and work (``_image_peers.py``), and only one at
-a time: rounds go from one to the next, so that a noisy moment hits all alike. A round is at least ``--images`` images
-in whole passes; workers are started, and caches filled, in one that does not count. Processor time and memory are those
+a time: rounds go from one to the next, so that a noisy moment hits all alike. A round is a pass over at least
+``--images`` images: the list names each file as often as that takes, since an epoch of 500 images would mostly measure
+how a pass begins and ends. Workers are started, and caches filled, in a pass that does not count. Processor time and memory are those
 of the process and all that it started (Pss: what processes share counts once). "step" is how many times longer a step
 of a small model in the main process takes while batches are made (waiting for batches does not count).
 
@@ -168,8 +169,10 @@ def start(name: str, listing: Path, work: Path, python: str, cores: set[int]) ->
     return peer
 
 
-def write_listing(data: Path | None, where: Path, kind: str, count: int) -> int:
-    """Absolute paths of the JPEGs in a folder, or of others that are made of them, each with a label."""
+def write_listing(data: Path | None, where: Path, kind: str, count: int, least: int) -> tuple[int, int]:
+    """Absolute paths of the JPEGs in a folder, or of others that are made of them, each with a label, over and over
+    until there are `least` lines; the number of files, and of lines.
+    """
     data = examples(where.parent / "examples") if data is None else data
     files = sorted(path for path in data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     if not files:
@@ -177,8 +180,9 @@ def write_listing(data: Path | None, where: Path, kind: str, count: int) -> int:
     if kind != "as they are":
         (where.parent / "made").mkdir()
         files = list(made(files, where.parent / "made", kind, count))
-    where.write_text("".join(f"{path.absolute()} {number}\n" for number, path in enumerate(files)))
-    return len(files)
+    times = -(-least // len(files))
+    where.write_text("".join(f"{path.absolute()} {number}\n" for number, path in enumerate(files)) * times)
+    return len(files), len(files) * times
 
 
 def examples(to: Path) -> Path:
@@ -250,7 +254,7 @@ def main() -> None:
     options = parser.parse_args()
     cores = set(sorted(os.sched_getaffinity(0))[:2])
     with folder(options.dir) as where:
-        count = write_listing(options.data, where / "files.txt", options.kind, options.count)
+        files, images = write_listing(options.data, where / "files.txt", options.kind, options.count, options.images)
         peers: list[Peer] = []
         try:
             for name in options.only:
@@ -265,8 +269,8 @@ def main() -> None:
                         peer.rounds.append(measured)
             for peer in peers:
                 peer.train(options.images // 2)
-            passes, seconds = -(-options.images // count), time.time() - began
-            title = f"{count} files ({options.kind}), {passes} passes a round, {options.repeat} rounds, "
+            seconds = time.time() - began
+            title = f"{files} files ({options.kind}), {images} images a round, {options.repeat} rounds, "
             title += f"{seconds:.0f} s in all, {len(cores)} cores"
             report(peers, title + ": random-resized-crop 224, flip, uint8 batches of 64")
         finally:
