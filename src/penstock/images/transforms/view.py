@@ -98,9 +98,9 @@ class View(NamedTuple):
 def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -> Pixels:
     """The pixels of a view: (height, width, channels), contiguous, of the source's type.
 
-    `source` are pixels that hold at least the view's box, and `box` is where that lies in them. With `out`, which has
-    the result's shape and type and is contiguous, the result is written there. Otherwise it is new memory, never a
-    part of the source.
+    `source` are pixels that hold at least the view's box, and `box` is where that lies in them: the source itself, or a
+    part of it, decoded at no more resolution than needed. With `out`, which has the result's shape and type and is
+    contiguous, the result is written there. Otherwise it is new memory, never a part of the source.
     """
     height, width = view.size
     if out is None:
@@ -141,8 +141,8 @@ def _method(view: View, box: Box) -> int:
 def _shrink(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
     """Averages of whole blocks of pixels, so that less than two make one afterwards; and the box in these.
 
-    Blocks of whole pixels take a tenth of the time of averages over fractional ones, at the same distance from Pillow's
-    result. Of what is left over at the right and lower edge, less than a block, nothing is seen.
+    Blocks of whole pixels take a fraction of the time of averages over fractional ones, at the same distance from
+    Pillow's result. Of what is left over at the right and lower edge, less than a block, nothing is seen.
     """
     left, top, right, bottom = box
     across, down = int((right - left) / view.size[1]), int((bottom - top) / view.size[0])
