@@ -76,6 +76,8 @@ class ImageDataset(BatchedDataset):
 
     A loader with the default collate function has images that all become the same size written where the batch is to
     be, so they are never copied. What an image becomes depends on its record and key alone, not on the batch around it.
+    Where an image is shrunk to half or less, it also depends on whether the C extension is there (see
+    `penstock.images.region`).
     """
 
     releases_gil = True

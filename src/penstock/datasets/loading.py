@@ -41,7 +41,10 @@ class Encoded:
     """The bytes of an image file, as the source of a canvas: what is looked at is decoded.
 
     Raises:
-        ImageError: there is no size in the header.
+        ImageError: the header ends before it says a size, or the image is of another kind and cannot be decoded.
+
+    Attributes:
+        size: (height, width), by the header alone where that says it.
     """
 
     def __init__(self, data: bytes, path: Any) -> None:
@@ -76,7 +79,7 @@ class LoadImage:
         transform: instead of `size` and `flip`: a `penstock.images.transforms.Compose`, or a list of steps.
         target: ``target(record) -> dict`` of what belongs to the image (``masks``, ``boxes``, ...: see
             `penstock.images.transforms.targets`), which then stands in the item in place of the label and follows the
-            image through the transform.
+            image through the transform. It is taken to draw from `penstock.generator` alone.
 
     Raises:
         ConfigError: a size that is not positive, or a transform beside a size or flip.
@@ -84,7 +87,10 @@ class LoadImage:
 
     The image is a uint8 tensor (3, height, width), RGB, not normalised, with channels_last strides, unless the
     transform says otherwise. EXIF orientation is ignored. Decoding and resizing release the GIL. In the statistics of a
-    loader they are the stages ``decode`` and ``resize``; flipping and all other steps are ``augment``.
+    loader they are the stages ``read``, ``decode``, ``resize`` and ``normalize``; flipping and all other steps are
+    ``augment``.
+
+    With a transform only the part that its crops need is decoded; memory: the file's bytes, that part, and the result.
 
     Attributes:
         pure: whether what it makes depends on the record and `penstock.generator` alone.

@@ -1,1 +1,4 @@
-"""Images: decoding, sizes from file headers, and later augmentation. Import from the modules."""
+"""Images: decoding (`decode`, `region`, `backends`), sizes from file headers (`sizes`), and `transforms`.
+
+Import from the modules.
+"""

@@ -67,6 +67,7 @@ class Backend:
     decode: Callable[[Data, int, bool], Image]
 
     def reads(self, kind: str) -> bool:
+        """Whether it reads images of this `exif.kind`."""
         return self.formats is None or kind in self.formats
 
 

@@ -127,8 +127,10 @@ def compare(
 ) -> Comparison:
     """Measure `backends` (default: all that are installed and read this format) at all tasks.
 
-    `threads` are the numbers of threads to measure with. `progress` is called with runs done and runs to do. Raises
-    `ConfigError` for a back end that is not here, `ImageError` when no file can be decoded by all of them.
+    `target` is pixels a side, `threads` are the numbers of threads to measure with, and speeds are the median of
+    `rounds`. `progress` is called with runs done and runs to do.
+
+    Raises `ConfigError` for a back end that is not here, `ImageError` when no file can be decoded by all of them.
     """
     if min(threads, default=0) < 1 or rounds < 1 or target < 1:
         raise ConfigError(f"threads={threads}, rounds={rounds} and target={target} must be at least 1")

@@ -48,8 +48,10 @@ def read_image(
 ) -> npt.NDArray[np.uint8]:
     """The image in a file, or in a remote object, as uint8 (height, width, 3) RGB.
 
-    Raises `ImageError`, which names the path, when the file is missing, a folder, unreadable, empty, truncated or no
-    image. `storage` says how remote objects are reached; `data` gives the bytes, when somebody else reads them.
+    `storage` says how remote objects are reached; `data` gives the bytes, when somebody else reads them.
+
+    Raises `ImageError`, which names the path, when the file is missing, a folder, unreadable, empty, truncated, no
+    image, or of more than `MAX_PIXELS`.
     """
     return decode(_read(path, storage=storage, data=data), path=path)
 
@@ -69,10 +71,13 @@ def decode(
     `path` is for the error message only. `backend` is a name of `backends.BACKENDS`; ``auto`` is the first that is
     installed for the format. With ``orientation="apply"`` the image is turned as its EXIF data says. With `partial` a
     JPEG that ends too early or is damaged gives what could be decoded, the rest gray (other formats: as the back end
-    can). `max_pixels` is checked against the header, before anything is decoded.
+    can). `max_pixels` is checked against the header, before anything is decoded. The array is new and C-contiguous.
 
     Raises `ImageError` for empty, truncated, undecodable or too large data, `ConfigError` for a back end that is
     unknown, not installed, or does not read this format.
+
+    >>> decode(data, mode="gray", orientation="apply").shape                 # doctest: +SKIP
+    (500, 375, 1)
     """
     if len(data) == 0:
         raise ImageError(f"{_name(path)} is empty (0 bytes), not an image")

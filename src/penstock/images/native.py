@@ -67,7 +67,8 @@ def is_available() -> bool:
 def decode_image(data: Data, *, channels: int = 3, max_pixels: int, partial: bool = False) -> npt.NDArray[np.uint8]:
     """The whole image in a JPEG as a new uint8 array (height, width, channels): 3 are RGB, 1 is gray.
 
-    With `partial`, what is missing or damaged is gray or wrong instead of an error. Raises as this module says.
+    An image of more than `max_pixels` is refused by its header. With `partial`, what is missing or damaged is gray or
+    wrong instead of an error. Raises as this module says.
     """
     needed = _jpeg.decode(data, bytearray(0), *_WHOLE, 0, 0, channels, max_pixels, partial)
     assert isinstance(needed, int)
@@ -88,7 +89,8 @@ def decode_box(
     """The pixels of `box` (left, top, right, bottom), rounded outward to whole pixels.
 
     They are shrunk by 2, 4 or 8 where the box stays at least as large as `target` (height, width). At scale 1 they are
-    the pixels of a decode of the whole image. Raises as this module says.
+    the pixels of a decode of the whole image. The array lies in this thread's scratch: copy what you keep. Raises as
+    this module says.
     """
     arguments = (*box, *target, channels, max_pixels, False)
     out = _free_scratch()

@@ -1,6 +1,6 @@
 """The part of an image that a crop needs, at no more resolution than its resize needs.
 
-A random crop of a JPEG uses a third of the picture, and a large picture is shrunk at once: `decode_region` decodes
+A random crop uses two fifths of a picture on average, and a large picture is shrunk at once: `decode_region` decodes
 that part only, where it can, and says where the crop lies in what it returns:
 
     array, inner = decode_region(data, (10.5, 20, 250, 260.25), target=(224, 224))

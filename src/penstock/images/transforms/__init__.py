@@ -1,4 +1,11 @@
-"""Transforms of images: `Compose` and its steps. Import from here; what each promises stands in its module."""
+"""Transforms of images: `Compose` and its steps. Import from here; what each promises stands in its module.
+
+    chain = Compose([RandomResizedCrop(224), HorizontalFlip(), ToTensor(torch.bfloat16), Normalize(MEAN, STD)])
+    dataset = ImageDataset("train.txt", transform=chain)         # or the list alone
+
+Names, arguments and defaults are torchvision's where it has them. Ours draw from `penstock.generator()` alone. Steps
+change uint8 images (height, width, 3), RGB, until `ToTensor`.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,13 @@ def chance(p: float) -> float:
 
 
 class Transform:
-    """One step of a chain, and by itself a chain of one. Subclasses define ``apply`` and say what they leave."""
+    """One step of a chain, and by itself a chain of one. Subclasses define ``apply`` and say what they leave.
+
+    A step of your own need not be one: any callable can stand in a chain, see `foreign`.
+
+    >>> HorizontalFlip(p=1)(np.array([[[1], [2]]], np.uint8)).tolist()      # doctest: +SKIP
+    [[[2], [1]]]
+    """
 
     pure: bool = True
     """Whether it draws from `penstock.generator()` alone, and may be used by several threads at once."""
@@ -59,7 +65,7 @@ class Transform:
         return form
 
     def __call__(self, image: Any, target: Mapping[str, Any] | None = None) -> Any:
-        """Of one image by hand: see `Compose`."""
+        """Of one image by hand, with what belongs to it or without: arguments, result and errors as in `Compose`."""
         from penstock.images.transforms.compose import Compose  # which is a transform itself
 
         return Compose([self])(image, target)

@@ -115,7 +115,9 @@ class Canvas:
     def pad(
         self, left: int, top: int, right: int, bottom: int, *, mode: int = cv2.BORDER_CONSTANT, fill: Any = 0
     ) -> None:
-        """A border around the image, in one of OpenCV's ways. That of masks is zero."""
+        """A border around the image, of so many pixels, in one of OpenCV's ways, of one value or one for each channel.
+        That of masks is zero; boxes move along.
+        """
         pixels = self.pixels
         if self.after:
             self.tensor = self.tensor

@@ -38,6 +38,8 @@ class Compose(Transform):
     Attributes:
         pure: whether every step is: draws from `penstock.generator()` alone, and may be used by several threads.
         form: what is known of every image that leaves.
+
+    A chain can be pickled if its steps can.
     """
 
     def __init__(self, transforms: Iterable[Callable[..., Any]]) -> None:

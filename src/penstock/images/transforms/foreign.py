@@ -56,6 +56,9 @@ class Function(Transform):
     Args:
         function: is called.
         tensors: whether with tensors rather than arrays.
+
+    Raises:
+        ConfigError: (when called) there are masks or boxes, which it could not take along, or it returns no image.
     """
 
     def __init__(self, function: Callable[[Any], Any], *, tensors: bool = False) -> None:
@@ -112,6 +115,12 @@ class Albumentations(Transform):
 
     Args:
         pipeline: is called with ``image=``, and with masks and boxes where there are any.
+
+    Raises:
+        ConfigError: (when called) the pipeline has ``bbox_params`` of its own and there are boxes, or it returns no
+            image.
+
+    Each thread copies the pipeline when it first uses it.
     """
 
     pure = True

@@ -125,7 +125,11 @@ def _matrix(name: str, value: float, height: int, width: int) -> np.ndarray[Any,
 
 
 def apply_operation(canvas: Canvas, name: str, value: float, *, interpolation: Filter, fill: Any) -> None:
-    """One operation, by its name."""
+    """One operation, by its name, of a strength in its own unit: pixels, degrees, bits, or a change of the factor.
+
+    Raises:
+        ConfigError: pixels that are not uint8, where the operation changes colours.
+    """
     if name in _MOVES:
         canvas.warp(_matrix(name, value, *canvas.size), interpolation=interpolation, fill=fill)
     elif name != "identity":

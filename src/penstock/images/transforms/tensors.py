@@ -27,7 +27,8 @@ class ToTensor(Transform):
     Raises:
         ConfigError: another type.
 
-    Without it, images leave an `ImageDataset` as uint8.
+    Without it, images leave an `ImageDataset` as uint8. With the `Normalize` that follows it is one look-up of
+    each byte: torchvision's arithmetic in float32, rounded once to `dtype`.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32, channels_last: bool = True) -> None:
@@ -50,7 +51,7 @@ class Normalize(Transform):
     """``(value - mean) / std`` for each channel, of values that `ToTensor` has brought to 0..1.
 
     Args:
-        mean, std: one number for each channel, in the order red, green, blue.
+        mean, std: one number for each channel, in the order red, green, blue; or one for all.
 
     Raises:
         ConfigError: other numbers of them, or a `std` of zero; in a chain: no `ToTensor` before it.
