@@ -35,7 +35,7 @@ from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
 
-__all__ = ["MAX_PIXELS", "decode", "image_size", "read_image"]
+__all__ = ["MAX_PIXELS", "decode", "image_size", "read_bytes", "read_image"]
 
 _HEADER_BYTES = 64 * 1024
 _MAX_SIDE = 2**31 - 1
@@ -51,7 +51,7 @@ def read_image(
     Raises `ImageError`, which names the path, when the file is missing, a folder, unreadable, empty, truncated or no
     image. `storage` says how remote objects are reached; `data` gives the bytes, when somebody else reads them.
     """
-    return decode(_read(path, storage=storage, data=data), path=path)
+    return decode(read_bytes(path, storage=storage, data=data), path=path)
 
 
 def decode(
@@ -95,14 +95,14 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     what has no simple header (TIFF, JPEG 2000, AVIF). A file that is cut behind its header therefore has a size here
     and fails in `read_image`. Raises `ImageError` as `read_image` does.
     """
-    data = _read(path, _HEADER_BYTES)
+    data = read_bytes(path, _HEADER_BYTES)
     try:
         try:
             size = size_from_header(data)
         except TruncatedHeader:
             if len(data) < _HEADER_BYTES:
                 raise
-            data = _read(path)
+            data = read_bytes(path)
             size = size_from_header(data)
     except TruncatedHeader:
         message = f"{_name(path)} is truncated: {len(data)} bytes, and no image size in them"
@@ -115,14 +115,17 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     return size
 
 
-def _read(
+def read_bytes(
     path: str | os.PathLike[str],
     size: int = -1,
     *,
     storage: Storage | None = None,
     data: Callable[[], bytes] | None = None,
 ) -> bytes:
-    """The first `size` bytes of a file or object, or all of them."""
+    """The first `size` bytes of an image file or object, or all of them; or what `data` gives, if somebody else reads.
+
+    `storage` says how remote objects are reached. Raises `ImageError`, which names the path, where it cannot be read.
+    """
     try:
         if data is not None:
             with stage("read"):
