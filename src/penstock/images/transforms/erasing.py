@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, chance, draws
+from penstock.images.transforms.base import Transform, chance, draws, switch
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.geometric import interval
 from penstock.random import generator
@@ -27,6 +27,8 @@ class RandomErasing(Transform):
         ratio: least and largest height over width, drawn by its logarithm.
         value: one number, or one for each channel, in what the image is at this place of the chain: 0..255 for bytes,
             else floats; or ``"random"``: noise, of the normal distribution (of bytes: uniform).
+        inplace: makes no difference: within a chain nothing is copied for it, and an image given by hand is never
+            changed.
 
     Raises:
         ConfigError: no probability, shares that are not positive, or an unknown value.
@@ -39,8 +41,10 @@ class RandomErasing(Transform):
         p: float = 0.5,
         scale: Sequence[float] = (0.02, 0.33),
         ratio: Sequence[float] = (0.3, 3.3),
-        value: float | Sequence[float] | Literal["random"] = 0,
+        value: float | Sequence[float] | Literal["random"] = 0.0,
+        inplace: bool = False,
     ) -> None:
+        self.inplace = switch(inplace, "inplace")
         self.p = chance(p)
         self.scale = interval(scale, "scale")
         self.ratio = interval(ratio, "ratio")
