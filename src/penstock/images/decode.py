@@ -67,17 +67,18 @@ def decode(
     """The image in an encoded buffer as uint8, (height, width, 3) RGB, or (height, width, 1) with ``mode="gray"``.
 
     `path` is for the error message only. `backend` is a name of `backends.BACKENDS`; ``auto`` is the first that is
-    installed for the format. With ``orientation="apply"`` the image is turned as its EXIF data says. With `partial` a
-    JPEG that ends too early or is damaged gives what could be decoded, the rest gray (other formats: as the back end
-    can). `max_pixels` is checked against the header, before anything is decoded.
+    installed for the format. With ``orientation="apply"`` the image is turned as its EXIF data says. With `partial` an
+    image that ends too early or is damaged gives what could be decoded, the rest gray or black: a JPEG by ``native``,
+    ``simplejpeg`` or ``pillow``, a PNG, BMP, GIF or TIFF by ``pillow``; ``auto`` takes these where they are installed,
+    and of other images gives whole ones only. `max_pixels` is checked against the header, before anything is decoded.
 
     Raises `ImageError` for empty, truncated, undecodable or too large data, `ConfigError` for a back end that is
-    unknown, not installed, or does not read this format.
+    unknown, not installed, does not read this format, or gives no part of it with `partial`.
     """
     if len(data) == 0:
         raise ImageError(f"{_name(path)} is empty (0 bytes), not an image")
     kind = exif.kind(data)
-    chosen = choose(backend, kind)
+    chosen = choose(backend, kind, partial)
     _check_pixels(data, kind, max_pixels, path)
     try:
         image = chosen.decode(data, 1 if mode == "gray" else 3, partial)
