@@ -44,13 +44,13 @@ class RandomErasing(Transform):
         value: float | Sequence[float] | Literal["random"] = 0.0,
         inplace: bool = False,
     ) -> None:
-        self.inplace = switch(inplace, "inplace")
         self.p = chance(p)
         self.scale = interval(scale, "scale")
         self.ratio = interval(ratio, "ratio")
         if isinstance(value, str) and value != "random":
             raise ConfigError(f"value is a number, one for each channel, or 'random', not {value!r}")
         self.value = value
+        self.inplace = switch(inplace, "inplace")
 
     def apply(self, canvas: Canvas) -> None:
         if not draws(self.p):

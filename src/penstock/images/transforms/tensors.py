@@ -59,9 +59,9 @@ class Normalize(Transform):
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
-        self.inplace = switch(inplace, "inplace")
         self.mean = tuple(map(float, mean))
         self.std = tuple(map(float, std))
+        self.inplace = switch(inplace, "inplace")
         if not self.mean or len(self.mean) != len(self.std) or 0 in self.std:
             raise ConfigError(f"mean and std have one number for each channel, std none of zero: {mean!r}, {std!r}")
 
