@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from penstock.datasets.mapped import MappedFiles, look_at
+from penstock.datasets.mapped import FilesTable, MappedFiles, look_at
 from penstock.datasets.place import Place
 from penstock.datasets.raw import item_of, read_file
 from penstock.datasets.rows_ahead import RowsAhead
@@ -40,7 +40,7 @@ __all__ = ["ArrayDataset", "ArrayFiles", "LoadArray", "list_arrays"]
 Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
-class ArrayFiles:
+class ArrayFiles(FilesTable):
     """The rows of ``.npy`` files of one type and shape of a row, one file after the other."""
 
     def __init__(self, files: Urls, storage: Storage | None = None) -> None:
@@ -61,21 +61,7 @@ class ArrayFiles:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the rows, see `MappedFiles.fingerprint`."""
-        return self._combined(len(self.maps.files))
-
-    def prefix_fingerprint(self, rows: int) -> str:
-        """The fingerprint of the files that ended with so many rows; "" if none ends there."""
-        return next(iter(reversed(self.prefixes(rows))), "")
-
-    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Whether files with this fingerprint and so many rows have since got more files behind them."""
-        return fingerprint in self.prefixes(rows)
-
     def prefixes(self, rows: int) -> list[str]:
-        """The fingerprints of the first files that have so many rows together: none, one, or with empty files more."""
         return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
 
     def _combined(self, files: int) -> str:
@@ -111,7 +97,7 @@ def _tensor_type(path: str, kind: np.dtype[Any]) -> torch.dtype:
         raise DataFileError(f"{path} holds {kind}, of which there are no tensors") from None
 
 
-class _Labelled:
+class _Labelled(FilesTable):
     """Rows and their labels as the one table that a state belongs to: with other labels it is another one."""
 
     def __init__(self, arrays: ArrayFiles, labels: ArrayFiles) -> None:
@@ -120,20 +106,7 @@ class _Labelled:
     def __len__(self) -> int:
         return len(self._parts[0])
 
-    @property
-    def fingerprint(self) -> str:
-        """Identity of both."""
-        return _both(*(part.fingerprint for part in self._parts))
-
-    def prefix_fingerprint(self, rows: int) -> str:
-        """The fingerprint of the files that ended with so many rows; "" if not both did."""
-        return next(iter(reversed(self._prefixes(rows))), "")
-
-    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Whether both, with this fingerprint and so many rows, have since got more files behind them."""
-        return fingerprint in self._prefixes(rows)
-
-    def _prefixes(self, rows: int) -> list[str]:
+    def prefixes(self, rows: int) -> list[str]:
         return [_both(*pair) for pair in product(*(part.prefixes(rows) for part in self._parts))]
 
 
@@ -195,7 +168,7 @@ class ArrayDataset(ShareDataset):
             raise DataFileError(
                 f"{self.arrays.maps.files[0].path} ...: {len(self.arrays)} rows, and labels for {len(self.labels)}"
             )
-        self._table = self.arrays if self.labels is None else _Labelled(self.arrays, self.labels)
+        self._table: FilesTable = self.arrays if self.labels is None else _Labelled(self.arrays, self.labels)
         share = Share(
             self._table,
             rank=rank,
