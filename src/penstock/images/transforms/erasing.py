@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,7 +11,7 @@ import torch
 from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform, chance, draws, switch
 from penstock.images.transforms.canvas import Canvas
-from penstock.images.transforms.geometric import interval
+from penstock.images.transforms.geometric import draw_sides, interval
 from penstock.random import generator
 
 __all__ = ["RandomErasing"]
@@ -83,12 +82,8 @@ class RandomErasing(Transform):
 
     def _rectangle(self, height: int, width: int) -> tuple[int, int, int, int] | None:
         """(top, left, height, width); None if nothing fits."""
-        random = generator().random
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(10):
-            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * random())
-            shape = math.exp(low + (high - low) * random())
-            tall, wide = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        for tall, wide in draw_sides(height * width, self.scale, self.ratio):
             if 0 < tall < height and 0 < wide < width:
+                random = generator().random
                 return int(random() * (height - tall + 1)), int(random() * (width - wide + 1)), tall, wide
         return None

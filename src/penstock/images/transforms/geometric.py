@@ -6,7 +6,7 @@ Masks and boxes follow all of them. Positions and sizes are whole pixels, drawn 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
 from penstock.errors import ConfigError, ImageError
@@ -53,6 +53,16 @@ def interval(values: Sequence[float], name: str) -> tuple[float, float]:
     return float(values[0]), float(values[1])
 
 
+def draw_sides(area: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Iterator[tuple[int, int]]:
+    """Ten times the two sides of a rectangle: a share of the area by `scale`, the first over the second by `ratio`."""
+    random = generator().random
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(10):
+        part = area * (scale[0] + (scale[1] - scale[0]) * random())
+        shape = math.exp(low + (high - low) * random())
+        yield round(math.sqrt(part * shape)), round(math.sqrt(part / shape))
+
+
 class RandomResizedCrop(Transform):
     """A crop of random area and shape, resized: what most networks for images are trained with.
 
@@ -94,14 +104,10 @@ class RandomResizedCrop(Transform):
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """(top, left, height, width) of the crop."""
-        random = generator().random
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(10):
-            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * random())
-            shape = math.exp(low + (high - low) * random())
-            wide, high_ = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
-            if 0 < wide <= width and 0 < high_ <= height:
-                return int(random() * (height - high_ + 1)), int(random() * (width - wide + 1)), high_, wide
+        for wide, tall in draw_sides(height * width, self.scale, self.ratio):
+            if 0 < wide <= width and 0 < tall <= height:
+                random = generator().random
+                return int(random() * (height - tall + 1)), int(random() * (width - wide + 1)), tall, wide
         shape = min(max(width / height, self.ratio[0]), self.ratio[1])
         wide, tall = min(width, max(1, round(height * shape))), min(height, max(1, round(width / shape)))
         return (height - tall) // 2, (width - wide) // 2, tall, wide
@@ -247,7 +253,20 @@ class Resize(Transform):
         return form._replace(size=None if form.size is None else self._sides(*form.size, self.size))
 
 
-class HorizontalFlip(Transform):
+class _Flip(Transform):
+    """What both have in common."""
+
+    _upside_down = False
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = chance(p)
+
+    def apply(self, canvas: Canvas) -> None:
+        if draws(self.p):
+            canvas.look(canvas.view.mirror(upside_down=self._upside_down))
+
+
+class HorizontalFlip(_Flip):
     """Mirrored left to right.
 
     Args:
@@ -257,15 +276,8 @@ class HorizontalFlip(Transform):
         ConfigError: it is none.
     """
 
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = chance(p)
 
-    def apply(self, canvas: Canvas) -> None:
-        if draws(self.p):
-            canvas.look(canvas.view.mirror())
-
-
-class VerticalFlip(Transform):
+class VerticalFlip(_Flip):
     """Mirrored upside down.
 
     Args:
@@ -275,9 +287,4 @@ class VerticalFlip(Transform):
         ConfigError: it is none.
     """
 
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = chance(p)
-
-    def apply(self, canvas: Canvas) -> None:
-        if draws(self.p):
-            canvas.look(canvas.view.mirror(upside_down=True))
+    _upside_down = True
