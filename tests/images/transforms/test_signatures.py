@@ -151,6 +151,8 @@ def test_policies_by_every_name(policy: Policy) -> None:
         lambda: Resize(8, antialias=None),  # type: ignore[arg-type]
         lambda: Resize(8, antialias="warn"),  # type: ignore[arg-type]
         lambda: Resize(None),
+        lambda: Resize(None, max_size=(8, 9)),  # type: ignore[arg-type]
+        lambda: Resize(None, max_size=0),
         lambda: Resize((8, 9), max_size=10),
         lambda: RandomResizedCrop(8, antialias=None),  # type: ignore[arg-type]
         lambda: RandomCrop(8, -1),

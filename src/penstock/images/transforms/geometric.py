@@ -223,11 +223,15 @@ class Resize(Transform):
     def __init__(
         self, size: Size | None, interpolation: Any = "bilinear", max_size: int | None = None, antialias: bool = True
     ) -> None:
-        sides = pair(max_size, "max_size, without a size,") if size is None else pair(size)
-        short = size if isinstance(size, int) else size[0] if size is not None and len(size) == 1 else None
-        self.size: int | tuple[int, int] | None = short if size is None or short is not None else sides
-        if max_size is not None and size is not None and (short is None or max_size <= short):
-            raise ConfigError(f"max_size={max_size} goes with one int as size, and is larger than that; got {size!r}")
+        self.size: int | tuple[int, int] | None = None
+        if size is None:
+            if not isinstance(max_size, int) or max_size < 1:
+                raise ConfigError(f"without a size, max_size is the length of the longer side, not {max_size!r}")
+        else:
+            one = isinstance(size, int) or len(size) == 1
+            self.size = pair(size)[0] if one else pair(size)
+            if max_size is not None and not (isinstance(self.size, int) and max_size > self.size):
+                raise ConfigError(f"max_size={max_size} goes with one int as size, and is larger; got {size!r}")
         self.interpolation = filter_of(interpolation)
         self.max_size = max_size
         self.antialias = switch(antialias, "antialias")
