@@ -20,6 +20,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "penstock")
 # Before torch is imported. Its threads wait for each other at full speed, and tests are run in more than one process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# On import it would ask the network for a newer version, in every process.
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+
 # Imported once, for all processes that tests start by the forkserver. tests/integration adds to it.
 FORKSERVER = ["torch.distributed.device_mesh", "penstock.loader.dataloader", "pytest"]
 multiprocessing.set_forkserver_preload(FORKSERVER)

@@ -119,7 +119,7 @@ class DataFileIOError(DataFileError, OSError):
 
 
 class ImageError(PenstockError, ValueError):
-    """An image that is missing, empty or cannot be decoded."""
+    """An image that is missing, empty, too small for what is asked of it, or cannot be decoded."""
 
 
 class TooManyErrors(PenstockError, RuntimeError):

@@ -87,6 +87,44 @@ def test_states(folder: Path) -> None:
         ps.ArrayDataset(folder / "f-0.npy", seed=2).load_state_dict(make(folder).state_dict())
 
 
+def test_a_state_belongs_to_the_labels_too(folder: Path, tmp_path: Path) -> None:
+    def dataset(labels: Any) -> Any:
+        return ps.ArrayDataset(f"{folder}/f-*.npy", labels=labels, seed=2)
+
+    state = make(folder).state_dict(5)
+    others = tmp_path / "others.npy"
+    np.save(others, np.arange(N) * 2 + 1)
+    for labels in (others, None):
+        with pytest.raises(StateError, match="fingerprint"):
+            dataset(labels).load_state_dict(state)
+    assert len({dataset(labels).fingerprint for labels in (others, None, f"{folder}/l-*.npy")}) == 3
+    same = pickle.loads(pickle.dumps(make(folder)))
+    same.load_state_dict(state)
+    assert same.state_dict() == state
+
+
+def test_growth_of_rows_and_labels(tmp_path: Path) -> None:
+    for k, count in enumerate((6, 4)):
+        np.save(tmp_path / f"f-{k}.npy", np.arange(count) + 10 * k)
+        np.save(tmp_path / f"l-{k}.npy", np.arange(count) + 10 * k)
+    np.save(tmp_path / "m-0.npy", np.arange(6) + 1)
+    np.save(tmp_path / "m-1.npy", np.arange(4))
+    np.save(tmp_path / "n-0.npy", np.arange(10))
+
+    def dataset(labels: str, last: str = "*") -> Any:
+        return ps.ArrayDataset(f"{tmp_path}/f-{last}.npy", labels=f"{tmp_path}/{labels}.npy")
+
+    state = dataset("l-0", "0").state_dict(2)
+    with pytest.raises(StateError):
+        dataset("l-*").load_state_dict(state)
+    grown = dataset("l-*")
+    grown.load_state_dict(state, allow_growth=True)
+    assert grown.state_dict() == state | {"fingerprint": grown.fingerprint}
+    for labels in ("m-*", "n-0"):
+        with pytest.raises(StateError, match="fingerprint"):
+            dataset(labels).load_state_dict(state, allow_growth=True)
+
+
 def number(item: Any) -> int:
     return int(item[0][0, 0])
 

@@ -13,7 +13,7 @@ import simplejpeg
 from PIL import Image
 
 from penstock.errors import ConfigError, ImageError
-from penstock.images import exif
+from penstock.images import backends, exif
 from penstock.images.backends import BACKENDS, TOLERANCE, choose, installed
 from penstock.images.decode import decode, image_size
 
@@ -44,16 +44,18 @@ def check(image: np.ndarray, expected: np.ndarray, tolerance: int) -> None:
     assert distance(image, expected) <= tolerance
 
 
-def read_by(name: str, kind: str) -> None:
-    if not BACKENDS[name].reads(kind):
-        pytest.skip(f"{name} reads no {kind}")
+def reading(*kinds: str) -> pytest.MarkDecorator:
+    """Each back end that is installed, with each of these formats that it reads."""
+    pairs = [(name, kind) for name in installed() for kind in kinds if BACKENDS[name].reads(kind)]
+    return pytest.mark.parametrize(("name", "kind"), pairs)
 
 
-@pytest.mark.parametrize("name", installed())
+every = pytest.mark.parametrize("name", installed())
+
+
 class TestContract:
-    @pytest.mark.parametrize("kind", FORMATS)
+    @reading(*FORMATS)
     def test_rgb(self, name: str, kind: str) -> None:
-        read_by(name, kind)
         lossless = {"webp": {"lossless": True}}.get(kind, {})
         data = encoded(kind, **lossless)
         expected = picture()
@@ -61,10 +63,9 @@ class TestContract:
             expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
         check(decode(data, backend=name), expected, TOLERANCE if kind == "jpeg" else 0)
 
-    @pytest.mark.parametrize("kind", FORMATS)
+    @reading(*FORMATS)
     @pytest.mark.parametrize("source", ["L", "RGB"])
     def test_gray(self, name: str, kind: str, source: str) -> None:
-        read_by(name, kind)
         data = encoded(kind, Image.fromarray(picture()).convert(source))
         gray = np.asarray(Image.open(io.BytesIO(data)).convert("RGB").convert("L"))[:, :, None]
         check(decode(data, backend=name, mode="gray"), gray, TOLERANCE)
@@ -72,8 +73,8 @@ class TestContract:
             check(decode(data, backend=name), np.repeat(gray, 3, axis=2), TOLERANCE)
 
     @pytest.mark.parametrize("source", ["RGBA", "LA", "P", "1", "I;16", "transparent"])
-    def test_kinds_of_png(self, name: str, source: str) -> None:
-        read_by(name, "png")
+    @reading("png")
+    def test_kinds_of_png(self, name: str, kind: str, source: str) -> None:
         image = Image.fromarray(picture())
         options = {}
         if source == "I;16":
@@ -89,16 +90,16 @@ class TestContract:
             data, expected = encoded("png", image, **options), np.asarray(image.convert("RGB"))
         check(decode(data, backend=name), expected, 0)
 
-    def test_sixteen_bits_of_colour(self, name: str) -> None:
-        read_by(name, "png")
+    @reading("png")
+    def test_sixteen_bits_of_colour(self, name: str, kind: str) -> None:
         ok, data = cv2.imencode(".png", cv2.cvtColor(picture(), cv2.COLOR_RGB2BGR).astype(np.uint16) * 257)
         assert ok
         check(decode(data.tobytes(), backend=name), picture(), 0)
 
     @pytest.mark.parametrize("space", ["CMYK", "YCCK"])
+    @pytest.mark.parametrize("name", [name for name in installed() if not name.startswith("torch")])
     def test_cmyk(self, name: str, space: str) -> None:
-        if name in ("torchvision", "torchcodec"):
-            pytest.skip("has its own idea of CMYK")
+        """torchvision and torchcodec have an idea of their own."""
         black = np.full((40, 64, 1), 180, np.uint8)
         if space == "YCCK":
             data = simplejpeg.encode_jpeg(np.dstack([picture(), black]), quality=95, colorspace="CMYK")
@@ -108,16 +109,15 @@ class TestContract:
         expected = picture().astype(int) * 180 // 255
         assert float(np.abs(decode(data, backend=name).astype(int) - expected).mean()) < 3
 
-    def test_the_first_frame(self, name: str) -> None:
-        read_by(name, "gif")
+    @reading("gif")
+    def test_the_first_frame(self, name: str, kind: str) -> None:
         frames = [Image.fromarray(np.full((20, 30, 3), level, np.uint8)) for level in (50, 100, 200)]
         data = encoded("gif", frames[0], save_all=True, append_images=frames[1:])
         check(decode(data, backend=name), np.full((20, 30, 3), 50, np.uint8), 0)
 
-    @pytest.mark.parametrize("kind", ["jpeg", "png", "tiff", "webp"])
+    @reading("jpeg", "png", "tiff", "webp")
     @pytest.mark.parametrize("how", range(1, 9))
     def test_orientation(self, name: str, kind: str, how: int) -> None:
-        read_by(name, kind)
         tags = Image.Exif()
         tags[0x112] = how
         options = {"tiff": {"tiffinfo": {0x112: how}}, "webp": {"exif": tags, "lossless": True}}
@@ -132,6 +132,7 @@ class TestContract:
 
         assert np.array_equal(turned, np.asarray(ImageOps.exif_transpose(by_hand)))
 
+    @every
     @pytest.mark.parametrize("cut", [2, 40, 300])
     def test_truncated(self, name: str, cut: int) -> None:
         data = encoded("jpeg", quality=95)
@@ -141,28 +142,38 @@ class TestContract:
             with pytest.raises(ImageError, match=r"image 'a\.png'"):
                 decode(encoded("png")[: -cut - 30], path="a.png", backend=name)
 
-    def test_partial(self, name: str) -> None:
-        if name not in ("native", "simplejpeg", "pillow"):
-            pytest.skip("gives nothing of a truncated file")
+    @reading(*FORMATS)
+    def test_partial(self, name: str, kind: str) -> None:
+        """A part, or a refusal that names who gives one; never the argument without effect."""
         noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-        data = encoded("jpeg", noise, quality=90)
-        whole, part = decode(data, backend=name), decode(data[: len(data) // 2], backend=name, partial=True)
-        assert np.array_equal(part[:8], whole[:8])
-        assert not np.array_equal(part[-8:], whole[-8:])
+        data = encoded(kind, noise, **({"quality": 90} if kind == "jpeg" else {}))
+        cut = data[: len(data) * 3 // 4]
+        if kind not in BACKENDS[name].partial:
+            for given in (data, cut):
+                with pytest.raises(ConfigError, match="leave partial= out" if kind == "webp" else "use .*'pillow'"):
+                    decode(given, backend=name, partial=True)
+            return
+        whole, part = decode(data, backend=name), decode(cut, backend=name, partial=True)
+        assert part.shape == whole.shape
+        first, last = (slice(-8, None), slice(0, 8)) if kind == "bmp" else (slice(0, 8), slice(-8, None))
+        assert np.array_equal(part[first], whole[first])
+        assert not np.array_equal(part[last], whole[last])
+        assert np.array_equal(decode(data, backend=name, partial=True), whole)
 
+    @every
     def test_a_trailer_behind_the_image_is_not_looked_at(self, name: str) -> None:
         data = encoded("jpeg")
         check(decode(data + bytes(10_000), backend=name), decode(data, backend=name), 0)
 
+    @every
     @pytest.mark.parametrize("data", [b"", b"no image at all", b"\xff\xd8\xff\xe0 nothing", bytes(9000)])
     def test_no_image(self, name: str, data: bytes) -> None:
         with pytest.raises((ImageError, ConfigError)) as caught:
             decode(data, path="x.jpg", backend=name)
         assert isinstance(caught.value, ConfigError) or "'x.jpg'" in str(caught.value)
 
-    @pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "bmp", "webp", "tiff"])
+    @reading("jpeg", "png", "gif", "bmp", "webp", "tiff")
     def test_a_bomb(self, name: str, kind: str) -> None:
-        read_by(name, kind)
         assert decode(encoded(kind), backend=name, max_pixels=2560).shape == (40, 64, 3)
         with pytest.raises(ImageError, match=r"'x'.*64 x 40 pixels, more than the limit of 2559"):
             decode(encoded(kind), path="x", backend=name, max_pixels=2559)
@@ -196,12 +207,30 @@ class TestChoice:
         with pytest.raises(ConfigError, match="reads no png"):
             decode(encoded("png"), backend="simplejpeg")
 
-    def test_not_installed(self) -> None:
-        missing = set(BACKENDS) - set(installed())
-        if not missing:
-            pytest.skip("everything is installed")
-        with pytest.raises(ConfigError, match="not installed here"):
-            decode(encoded("png"), backend=missing.pop())
+    def test_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backends, "_is_installed", lambda name: name not in ("torchvision", "imageio"))
+        for name in ("torchvision", "imageio"):
+            with pytest.raises(ConfigError, match="not installed here"):
+                decode(encoded("png"), backend=name)
+        assert "imageio" not in installed()
+
+    def test_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+        for kind in FORMATS:
+            data = encoded(kind, noise)
+            cut = data[: len(data) * 3 // 4]
+            assert np.array_equal(decode(data, partial=True), decode(data))
+            if kind == "webp":
+                with pytest.raises(ImageError, match="'a'"):
+                    decode(cut, path="a", partial=True)
+            else:
+                assert decode(cut, partial=True).shape == (64, 64, 3)
+        assert {choose("auto", kind, True).name for kind in ("png", "bmp", "gif", "tiff")} == {"pillow"}
+        for name in ("auto", "pillow"):
+            with pytest.raises(ImageError, match="'a'"):
+                decode(b"no image at all", path="a", backend=name, partial=True)
+        monkeypatch.setattr(backends, "_is_installed", lambda name: name != "pillow")
+        assert {choose("auto", kind, True).name for kind in ("png", "bmp", "gif", "tiff", "other")} == {"opencv"}
 
 
 class TestExif:

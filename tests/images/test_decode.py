@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ImageError
-from penstock.images.decode import decode, image_size, read_image
+from penstock.images.decode import decode, image_size, read_bytes, read_image
 
 
 def picture(height: int = 40, width: int = 64) -> np.ndarray:
@@ -47,6 +47,16 @@ def exif(orientation: int) -> bytes:
 def distance(a: np.ndarray, b: np.ndarray) -> float:
     assert a.shape == b.shape
     return float(np.abs(a.astype(int) - b.astype(int)).mean())
+
+
+def test_bytes_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(jpeg(picture()))
+    assert read_bytes(path) == path.read_bytes()
+    assert read_bytes(path, 11) == path.read_bytes()[:11]
+    assert read_bytes(path, data=lambda: b"of somebody else") == b"of somebody else"
+    with pytest.raises(ImageError, match=r"image '.*no\.jpg': cannot be read"):
+        read_bytes(tmp_path / "no.jpg")
 
 
 class TestFormats:

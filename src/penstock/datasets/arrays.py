@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from penstock.datasets.mapped import MappedFiles, look_at
+from penstock.datasets.mapped import FilesTable, MappedFiles, look_at
 from penstock.datasets.place import Place
 from penstock.datasets.raw import item_of, read_file
 from penstock.datasets.rows_ahead import RowsAhead
@@ -39,7 +40,7 @@ __all__ = ["ArrayDataset", "ArrayFiles", "LoadArray", "list_arrays"]
 Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
-class ArrayFiles:
+class ArrayFiles(FilesTable):
     """The rows of ``.npy`` files of one type and shape of a row, one file after the other."""
 
     def __init__(self, files: Urls, storage: Storage | None = None) -> None:
@@ -60,19 +61,8 @@ class ArrayFiles:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the rows, see `MappedFiles.fingerprint`."""
-        return self._combined(len(self.maps.files))
-
-    def prefix_fingerprint(self, rows: int) -> str:
-        """The fingerprint of the files that ended with so many rows; "" if none ends there."""
-        ends = np.flatnonzero(self.starts == rows)
-        return self._combined(int(ends[-1])) if len(ends) else ""
-
-    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Whether files with this fingerprint and so many rows have since got more files behind them."""
-        return any(self._combined(end) == fingerprint for end in np.flatnonzero(self.starts == rows).tolist())
+    def prefixes(self, rows: int) -> list[str]:
+        return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
 
     def _combined(self, files: int) -> str:
         prints = [self.maps.fingerprint(number) for number in range(files)]
@@ -105,6 +95,23 @@ def _tensor_type(path: str, kind: np.dtype[Any]) -> torch.dtype:
         return torch.from_numpy(np.empty(0, kind.newbyteorder("="))).dtype
     except TypeError:
         raise DataFileError(f"{path} holds {kind}, of which there are no tensors") from None
+
+
+class _Labelled(FilesTable):
+    """Rows and their labels as the one table that a state belongs to: with other labels it is another one."""
+
+    def __init__(self, arrays: ArrayFiles, labels: ArrayFiles) -> None:
+        self._parts = arrays, labels
+
+    def __len__(self) -> int:
+        return len(self._parts[0])
+
+    def prefixes(self, rows: int) -> list[str]:
+        return [_both(*pair) for pair in product(*(part.prefixes(rows) for part in self._parts))]
+
+
+def _both(arrays: str, labels: str) -> str:
+    return xxhash.xxh3_128_hexdigest(f"{arrays} with labels {labels}".encode())
 
 
 class ArrayDataset(ShareDataset):
@@ -161,8 +168,9 @@ class ArrayDataset(ShareDataset):
             raise DataFileError(
                 f"{self.arrays.maps.files[0].path} ...: {len(self.arrays)} rows, and labels for {len(self.labels)}"
             )
+        self._table: FilesTable = self.arrays if self.labels is None else _Labelled(self.arrays, self.labels)
         share = Share(
-            self.arrays,
+            self._table,
             rank=rank,
             world_size=world_size,
             process_group=process_group,
@@ -180,8 +188,8 @@ class ArrayDataset(ShareDataset):
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the rows (not of labels), see `MappedFiles.fingerprint`."""
-        return self.arrays.fingerprint
+        """Identity of the rows and their labels, see `MappedFiles.fingerprint`."""
+        return self._table.fingerprint
 
     def fetch_batch(
         self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: Place | None = None

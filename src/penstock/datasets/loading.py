@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError, ImageError
-from penstock.images.decode import _read as read_bytes
-from penstock.images.decode import decode, read_image
+from penstock.images.decode import decode, read_bytes, read_image
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.region import Box, decode_region
 from penstock.images.transforms import Compose

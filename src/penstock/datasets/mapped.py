@@ -7,6 +7,7 @@ handle, which opens the same files elsewhere and refuses others. To update a fil
 
 from __future__ import annotations
 
+import abc
 import os
 from threading import Lock
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from penstock.errors import ConfigError, DataFileChangedError, DataFileError, Da
 from penstock.storage import Storage, is_remote, local_path
 from penstock.storage.files import SourceFile
 
-__all__ = ["MappedFile", "MappedFiles", "look_at"]
+__all__ = ["FilesTable", "MappedFile", "MappedFiles", "look_at"]
 
 _MOST_OPEN = 256  # each takes a descriptor and a map
 _WHOLE = 1 << 18  # bytes up to which all of a file is hashed
@@ -163,6 +164,31 @@ class MappedFiles:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["files"])  # type: ignore[misc]
         self._fingerprints = state["fingerprints"]
+
+
+class FilesTable(abc.ABC):
+    """Rows in files that may get more files behind them: its identity, and those of what it was before."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def prefixes(self, rows: int) -> list[str]:
+        """The fingerprints of the first files that have so many rows together: none, one, or with empty files more."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of all rows, see `MappedFiles.fingerprint`."""
+        return self.prefixes(len(self))[-1]
+
+    def prefix_fingerprint(self, rows: int) -> str:
+        """The fingerprint of the files that ended with so many rows; "" if none ends there."""
+        found = self.prefixes(rows)
+        return found[-1] if found else ""
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Whether files with this fingerprint and so many rows have since got more files behind them."""
+        return fingerprint in self.prefixes(rows)
 
 
 def _changed(file: MappedFile, size: int) -> DataFileChangedError:

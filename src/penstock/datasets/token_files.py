@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.datasets.mapped import MappedFile, MappedFiles, look_at
+from penstock.datasets.mapped import FilesTable, MappedFile, MappedFiles, look_at
 from penstock.errors import ConfigError, DataFileError
 from penstock.shards.urls import Urls, expand
 from penstock.storage import Storage, cache_root, file_lock, write_atomically
@@ -30,7 +30,7 @@ _ROWS = 128  # gathered at a time, which stay in the cache of the processor unti
 _SCAN = 1 << 22  # tokens looked at at a time for the ends of documents
 
 
-class TokenFiles:
+class TokenFiles(FilesTable):
     """The sequences of token files, one file after the other. See `TokenDataset` for arguments and errors."""
 
     def __init__(
@@ -91,21 +91,11 @@ class TokenFiles:
 
     # Identity.
 
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the sequences: of the files, see `MappedFiles.fingerprint`, and how they are cut."""
-        return self._combined(len(self.maps.files))
-
-    def prefix_fingerprint(self, rows: int) -> str:
-        """The fingerprint of the files that ended with so many sequences; "" if none ends there."""
-        ends = np.flatnonzero(self.starts == rows)
-        return self._combined(int(ends[-1])) if len(ends) else ""
-
-    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Whether files with this fingerprint and so many sequences have since got more files behind them."""
-        return any(self._combined(end) == fingerprint for end in np.flatnonzero(self.starts == rows).tolist())
+    def prefixes(self, rows: int) -> list[str]:
+        return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
 
     def _combined(self, files: int) -> str:
+        """Identity of the sequences of the first files: of the files, and how they are cut."""
         cut = self.length, self.stride, self.end_token, self.pad_token
         prints = [self.maps.fingerprint(number) for number in range(files)]
         return xxhash.xxh3_128_hexdigest(f"{cut} {' '.join(prints)}".encode())

@@ -131,7 +131,7 @@ class TokenDataset(ShareDataset):
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the sequences, see `TokenFiles.fingerprint`."""
+        """Identity of the sequences, and how they are cut."""
         return self.tokens.fingerprint
 
     def fetch_batch(

@@ -14,8 +14,8 @@ turns bytes into pixels:
 The contract: a new, C-contiguous uint8 array (height, width, 3) RGB or (height, width, 1) gray; orientation as stored;
 CMYK and YCCK, palettes and 16 bits converted, alpha dropped, of an animation the first frame; `ValueError` with a
 reason for what cannot be decoded or ends too early. `native` and `simplejpeg` refuse every JPEG that libjpeg warns of,
-but for stray bytes; the others also decode what is damaged in the middle. A part of a truncated JPEG is to be had of
-`native`, `simplejpeg` and `pillow`.
+but for stray bytes; the others also decode what is damaged in the middle. Parts of truncated images are to be had as
+`Backend.partial` says, and of no other back end.
 
 **Tolerance**: RGB from `native`, `simplejpeg`, `opencv` and `pillow` on one build of libjpeg-turbo is equal bit for
 bit; another build may differ by `TOLERANCE` levels, since colour conversion and upsampling are rounded. CMYK, which no
@@ -65,6 +65,8 @@ class Backend:
     formats: frozenset[str] | None
     """Names of `exif.kind`; `None` is whatever the library knows."""
     decode: Callable[[Data, int, bool], Image]
+    partial: frozenset[str] = frozenset()
+    """The formats of which it gives what is there, when a file ends too early or is damaged."""
 
     def reads(self, kind: str) -> bool:
         """Whether it reads images of this `exif.kind`."""
@@ -76,12 +78,17 @@ def installed() -> list[str]:
     return [name for name in BACKENDS if _is_installed(name)]
 
 
-def choose(name: str, kind: str) -> Backend:
+def choose(name: str, kind: str, partial: bool = False) -> Backend:
     """The back end called `name`, or for ``auto`` the one for images of this `kind`.
 
-    Raises `ConfigError` for a name that is unknown or not installed, and for a format that it does not read.
+    For a part of a damaged image, ``auto`` is one that gives parts of this kind, if any is installed.
+
+    Raises `ConfigError` for a name that is unknown or not installed, for a format that it does not read, and for a part
+    of an image where it gives none.
     """
     if name == "auto":
+        if partial and kind not in ("jpeg", "other") and kind in BACKENDS["pillow"].partial and _is_installed("pillow"):
+            return BACKENDS["pillow"]
         return BACKENDS["simplejpeg" if kind == "jpeg" else "opencv"]
     if name not in BACKENDS:
         raise ConfigError(f"no back end {name!r}: use 'auto' or one of {', '.join(BACKENDS)}")
@@ -90,6 +97,13 @@ def choose(name: str, kind: str) -> Backend:
         raise ConfigError(f"back end {name!r} is not installed here ({backend.module}): use 'auto' or {installed()}")
     if not backend.reads(kind):
         raise ConfigError(f"back end {name!r} reads no {kind} images: use 'auto' or 'opencv'")
+    if partial and kind not in backend.partial:
+        others = [other for other, found in BACKENDS.items() if kind in found.partial]
+        raise ConfigError(
+            f"back end {name!r} gives no part of a damaged {kind} image: use {' or '.join(map(repr, others))}"
+            if others
+            else f"no back end gives a part of a damaged {kind} image: leave partial= out"
+        )
     return backend
 
 
@@ -245,14 +259,15 @@ def _check_end(data: Data, partial: bool) -> None:
 
 _COMMON = frozenset({"jpeg", "png", "webp", "bmp", "gif"})
 _JPEG = frozenset({"jpeg"})
+_PILLOW_PARTS = frozenset({"jpeg", "png", "bmp", "gif", "tiff", "other"})
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("native", "penstock.images._jpeg", _JPEG, _native),
-        Backend("simplejpeg", "simplejpeg", _JPEG, _simplejpeg),
+        Backend("native", "penstock.images._jpeg", _JPEG, _native, _JPEG),
+        Backend("simplejpeg", "simplejpeg", _JPEG, _simplejpeg, _JPEG),
         Backend("opencv", "cv2", None, _opencv),
-        Backend("pillow", "PIL.Image", None, _pillow),
+        Backend("pillow", "PIL.Image", None, _pillow, _PILLOW_PARTS),
         Backend("imageio", "imageio.v3", _COMMON, _imageio),
         Backend("torchvision", "torchvision.io", _COMMON - {"bmp"}, _torchvision),
         Backend("torchcodec", "torchcodec.decoders", _JPEG, _torchcodec),

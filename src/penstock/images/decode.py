@@ -35,7 +35,7 @@ from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
 
-__all__ = ["MAX_PIXELS", "decode", "image_size", "read_image"]
+__all__ = ["MAX_PIXELS", "decode", "image_size", "read_bytes", "read_image"]
 
 _HEADER_BYTES = 64 * 1024
 _MAX_SIDE = 2**31 - 1
@@ -53,7 +53,7 @@ def read_image(
     Raises `ImageError`, which names the path, when the file is missing, a folder, unreadable, empty, truncated, no
     image, or of more than `MAX_PIXELS`.
     """
-    return decode(_read(path, storage=storage, data=data), path=path)
+    return decode(read_bytes(path, storage=storage, data=data), path=path)
 
 
 def decode(
@@ -69,12 +69,14 @@ def decode(
     """The image in an encoded buffer as uint8, (height, width, 3) RGB, or (height, width, 1) with ``mode="gray"``.
 
     `path` is for the error message only. `backend` is a name of `backends.BACKENDS`; ``auto`` is the first that is
-    installed for the format. With ``orientation="apply"`` the image is turned as its EXIF data says. With `partial` a
-    JPEG that ends too early or is damaged gives what could be decoded, the rest gray (other formats: as the back end
-    can). `max_pixels` is checked against the header, before anything is decoded. The array is new and C-contiguous.
+    installed for the format. With ``orientation="apply"`` the image is turned as its EXIF data says. With `partial` an
+    image that ends too early or is damaged gives what could be decoded, the rest gray or black: a JPEG by ``native``,
+    ``simplejpeg`` or ``pillow``, a PNG, BMP, GIF or TIFF by ``pillow``; ``auto`` takes these where they are installed,
+    and of other images gives whole ones only. `max_pixels` is checked against the header, before anything is decoded.
+    The array is new and C-contiguous.
 
     Raises `ImageError` for empty, truncated, undecodable or too large data, `ConfigError` for a back end that is
-    unknown, not installed, or does not read this format.
+    unknown, not installed, does not read this format, or gives no part of it with `partial`.
 
     >>> decode(data, mode="gray", orientation="apply").shape                 # doctest: +SKIP
     (500, 375, 1)
@@ -82,7 +84,7 @@ def decode(
     if len(data) == 0:
         raise ImageError(f"{_name(path)} is empty (0 bytes), not an image")
     kind = exif.kind(data)
-    chosen = choose(backend, kind)
+    chosen = choose(backend, kind, partial)
     _check_pixels(data, kind, max_pixels, path)
     try:
         image = chosen.decode(data, 1 if mode == "gray" else 3, partial)
@@ -100,14 +102,14 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     what has no simple header (TIFF, JPEG 2000, AVIF). A file that is cut behind its header therefore has a size here
     and fails in `read_image`. Raises `ImageError` as `read_image` does.
     """
-    data = _read(path, _HEADER_BYTES)
+    data = read_bytes(path, _HEADER_BYTES)
     try:
         try:
             size = size_from_header(data)
         except TruncatedHeader:
             if len(data) < _HEADER_BYTES:
                 raise
-            data = _read(path)
+            data = read_bytes(path)
             size = size_from_header(data)
     except TruncatedHeader:
         message = f"{_name(path)} is truncated: {len(data)} bytes, and no image size in them"
@@ -120,14 +122,17 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     return size
 
 
-def _read(
+def read_bytes(
     path: str | os.PathLike[str],
     size: int = -1,
     *,
     storage: Storage | None = None,
     data: Callable[[], bytes] | None = None,
 ) -> bytes:
-    """The first `size` bytes of a file or object, or all of them."""
+    """The first `size` bytes of an image file or object, or all of them; or what `data` gives, if somebody else reads.
+
+    `storage` says how remote objects are reached. Raises `ImageError`, which names the path, where it cannot be read.
+    """
     try:
         if data is not None:
             with stage("read"):

@@ -10,7 +10,7 @@ from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
 from penstock.random import generator
 
-__all__ = ["Size", "Transform", "chance", "draws", "pair"]
+__all__ = ["Size", "Transform", "chance", "draws", "filling", "pair", "switch"]
 
 Size = int | tuple[int, int] | list[int]
 
@@ -38,6 +38,31 @@ def chance(p: float) -> float:
     if not 0 <= p <= 1:
         raise ConfigError(f"p is a probability, between 0 and 1, not {p!r}")
     return float(p)
+
+
+def switch(value: Any, name: str) -> bool:
+    """True or False.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is True or False, not {value!r}")
+    return value
+
+
+def filling(fill: Any) -> float | tuple[float, ...]:
+    """What new pixels are filled with: a number for all channels, or one for each; None is 0.
+
+    Raises:
+        ConfigError: something else, such as torchvision's dict of types.
+    """
+    if fill is None:
+        return 0
+    values = tuple(fill) if isinstance(fill, list | tuple) else (fill,)
+    if not values or not all(isinstance(value, int | float) for value in values):
+        raise ConfigError(f"fill is a number, or one for each channel, not {fill!r}")
+    return values[0] if len(values) == 1 else values
 
 
 class Transform:

@@ -70,8 +70,8 @@ class ColorJitter(Transform):
 
     Args:
         brightness, contrast, saturation: the factor is drawn from ``[max(0, 1 - value), 1 + value]``, or from
-            ``(least, most)``.
-        hue: the turn is drawn from ``[-value, value]``, at most 0.5, or from ``(least, most)``.
+            ``(least, most)``; None: it stays.
+        hue: the turn is drawn from ``[-value, value]``, at most 0.5, or from ``(least, most)``; None: it stays.
         p: probability; otherwise the image stays as it is.
 
     Raises:
@@ -81,10 +81,10 @@ class ColorJitter(Transform):
 
     def __init__(
         self,
-        brightness: float | Sequence[float] = 0,
-        contrast: float | Sequence[float] = 0,
-        saturation: float | Sequence[float] = 0,
-        hue: float | Sequence[float] = 0,
+        brightness: float | Sequence[float] | None = None,
+        contrast: float | Sequence[float] | None = None,
+        saturation: float | Sequence[float] | None = None,
+        hue: float | Sequence[float] | None = None,
         p: float = 1.0,
     ) -> None:
         self.brightness = _interval(brightness, "brightness", centre=1)
@@ -123,7 +123,8 @@ def bytes_of(canvas: Canvas, name: str) -> Pixels:
     return canvas.pixels
 
 
-def _interval(value: float | Sequence[float], name: str, *, centre: int) -> tuple[float, float]:
+def _interval(value: float | Sequence[float] | None, name: str, *, centre: int) -> tuple[float, float]:
+    value = 0 if value is None else value
     if isinstance(value, int | float):
         low, high = centre - value, centre + value
         if value < 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,9 +9,9 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, chance, draws
+from penstock.images.transforms.base import Transform, chance, draws, switch
 from penstock.images.transforms.canvas import Canvas
-from penstock.images.transforms.geometric import interval
+from penstock.images.transforms.geometric import draw_sides, interval
 from penstock.random import generator
 
 __all__ = ["RandomErasing"]
@@ -27,6 +26,8 @@ class RandomErasing(Transform):
         ratio: least and largest height over width, drawn by its logarithm.
         value: one number, or one for each channel, in what the image is at this place of the chain: 0..255 for bytes,
             else floats; or ``"random"``: noise, of the normal distribution (of bytes: uniform).
+        inplace: makes no difference: within a chain nothing is copied for it, and an image given by hand is never
+            changed.
 
     Raises:
         ConfigError: no probability, shares that are not positive, or an unknown value.
@@ -39,7 +40,8 @@ class RandomErasing(Transform):
         p: float = 0.5,
         scale: Sequence[float] = (0.02, 0.33),
         ratio: Sequence[float] = (0.3, 3.3),
-        value: float | Sequence[float] | Literal["random"] = 0,
+        value: float | Sequence[float] | Literal["random"] = 0.0,
+        inplace: bool = False,
     ) -> None:
         self.p = chance(p)
         self.scale = interval(scale, "scale")
@@ -47,6 +49,7 @@ class RandomErasing(Transform):
         if isinstance(value, str) and value != "random":
             raise ConfigError(f"value is a number, one for each channel, or 'random', not {value!r}")
         self.value = value
+        self.inplace = switch(inplace, "inplace")
 
     def apply(self, canvas: Canvas) -> None:
         if not draws(self.p):
@@ -79,12 +82,8 @@ class RandomErasing(Transform):
 
     def _rectangle(self, height: int, width: int) -> tuple[int, int, int, int] | None:
         """(top, left, height, width); None if nothing fits."""
-        random = generator().random
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(10):
-            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * random())
-            shape = math.exp(low + (high - low) * random())
-            tall, wide = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        for tall, wide in draw_sides(height * width, self.scale, self.ratio):
             if 0 < tall < height and 0 < wide < width:
+                random = generator().random
                 return int(random() * (height - tall + 1)), int(random() * (width - wide + 1)), tall, wide
         return None

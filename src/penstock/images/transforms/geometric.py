@@ -1,4 +1,4 @@
-"""Crops, resizes and flips: names, arguments and defaults of torchvision. None of them looks at a pixel.
+"""Crops, resizes and flips: names, arguments and defaults of torchvision. None looks at a pixel but to add a border.
 
 Masks and boxes follow all of them. Positions and sizes are whole pixels, drawn from the image's size alone.
 """
@@ -6,31 +6,40 @@ Masks and boxes follow all of them. Positions and sizes are whole pixels, drawn 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, cast
 
-from penstock.errors import ConfigError
-from penstock.images.transforms.base import Size, Transform, chance, draws, pair
+from penstock.errors import ConfigError, ImageError
+from penstock.images.transforms.base import Size, Transform, chance, draws, filling, pair, switch
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
+from penstock.images.transforms.padding import MODES, border_mode, borders
 from penstock.images.transforms.view import Filter
 from penstock.random import generator
 
 __all__ = ["CenterCrop", "HorizontalFlip", "RandomCrop", "RandomResizedCrop", "Resize", "VerticalFlip"]
 
-_FILTERS = ("nearest", "bilinear", "bicubic")
+_FILTERS = {
+    "nearest": "nearest",
+    "bilinear": "bilinear",
+    "bicubic": "bicubic",
+    0: "nearest",
+    2: "bilinear",
+    3: "bicubic",
+}
+"""By name, and by Pillow's number."""
 
 
 def filter_of(interpolation: Any) -> Filter:
-    """A filter by its name, or as torchvision's InterpolationMode.
+    """A filter by its name, or as torchvision's InterpolationMode or Pillow's Resampling.
 
     Raises:
         ConfigError: it is none of ours.
     """
     name = getattr(interpolation, "value", interpolation)
-    if name not in _FILTERS:
-        raise ConfigError(f"interpolation is one of {', '.join(_FILTERS)}, not {interpolation!r}")
-    return cast(Filter, name)
+    if not isinstance(name, str | int) or name not in _FILTERS:
+        raise ConfigError(f"interpolation is 'nearest', 'bilinear' or 'bicubic', not {interpolation!r}")
+    return cast(Filter, _FILTERS[name])
 
 
 def interval(values: Sequence[float], name: str) -> tuple[float, float]:
@@ -42,6 +51,16 @@ def interval(values: Sequence[float], name: str) -> tuple[float, float]:
     if len(values) != 2 or not 0 < values[0] <= values[1]:
         raise ConfigError(f"{name} must be (least, most), both positive, got {values!r}")
     return float(values[0]), float(values[1])
+
+
+def draw_sides(area: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Iterator[tuple[int, int]]:
+    """Ten times the two sides of a rectangle: a share of the area by `scale`, the first over the second by `ratio`."""
+    random = generator().random
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(10):
+        part = area * (scale[0] + (scale[1] - scale[0]) * random())
+        shape = math.exp(low + (high - low) * random())
+        yield round(math.sqrt(part * shape)), round(math.sqrt(part / shape))
 
 
 class RandomResizedCrop(Transform):
@@ -72,9 +91,8 @@ class RandomResizedCrop(Transform):
         self.size = pair(size)
         self.scale = interval(scale, "scale")
         self.ratio = interval(ratio, "ratio")
-        self._shapes = math.log(self.ratio[0]), math.log(self.ratio[1])
         self.interpolation = filter_of(interpolation)
-        self.antialias = antialias
+        self.antialias = switch(antialias, "antialias")
 
     def apply(self, canvas: Canvas) -> None:
         if canvas.view.resized:
@@ -86,14 +104,10 @@ class RandomResizedCrop(Transform):
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """(top, left, height, width) of the crop."""
-        random = generator().random
-        (least, most), (low, high) = self.scale, self._shapes
-        for _ in range(10):
-            area = height * width * (least + (most - least) * random())
-            shape = math.exp(low + (high - low) * random())
-            wide, high_ = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
-            if 0 < wide <= width and 0 < high_ <= height:
-                return int(random() * (height - high_ + 1)), int(random() * (width - wide + 1)), high_, wide
+        for wide, tall in draw_sides(height * width, self.scale, self.ratio):
+            if 0 < wide <= width and 0 < tall <= height:
+                random = generator().random
+                return int(random() * (height - tall + 1)), int(random() * (width - wide + 1)), tall, wide
         shape = min(max(width / height, self.ratio[0]), self.ratio[1])
         wide, tall = min(width, max(1, round(height * shape))), min(height, max(1, round(width / shape)))
         return (height - tall) // 2, (width - wide) // 2, tall, wide
@@ -102,8 +116,16 @@ class RandomResizedCrop(Transform):
         return form._replace(size=self.size)
 
 
-class _Crop(Transform):
-    """What crops of a fixed size share: an image that is smaller gets a border of zeros first."""
+class CenterCrop(Transform):
+    """The middle of the image; a smaller image gets a border of zeros first.
+
+    Args:
+        size: (height, width), or one int for both.
+        p: probability; otherwise the image stays as it is.
+
+    Raises:
+        ConfigError: a size that is not positive, or no probability.
+    """
 
     def __init__(self, size: Size, p: float = 1.0) -> None:
         self.size = pair(size)
@@ -116,82 +138,116 @@ class _Crop(Transform):
         short, narrow = max(0, height - canvas.size[0]), max(0, width - canvas.size[1])
         if short or narrow:
             canvas.pad(narrow // 2, short // 2, narrow - narrow // 2, short - short // 2)
-        canvas.look(canvas.view.crop(*self._corner(*canvas.size), height, width))
-
-    def _corner(self, height: int, width: int) -> tuple[int, int]:
-        raise NotImplementedError
+        # As in torchvision, halves are rounded to the even neighbour.
+        top, left = round((canvas.size[0] - height) / 2), round((canvas.size[1] - width) / 2)
+        canvas.look(canvas.view.crop(top, left, height, width))
 
     def leaves(self, form: Form) -> Form:
-        return form._replace(size=self.size if self.p == 1 or form.size == self.size else None)
+        return _cropped(form, self.size, self.p)
 
 
-class CenterCrop(_Crop):
-    """The middle of the image; a smaller image gets a border of zeros first.
-
-    Args:
-        size: (height, width), or one int for both.
-        p: probability; otherwise the image stays as it is.
-
-    Raises:
-        ConfigError: a size that is not positive, or no probability.
-    """
-
-    def _corner(self, height: int, width: int) -> tuple[int, int]:
-        # As in torchvision, halves are rounded to the even neighbour.
-        return round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
-
-
-class RandomCrop(_Crop):
-    """A part of the image anywhere; a smaller image gets a border of zeros first.
+class RandomCrop(Transform):
+    """A part of the image anywhere, of the image with a border if that is asked for.
 
     Args:
         size: (height, width), or one int for both.
+        padding: of the border: one number, (left and right, top and bottom), or (left, top, right, bottom).
+        pad_if_needed: give an image that is smaller than `size` as much border on both sides as it lacks.
+        fill: value of a constant border, or one for each channel: red, green, blue.
+        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``. The border of masks is zero.
         p: probability; otherwise the image stays as it is.
 
     Raises:
-        ConfigError: a size that is not positive, or no probability.
+        ConfigError: a size that is not positive, a negative or incomplete `padding`, an unknown mode, no probability.
+        ImageError: (when called) an image that is smaller than `size`, without `pad_if_needed`.
+
+    With a border the whole image is decoded.
     """
 
-    def _corner(self, height: int, width: int) -> tuple[int, int]:
-        random = generator().random
-        return int(random() * (height - self.size[0] + 1)), int(random() * (width - self.size[1] + 1))
+    def __init__(
+        self,
+        size: Size,
+        padding: int | Sequence[int] | None = None,
+        pad_if_needed: bool = False,
+        fill: float | Sequence[float] | None = 0,
+        padding_mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant",
+        p: float = 1.0,
+    ) -> None:
+        self.size = pair(size)
+        self.padding = borders(padding)
+        self.pad_if_needed = switch(pad_if_needed, "pad_if_needed")
+        self.fill = filling(fill)
+        self.padding_mode = border_mode(padding_mode)
+        self.p = chance(p)
+
+    def apply(self, canvas: Canvas) -> None:
+        if self.p < 1 and not draws(self.p):
+            return
+        left, top, right, bottom = self.padding
+        narrow = max(0, self.size[1] - canvas.size[1] - left - right)
+        short = max(0, self.size[0] - canvas.size[0] - top - bottom)
+        if (narrow or short) and not self.pad_if_needed:
+            raise ImageError(
+                f"an image of {canvas.size} (height, width) is smaller than the crop of {self.size}: "
+                "RandomCrop(..., pad_if_needed=True) gives it a border, Resize before it makes it larger"
+            )
+        border = left + narrow, top + short, right + narrow, bottom + short
+        if any(border):
+            canvas.pad(*border, mode=MODES[self.padding_mode], fill=self.fill)
+        (height, width), random = canvas.size, generator().random
+        top, left = int(random() * (height - self.size[0] + 1)), int(random() * (width - self.size[1] + 1))
+        canvas.look(canvas.view.crop(top, left, *self.size))
+
+    def leaves(self, form: Form) -> Form:
+        return _cropped(form, self.size, self.p)
+
+
+def _cropped(form: Form, size: tuple[int, int], p: float) -> Form:
+    return form._replace(size=size if p == 1 or form.size == size else None)
 
 
 class Resize(Transform):
     """Another size: (height, width), or one int for the shorter side, the other in proportion.
 
     Args:
-        size: (height, width), or the length of the shorter side.
+        size: (height, width), or the length of the shorter side; None: `max_size` alone says how large.
         interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's name of these.
-        max_size: of the longer side, with one int as `size`: if it would be longer, it is made this long instead.
+        max_size: of the longer side. With one int as `size`: if it would be longer, it is made this long instead.
         antialias: average all source pixels where two (bicubic: one) or more make one.
 
     Raises:
-        ConfigError: a size that is not positive, `max_size` with two sizes or below the shorter side, or an unknown
-            filter.
+        ConfigError: a size that is not positive, no size at all, `max_size` with two sizes or below the shorter side,
+            or an unknown filter.
     """
 
     def __init__(
-        self, size: Size, interpolation: Any = "bilinear", max_size: int | None = None, antialias: bool = True
+        self, size: Size | None, interpolation: Any = "bilinear", max_size: int | None = None, antialias: bool = True
     ) -> None:
-        pair(size)
-        short = size if isinstance(size, int) else size[0] if len(size) == 1 else None
-        self.size: int | tuple[int, int] = short if short is not None else pair(size)
-        if max_size is not None and (short is None or max_size <= short):
-            raise ConfigError(f"max_size={max_size} goes with one int as size, and is larger than that; got {size!r}")
+        self.size: int | tuple[int, int] | None = None
+        if size is None:
+            if not isinstance(max_size, int) or max_size < 1:
+                raise ConfigError(f"without a size, max_size is the length of the longer side, not {max_size!r}")
+        else:
+            one = isinstance(size, int) or len(size) == 1
+            self.size = pair(size)[0] if one else pair(size)
+            if max_size is not None and not (isinstance(self.size, int) and max_size > self.size):
+                raise ConfigError(f"max_size={max_size} goes with one int as size, and is larger; got {size!r}")
         self.interpolation = filter_of(interpolation)
         self.max_size = max_size
-        self.antialias = antialias
+        self.antialias = switch(antialias, "antialias")
 
     def apply(self, canvas: Canvas) -> None:
         height, width = self.size if isinstance(self.size, tuple) else self._sides(*canvas.size, self.size)
         how: dict[str, Any] = {"interpolation": self.interpolation, "antialias": self.antialias}
         canvas.resize(lambda view: view.resize(height, width, **how))
 
-    def _sides(self, height: int, width: int, short: int) -> tuple[int, int]:
+    def _sides(self, height: int, width: int, short: int | None) -> tuple[int, int]:
         least, most = min(height, width), max(height, width)
-        long = int(short * most / least)
-        if self.max_size is not None and long > self.max_size:
+        if short is None:
+            short, long = least, most
+        else:
+            long = int(short * most / least)
+        if self.max_size is not None and (self.size is None or long > self.max_size):
             short, long = max(1, int(self.max_size * short / long)), self.max_size
         return (short, long) if height <= width else (long, short)
 
@@ -201,7 +257,20 @@ class Resize(Transform):
         return form._replace(size=None if form.size is None else self._sides(*form.size, self.size))
 
 
-class HorizontalFlip(Transform):
+class _Flip(Transform):
+    """What both have in common."""
+
+    _upside_down = False
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = chance(p)
+
+    def apply(self, canvas: Canvas) -> None:
+        if draws(self.p):
+            canvas.look(canvas.view.mirror(upside_down=self._upside_down))
+
+
+class HorizontalFlip(_Flip):
     """Mirrored left to right.
 
     Args:
@@ -211,15 +280,8 @@ class HorizontalFlip(Transform):
         ConfigError: it is none.
     """
 
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = chance(p)
 
-    def apply(self, canvas: Canvas) -> None:
-        if draws(self.p):
-            canvas.look(canvas.view.mirror())
-
-
-class VerticalFlip(Transform):
+class VerticalFlip(_Flip):
     """Mirrored upside down.
 
     Args:
@@ -229,9 +291,4 @@ class VerticalFlip(Transform):
         ConfigError: it is none.
     """
 
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = chance(p)
-
-    def apply(self, canvas: Canvas) -> None:
-        if draws(self.p):
-            canvas.look(canvas.view.mirror(upside_down=True))
+    _upside_down = True

@@ -37,12 +37,20 @@ class _Mix:
     Args:
         alpha: both parameters of the Beta distribution that the share of the first image is drawn from.
         num_classes: of labels that are class numbers; None for labels that have a column for each class already.
+        labels_getter: nothing but ``"default"``: labels are the second part of a batch.
         p: probability that a batch is mixed; otherwise only its labels change, to columns.
     """
 
     pure = True
 
-    def __init__(self, *, alpha: float = 1.0, num_classes: int | None = None, p: float = 1.0) -> None:
+    def __init__(
+        self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default", p: float = 1.0
+    ) -> None:
+        if labels_getter != "default":
+            raise ConfigError(
+                f"labels_getter={labels_getter!r}: labels are the second part of a batch here, as with 'default'; put "
+                "them there in the collate_fn or after the loader"
+            )
         if not alpha > 0:
             raise ConfigError(f"alpha must be positive, got {alpha!r}")
         if num_classes is not None and num_classes < 1:
@@ -91,10 +99,11 @@ class MixUp(_Mix):
     Args:
         alpha: both parameters of the Beta distribution that the weight is drawn from, one for the batch.
         num_classes: of labels that are class numbers; None for labels that have a column for each class already.
+        labels_getter: nothing but ``"default"``: labels are the second part of a batch.
         p: probability that a batch is mixed; otherwise only its labels change, to columns.
 
     Raises:
-        ConfigError: an `alpha` or `num_classes` that is not positive, or no probability.
+        ConfigError: an `alpha` or `num_classes` that is not positive, a `labels_getter`, or no probability.
     """
 
     def _mix(self, images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
@@ -113,10 +122,11 @@ class CutMix(_Mix):
     Args:
         alpha: both parameters of the Beta distribution that the area is drawn from, one for the batch.
         num_classes: of labels that are class numbers; None for labels that have a column for each class already.
+        labels_getter: nothing but ``"default"``: labels are the second part of a batch.
         p: probability that a batch is mixed; otherwise only its labels change, to columns.
 
     Raises:
-        ConfigError: an `alpha` or `num_classes` that is not positive, or no probability.
+        ConfigError: an `alpha` or `num_classes` that is not positive, a `labels_getter`, or no probability.
     """
 
     def _mix(self, images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:

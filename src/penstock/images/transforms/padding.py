@@ -1,25 +1,50 @@
-"""`SquarePad`: a border that makes an image square."""
+"""`SquarePad`: a border that makes an image square; and what borders have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import cv2
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, chance, draws
+from penstock.images.transforms.base import Transform, chance, draws, filling
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
 
-__all__ = ["SquarePad"]
+__all__ = ["MODES", "SquarePad", "border_mode", "borders"]
 
-_MODES = {
+MODES = {
     "constant": cv2.BORDER_CONSTANT,
     "edge": cv2.BORDER_REPLICATE,
     "reflect": cv2.BORDER_REFLECT_101,
     "symmetric": cv2.BORDER_REFLECT,
 }
+
+
+def border_mode(name: Any) -> Literal["constant", "edge", "reflect", "symmetric"]:
+    """The name of a kind of border.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in MODES:
+        raise ConfigError(f"padding_mode is one of {', '.join(MODES)}, not {name!r}")
+    found: Literal["constant", "edge", "reflect", "symmetric"] = name
+    return found
+
+
+def borders(padding: Any) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of one number, of (left and right, top and bottom), or of four; None is no border.
+
+    Raises:
+        ConfigError: something else, or a negative number.
+    """
+    values = () if padding is None else tuple(padding) if isinstance(padding, list | tuple) else (padding,)
+    if len(values) not in (0, 1, 2, 4) or not all(isinstance(value, int) and value >= 0 for value in values):
+        raise ConfigError(f"padding is one number, two or four of them, none negative; not {padding!r}")
+    left, top, right, bottom = (values * (4 // len(values))) if values else (0, 0, 0, 0)
+    return left, top, right, bottom
 
 
 class SquarePad(Transform):
@@ -47,11 +72,9 @@ class SquarePad(Transform):
     ) -> None:
         if position not in ("center", "top_left", "bottom_right"):
             raise ConfigError(f"position is 'center', 'top_left' or 'bottom_right', not {position!r}")
-        if padding_mode not in _MODES:
-            raise ConfigError(f"padding_mode is one of {', '.join(_MODES)}, not {padding_mode!r}")
         self.position = position
-        self.padding_mode = padding_mode
-        self.fill = fill
+        self.padding_mode = border_mode(padding_mode)
+        self.fill = filling(fill)
         self.p = chance(p)
 
     def apply(self, canvas: Canvas) -> None:
@@ -63,8 +86,7 @@ class SquarePad(Transform):
             return
         share = {"center": 0.5, "top_left": 0.0, "bottom_right": 1.0}[self.position]
         top, left = int(short * share), int(narrow * share)
-        fill = tuple(self.fill) if isinstance(self.fill, Sequence) else self.fill
-        canvas.pad(left, top, narrow - left, short - top, mode=_MODES[self.padding_mode], fill=fill)
+        canvas.pad(left, top, narrow - left, short - top, mode=MODES[self.padding_mode], fill=self.fill)
 
     def leaves(self, form: Form) -> Form:
         if form.size is None:

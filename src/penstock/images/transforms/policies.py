@@ -15,10 +15,11 @@ import cv2
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform
+from penstock.images.transforms.base import Transform, filling
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.colour import brightness, bytes_of, contrast, look_up, saturation
 from penstock.images.transforms.geometric import filter_of
+from penstock.images.transforms.tables import POLICIES, pairs_of
 from penstock.images.transforms.view import Filter, Pixels
 from penstock.random import generator
 
@@ -31,35 +32,6 @@ _COMMON = (
     *("identity", "shearx", "sheary", "translatex", "translatey", "rotate", "brightness", "color", "contrast"),
     *("sharpness", "posterize", "solarize", "autocontrast", "equalize"),
 )
-
-_IMAGENET = """
-posterize 0.4 8, rotate 0.6 9
-solarize 0.6 5, autocontrast 0.6 -
-equalize 0.8 -, equalize 0.6 -
-posterize 0.6 7, posterize 0.6 6
-equalize 0.4 -, solarize 0.2 4
-equalize 0.4 -, rotate 0.8 8
-solarize 0.6 3, equalize 0.6 -
-posterize 0.8 5, equalize 1.0 -
-rotate 0.2 3, solarize 0.6 8
-equalize 0.6 -, posterize 0.4 6
-rotate 0.8 8, color 0.4 0
-rotate 0.4 9, equalize 0.6 -
-equalize 0.0 -, equalize 0.8 -
-invert 0.6 -, equalize 1.0 -
-color 0.6 4, contrast 1.0 8
-rotate 0.8 8, color 1.0 2
-color 0.8 8, solarize 0.8 7
-sharpness 0.4 7, invert 0.6 -
-shearx 0.6 5, equalize 1.0 -
-color 0.4 0, equalize 0.6 -
-equalize 0.4 -, solarize 0.2 4
-solarize 0.6 5, autocontrast 0.6 -
-invert 0.6 -, equalize 1.0 -
-color 0.6 4, contrast 1.0 8
-equalize 0.8 -, equalize 0.6 -
-"""
-"""The 25 pairs found for ImageNet: operation, probability, strength of ten."""
 
 
 def sharpness(image: Pixels, factor: float) -> Pixels:
@@ -109,8 +81,8 @@ _PIXELS: dict[str, Callable[[Pixels, float], Pixels]] = {
 
 
 def _matrix(name: str, value: float, height: int, width: int) -> np.ndarray[Any, Any]:
-    """Where pixels of the result come from: (2, 3), around the middle."""
-    x, y = (width - 1) / 2, (height - 1) / 2
+    """Where pixels of the result come from: (2, 3), turned around the middle, sheared from the upper left corner."""
+    x, y = ((width - 1) / 2, (height - 1) / 2) if name == "rotate" else (-0.5, -0.5)
     if name == "rotate":
         cos, sin = math.cos(math.radians(value)), math.sin(math.radians(value))
         turn = np.array([[cos, -sin], [sin, cos]])
@@ -139,7 +111,7 @@ def apply_operation(canvas: Canvas, name: str, value: float, *, interpolation: F
 class _Policy(Transform):
     def __init__(self, interpolation: Any, fill: float | Sequence[float] | None) -> None:
         self.interpolation = filter_of(interpolation)
-        self.fill = 0 if fill is None else tuple(fill) if isinstance(fill, Sequence) else fill
+        self.fill = filling(fill)
 
     def _do(self, canvas: Canvas, name: str, share: float, *, wide: bool = False) -> None:
         """An operation of a strength between 0 and 1."""
@@ -147,8 +119,8 @@ class _Policy(Transform):
         strongest = {
             "shearx": 0.99 if wide else 0.3,
             "sheary": 0.99 if wide else 0.3,
-            "translatex": 32 if wide else round(150 / 331 * width * share) / max(share, 1e-9),
-            "translatey": 32 if wide else round(150 / 331 * height * share) / max(share, 1e-9),
+            "translatex": 32 if wide else 150 / 331 * width,
+            "translatey": 32 if wide else 150 / 331 * height,
             "rotate": 135 if wide else 30,
         }
         if name == "posterize":
@@ -157,6 +129,8 @@ class _Policy(Transform):
             value = 255 * (1 - share)
         else:
             value = strongest.get(name, 0.99 if wide else 0.9) * share
+            if name.startswith("translate"):
+                value = float(int(value))
         if (name in _SIGNED or name == "sharpness") and generator().random() < 0.5:
             value = -value
         apply_operation(canvas, name, value, interpolation=self.interpolation, fill=self.fill)
@@ -224,10 +198,10 @@ class TrivialAugment(_Policy):
 
 
 class AutoAugment(_Policy):
-    """A pair of operations, drawn from those that were found for ImageNet.
+    """A pair of operations, drawn from the 25 that were found for a data set.
 
     Args:
-        policy: ``"imagenet"``, or torchvision's AutoAugmentPolicy.IMAGENET.
+        policy: of which data set: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``, or torchvision's AutoAugmentPolicy.
         interpolation, fill: of operations that move pixels.
 
     Raises:
@@ -240,14 +214,14 @@ class AutoAugment(_Policy):
         interpolation: Any = "nearest",
         fill: float | Sequence[float] | None = None,
     ) -> None:
-        if getattr(policy, "value", policy) != "imagenet":
-            raise ConfigError(f"policy={policy!r}: only 'imagenet' is known here; torchvision's can stand in a chain")
+        self.policy = getattr(policy, "value", policy)
+        if not isinstance(self.policy, str) or self.policy not in POLICIES:
+            raise ConfigError(f"policy is one of {', '.join(map(repr, POLICIES))}, not {policy!r}")
         super().__init__(interpolation, fill)
-        self.policy = "imagenet"
-        self._pairs = [[part.split() for part in line.split(", ")] for line in _IMAGENET.split("\n") if line]
+        self._pairs = pairs_of(self.policy)
 
     def apply(self, canvas: Canvas) -> None:
         pair = self._pairs[int(generator().integers(len(self._pairs)))]
-        for name, probability, strength in pair:
-            if generator().random() < float(probability):
-                self._do(canvas, name, 0.0 if strength == "-" else int(strength) / 9)
+        for name, probability, share in pair:
+            if generator().random() < probability:
+                self._do(canvas, name, share)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform
+from penstock.images.transforms.base import Transform, switch
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Conversion, Form
 
@@ -52,14 +52,17 @@ class Normalize(Transform):
 
     Args:
         mean, std: one number for each channel, in the order red, green, blue; or one for all.
+        inplace: makes no difference, for within a chain nothing is copied for it: the values are worked out when the
+            tensor is made. An image given by hand is never changed.
 
     Raises:
         ConfigError: other numbers of them, or a `std` of zero; in a chain: no `ToTensor` before it.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
         self.mean = tuple(map(float, mean))
         self.std = tuple(map(float, std))
+        self.inplace = switch(inplace, "inplace")
         if not self.mean or len(self.mean) != len(self.std) or 0 in self.std:
             raise ConfigError(f"mean and std have one number for each channel, std none of zero: {mean!r}, {std!r}")
 

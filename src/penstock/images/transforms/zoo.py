@@ -12,7 +12,7 @@ from typing import Any
 import cv2
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import chance
+from penstock.images.transforms.base import chance, filling
 from penstock.images.transforms.foreign import Albumentations
 from penstock.images.transforms.geometric import filter_of
 from penstock.images.transforms.output import Form
@@ -52,30 +52,40 @@ class _Adapter(Albumentations):
 
 
 class Rotate(_Adapter):
-    """Turned around its middle; the size stays.
+    """Turned around its middle; the size stays. torchvision's RandomRotation.
 
     Args:
-        degrees: the angle is drawn from ``(-degrees, degrees)``, or from ``(least, most)``.
+        degrees: the angle, against the clock, is drawn from ``(-degrees, degrees)``, or from ``(least, most)``.
         interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``, or torchvision's name of these.
-        fill: value of what was outside, or one for each channel.
+        expand: nothing but False: images keep their size here.
+        center: nothing but None: the middle.
+        fill: value of what was outside, or one for each channel. Of masks it is zero.
         p: probability.
 
     Raises:
-        ConfigError: an angle that is negative, an unknown filter, no probability, or albumentations is not installed.
+        ConfigError: a number of degrees that is negative, `expand` or `center`, an unknown filter, no probability, or
+            albumentations is not installed.
     """
 
     def __init__(
         self,
         degrees: float | Sequence[float],
         interpolation: Any = "nearest",
-        fill: float | Sequence[float] = 0,
+        expand: bool = False,
+        center: Sequence[float] | None = None,
+        fill: float | Sequence[float] | None = 0,
         p: float = 1.0,
     ) -> None:
+        if expand or center is not None:
+            raise ConfigError(
+                f"expand={expand!r}, center={center!r}: Rotate turns around the middle and keeps the size; "
+                "torchvision's RandomRotation can do the others, and stand in a chain"
+            )
         limits = (-degrees, degrees) if isinstance(degrees, int | float) else tuple(degrees)
         if len(limits) != 2 or limits[0] > limits[1]:
             raise ConfigError(f"degrees is one positive number, or (least, most), not {degrees!r}")
         self.degrees, self.interpolation, self.p = limits, filter_of(interpolation), chance(p)
-        self.fill = tuple(fill) if isinstance(fill, Sequence) else fill
+        self.fill = filling(fill)
         how = {"interpolation": _FILTERS[self.interpolation], "border_mode": cv2.BORDER_CONSTANT, "fill": self.fill}
         super().__init__(_make("Rotate", limit=limits, p=p, **how))
 
@@ -107,7 +117,7 @@ class CoarseDropout(_Adapter):
         self.holes = self._range(min_holes, max_holes, "holes")
         self.height = self._range(min_height, max_height, "height")
         self.width = self._range(min_width, max_width, "width")
-        self.fill_value = tuple(fill_value) if isinstance(fill_value, Sequence) else fill_value
+        self.fill_value = filling(fill_value)
         self.p = chance(p)
         sides = {"hole_height_range": self.height, "hole_width_range": self.width}
         super().__init__(_make("CoarseDropout", num_holes_range=self.holes, fill=self.fill_value, p=p, **sides))
