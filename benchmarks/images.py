@@ -3,9 +3,10 @@
 Every peer runs in a process of its own, with the same two cores, files and work (``_image_peers.py``), and only one at
 a time: rounds go from one to the next, so that a noisy moment hits all alike. A round is a pass over at least
 ``--images`` images: the list names each file as often as that takes, since an epoch of 500 images would mostly measure
-how a pass begins and ends. Workers are started, and caches filled, in a pass that does not count. Processor time and memory are those
-of the process and all that it started (Pss: what processes share counts once). "step" is how many times longer a step
-of a small model in the main process takes while batches are made (waiting for batches does not count).
+how a pass begins and ends. Workers are started, and caches filled, in a pass that does not count. Processor time and
+memory are those of the process and all that it started (Pss: what processes share counts once). "step" is how many
+times longer a step of a small model in the main process takes while batches are made (waiting for batches does not
+count).
 
 Peers need not be where Penstock is: ``--peers`` names a Python that has them, and one that is not installed is named in
 the table with the reason.

@@ -329,7 +329,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     with folder(options.dir) as where:
         if options.part != "cifar":
-            write_listing(options.data, where / "files.txt", options.kind, options.count)
+            write_listing(options.data, where / "files.txt", options.kind, options.count, 1)
             report_psnr(where / "files.txt", options.kind)
         if options.part != "psnr":
             report_cifar(options.cifar, where / "cifar", options.side, options.seeds, options.epochs)

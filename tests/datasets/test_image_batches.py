@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,25 @@ def test_in_worker_processes_opencv_has_one_thread(start: str) -> None:
         assert [int(n) for n in DataLoader(Threads())] == [2, 2], "the caller's own threads are the caller's business"
     finally:
         cv2.setNumThreads(before)
+
+
+def test_a_target_says_itself_whether_it_is_pure(manifest: Manifest) -> None:
+    def drawn(record: object) -> dict[str, float]:
+        return {"x": random.random()}
+
+    dataset = ImageDataset(manifest, transform=[RandomResizedCrop(8)], target=drawn)
+    assert not dataset.pure
+    passes = [[t["x"].tolist() for _, t in DataLoader(dataset, 4, seed=1, num_workers=n)] for n in (0, 2)]
+    assert passes[0] == passes[1], "global generators are seeded for each sample"
+    drawn.pure = True  # type: ignore[attr-defined]
+    assert ImageDataset(manifest, target=drawn).pure
+
+
+def test_more_pixels_than_allowed(manifest: Manifest) -> None:
+    for chosen in ({"size": 8}, {"transform": [RandomResizedCrop(8)]}):
+        with pytest.raises(ImageError, match="max_pixels="):
+            ImageDataset(manifest, max_pixels=100, **chosen)[0]  # type: ignore[arg-type]
+        assert ImageDataset(manifest, max_pixels=2**20, **chosen)[0][0].shape == (3, 8, 8)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="max_pixels"):
+        ImageDataset(manifest, max_pixels=0)
+    assert repr(ImageDataset(manifest, size=8).load) == "LoadImage(size=(8, 8))"

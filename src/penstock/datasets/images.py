@@ -20,6 +20,7 @@ from penstock.datasets.place import Place
 from penstock.datasets.share_dataset import ShareDataset
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
+from penstock.images.decode import MAX_PIXELS
 from penstock.images.transforms import Compose
 from penstock.manifest import Manifest, Record
 from penstock.random import in_sample, load_each, sample_scope
@@ -62,7 +63,7 @@ class ImageDataset(BatchedDataset):
         source: a `Manifest`, a path to one, a `RankDataset`, a `ServerDataset` or `RankServerDataset`, a `ShardDataset`
             or `ShardSet` (the first image of each sample, and its ``cls``), or an `MPDataset` (the result is then
             iterable-style).
-        size, flip, row, transform, target: see `LoadImage`.
+        size, flip, row, transform, target, max_pixels: see `LoadImage`.
         storage: how images at remote addresses are reached; by default as the manifest was told.
 
     Raises:
@@ -101,10 +102,12 @@ class ImageDataset(BatchedDataset):
         storage: Storage | None = None,
         transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None = None,
         target: Callable[[Any], dict[str, Any]] | None = None,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.source: _Records = _records(source, storage)
         storage = storage if storage is not None else _storage(self.source)
-        self.load = LoadImage(size=size, flip=flip, row=row, storage=storage, transform=transform, target=target)
+        how: dict[str, Any] = {"size": size, "flip": flip, "row": row, "transform": transform, "target": target}
+        self.load = LoadImage(storage=storage, max_pixels=max_pixels, **how)
 
     @property
     def pure(self) -> bool:

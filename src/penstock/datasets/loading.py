@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError, ImageError
-from penstock.images.decode import decode, read_bytes, read_image
+from penstock.images.decode import MAX_PIXELS, decode, read_bytes
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.region import Box, decode_region
 from penstock.images.transforms import Compose
@@ -46,15 +46,17 @@ class Encoded:
         size: (height, width), by the header alone where that says it.
     """
 
-    def __init__(self, data: bytes, path: Any) -> None:
-        self._data, self._path = data, path
+    def __init__(self, data: bytes, path: Any, max_pixels: int = MAX_PIXELS) -> None:
+        self._data, self._path, self._max_pixels = data, path, max_pixels
         self._pixels: Pixels | None = None
         try:
             size = size_from_header(data)
         except TruncatedHeader:
             raise ImageError(f"{str(path)!r} is truncated: {len(data)} bytes, and no image size in them") from None
         if size is None or min(size) < 1:
-            self._pixels = decode(data, path=path)  # formats without a simple header, and what says no size
+            self._pixels = decode(
+                data, path=path, max_pixels=max_pixels
+            )  # formats without a simple header, and what says no size
             size = self._pixels.shape[1], self._pixels.shape[0]
         self.size = size[1], size[0]
 
@@ -63,7 +65,7 @@ class Encoded:
         if self._pixels is not None:
             return self._pixels, box
         with stage("decode"):
-            return decode_region(self._data, box, target=target, path=self._path)
+            return decode_region(self._data, box, target=target, path=self._path, max_pixels=self._max_pixels)
 
 
 class LoadImage:
@@ -78,7 +80,9 @@ class LoadImage:
         transform: instead of `size` and `flip`: a `penstock.images.transforms.Compose`, or a list of steps.
         target: ``target(record) -> dict`` of what belongs to the image (``masks``, ``boxes``, ...: see
             `penstock.images.transforms.targets`), which then stands in the item in place of the label and follows the
-            image through the transform. It is taken to draw from `penstock.generator` alone.
+            image through the transform. One that draws nothing, or from `penstock.generator` alone, may say so by an
+            attribute ``pure = True``; loaders then share its batches among workers, and use threads.
+        max_pixels: an image of more is an error instead of a full memory.
 
     Raises:
         ConfigError: a size that is not positive, or a transform beside a size or flip.
@@ -104,7 +108,11 @@ class LoadImage:
         storage: Storage | None = None,
         transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None = None,
         target: Callable[[Any], dict[str, Any]] | None = None,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
+        if max_pixels < 1:
+            raise ConfigError(f"max_pixels must be at least 1, not {max_pixels}")
+        self.max_pixels = max_pixels
         self.storage = storage
         self.size = (size, size) if isinstance(size, int) else size
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
@@ -119,7 +127,13 @@ class LoadImage:
         self.target = target
         self.flip = flip
         self.row = row
-        self.pure = transform is None or transform.pure
+        repeats = target is None or bool(getattr(target, "pure", False))
+        self.pure = repeats and (transform is None or transform.pure)
+
+    def __repr__(self) -> str:
+        shown = ("size", "flip", "row", "transform", "target")
+        given = [f"{name}={value!r}" for name in shown if (value := getattr(self, name)) not in (None, False)]
+        return f"LoadImage({', '.join(given)})"
 
     @property
     def form(self) -> tuple[tuple[int, ...], torch.dtype] | None:
@@ -150,7 +164,8 @@ class LoadImage:
         self, record: Record | SampleRecord, data: Callable[[], bytes] | None, out: torch.Tensor | None
     ) -> torch.Tensor:
         with stage("decode"):
-            image = read_image(record.path, storage=self.storage, data=data)
+            encoded = read_bytes(record.path, storage=self.storage, data=data)
+            image = decode(encoded, path=record.path, max_pixels=self.max_pixels)
         into = None if out is None else out.numpy()
         if self.size is not None and image.shape[:2] != self.size:
             height, width = self.size
@@ -175,7 +190,8 @@ class LoadImage:
         out: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Any]:
         with stage("decode"):
-            source = Encoded(read_bytes(record.path, storage=self.storage, data=data), record.path)
+            encoded = read_bytes(record.path, storage=self.storage, data=data)
+            source = Encoded(encoded, record.path, self.max_pixels)
         belongs = {} if self.target is None else self.target(record)
         with stage("augment"):
             canvas = open_canvas(source, belongs, out)

@@ -12,7 +12,7 @@ import torch
 from penstock import DataLoader
 from penstock.datasets.base import BatchedDataset
 from penstock.errors import ConfigError
-from penstock.images.transforms import Compose, HorizontalFlip, RandomResizedCrop, ToTensor
+from penstock.images.transforms import Compose, HorizontalFlip, RandomResizedCrop, Rotate, ToTensor
 from penstock.random import generator, sample_scope
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
@@ -125,3 +125,14 @@ class TestAlbumentations:
             assert np.allclose(found["boxes"], [[20, 0, 30, 10]], atol=1e-3)
             assert found["masks"][0:10, 20:30].all()
             assert found["masks"].sum() == 100
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "int64", "uint16", "float16", "float32"])
+def test_albumentations_keeps_the_type_of_masks(dtype: str) -> None:
+    pytest.importorskip("albumentations")
+    mask = np.zeros((40, 30), dtype)
+    mask[10:20, 5:25] = 1
+    with sample_scope(1):
+        _, target = Rotate((90, 90))(np.zeros((40, 40, 3), np.uint8)[:, :30], {"masks": mask})
+    assert target["masks"].dtype == mask.dtype
+    assert sorted(np.unique(target["masks"])) == [0, 1]

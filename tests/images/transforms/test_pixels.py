@@ -249,3 +249,20 @@ class TestMixing:
 def test_bad_arguments(make: Any) -> None:
     with pytest.raises(ConfigError):
         make()
+
+
+def test_normalize_says_how_many_channels_it_is_for() -> None:
+    image = np.zeros((4, 4, 3), np.uint8)
+    for chain in (
+        [ToTensor(), Normalize((0.5, 0.5), (0.5, 0.5))],
+        [ToTensor(), Normalize((0.5,), (1,)), Normalize((0.5, 0.5), (1, 1))],
+    ):
+        with pytest.raises(ConfigError, match="2 means, and the image 3 channels"):
+            Compose(chain)(image)
+    assert Compose([ToTensor(), Normalize((0.5,), (0.5,))])(image).tolist() == torch.full((3, 4, 4), -1.0).tolist()
+
+
+@pytest.mark.parametrize("mix", [MixUp, CutMix])
+def test_labels_that_are_no_tensor(mix: type) -> None:
+    with pytest.raises(ConfigError, match="not dict"):
+        mix(num_classes=3)((torch.zeros(4, 3, 8, 8), {"a": 1}))

@@ -178,16 +178,6 @@ class Canvas:
             step(tensor)
         return tensor
 
-    def _memory(self, pixels: Pixels, out: torch.Tensor | None) -> torch.Tensor:
-        if out is not None and pixels is self._into:
-            return out
-        if not pixels.flags.c_contiguous or not pixels.flags.writeable:
-            pixels = np.array(pixels, order="C")
-        memory = torch.from_numpy(pixels)
-        if out is None or out.shape != memory.shape or out.dtype is not memory.dtype:
-            return memory
-        return out if out.data_ptr() == memory.data_ptr() else out.copy_(memory)
-
     @tensor.setter
     def tensor(self, tensor: torch.Tensor) -> None:
         conversion = self.conversion
@@ -197,6 +187,16 @@ class Canvas:
         last = conversion.channels_last if conversion is not None else not tensor.is_contiguous()
         self.conversion = Conversion(tensor.dtype, last) if floating else None
         self.after = []
+
+    def _memory(self, pixels: Pixels, out: torch.Tensor | None) -> torch.Tensor:
+        if out is not None and pixels is self._into:
+            return out
+        if not pixels.flags.c_contiguous or not pixels.flags.writeable:
+            pixels = np.array(pixels, order="C")
+        memory = torch.from_numpy(pixels)
+        if out is None or out.shape != memory.shape or out.dtype is not memory.dtype:
+            return memory
+        return out if out.data_ptr() == memory.data_ptr() else out.copy_(memory)
 
     def _render(self) -> None:
         view, out, into = self.view, self.out, None

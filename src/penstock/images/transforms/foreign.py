@@ -110,6 +110,12 @@ def put(canvas: Canvas, made: Any) -> None:
     canvas.pixels = array if array.ndim == 3 else array[:, :, None]
 
 
+_CARRIED = {"bool": np.uint8, "int8": np.int16, "float16": np.float32} | dict.fromkeys(
+    ("int32", "uint32", "int64", "uint64"), np.float64
+)
+"""Types of masks that OpenCV does not move about, and those that hold their values (of 64 bits: up to 2**53)."""
+
+
 class Albumentations(Transform):
     """A transform or pipeline of albumentations.
 
@@ -141,14 +147,17 @@ class Albumentations(Transform):
         pipeline.set_random_seed(int(generator().integers(2**32)))
         inputs: dict[str, Any] = {"image": canvas.pixels}
         if canvas.masks:
-            inputs["masks"] = list(canvas.masks)
+            inputs["masks"] = [
+                mask.astype(_CARRIED.get(mask.dtype.name, mask.dtype), copy=False) for mask in canvas.masks
+            ]
         if canvas.boxes is not None:
             inputs["bboxes"] = canvas.boxes
             inputs["penstock_boxes"] = np.arange(len(canvas.boxes))
         found = pipeline(**inputs)
         put(canvas, found["image"])
         if canvas.masks:
-            canvas.masks = tuple(found["masks"])
+            pairs = zip(found["masks"], canvas.masks, strict=True)
+            canvas.masks = tuple(made.astype(before.dtype, copy=False) for made, before in pairs)
         if canvas.boxes is not None and canvas.kept is not None:
             canvas.kept = canvas.kept[np.asarray(found["penstock_boxes"], np.int64)]
             canvas.boxes = np.asarray(found["bboxes"], np.float64).reshape(-1, 4)

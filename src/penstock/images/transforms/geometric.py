@@ -71,7 +71,7 @@ class RandomResizedCrop(Transform):
         scale: the crop's least and largest share of the image's area.
         ratio: its least and largest width over height, drawn by its logarithm.
         interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's name of these.
-        antialias: average all source pixels where two (bicubic: one) or more make one.
+        antialias: make each pixel of all source pixels that it covers, rather than of the nearest alone.
 
     Raises:
         ConfigError: a size, share or ratio that is not positive, or an unknown filter.
@@ -213,7 +213,7 @@ class Resize(Transform):
         size: (height, width), or the length of the shorter side; None: `max_size` alone says how large.
         interpolation: ``"bilinear"``, ``"nearest"`` or ``"bicubic"``, or torchvision's name of these.
         max_size: of the longer side. With one int as `size`: if it would be longer, it is made this long instead.
-        antialias: average all source pixels where two (bicubic: one) or more make one.
+        antialias: make each pixel of all source pixels that it covers, rather than of the nearest alone.
 
     Raises:
         ConfigError: a size that is not positive, no size at all, `max_size` with two sizes or below the shorter side,

@@ -77,7 +77,12 @@ class _Mix:
             columns = columns * share + columns.roll(1, 0) * (1 - share)
         return images, columns, *others
 
-    def _columns(self, labels: torch.Tensor) -> torch.Tensor:
+    def _columns(self, labels: Any) -> torch.Tensor:
+        if not isinstance(labels, torch.Tensor):
+            raise ConfigError(
+                f"{type(self).__name__} mixes labels that are a tensor, not {type(labels).__name__}: of what target= "
+                "gives, put the class numbers there in the collate_fn"
+            )
         if labels.ndim == 2 and labels.dtype.is_floating_point:
             return labels
         if labels.ndim != 1 or labels.dtype.is_floating_point or self.num_classes is None:

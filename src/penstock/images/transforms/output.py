@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.errors import ConfigError
 from penstock.images.transforms.view import Pixels
 
-__all__ = ["Conversion", "Form", "convert"]
+__all__ = ["Conversion", "Form", "check_channels", "convert"]
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.float64}
 """Types that OpenCV moves about, by their bytes: it knows nothing of bfloat16."""
@@ -71,12 +72,29 @@ def _table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
     return table
 
 
+def check_channels(mean: tuple[float, ...], channels: int) -> None:
+    """One number for all channels, or one for each.
+
+    Raises:
+        ConfigError: another number of them.
+    """
+    if len(mean) not in (1, channels):
+        raise ConfigError(
+            f"Normalize has {len(mean)} means, and the image {channels} channels: give one for each, or one"
+        )
+
+
 def convert(pixels: Pixels, conversion: Conversion, out: torch.Tensor | None) -> torch.Tensor:
     """The tensor (channels, height, width), written to `out` if that has the shape and type; else new memory.
 
     `out` has the shape of the memory: (height, width, channels) or (channels, height, width).
+
+    Raises:
+        ConfigError: means for another number of channels.
     """
     height, width, channels = pixels.shape
+    if conversion.mean:
+        check_channels(conversion.mean, channels)
     shape = (height, width, channels) if conversion.channels_last else (channels, height, width)
     if out is None or out.shape != shape or out.dtype is not conversion.dtype:
         out = torch.empty(shape, dtype=conversion.dtype)

@@ -9,7 +9,7 @@ import torch
 from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform, switch
 from penstock.images.transforms.canvas import Canvas
-from penstock.images.transforms.output import Conversion, Form
+from penstock.images.transforms.output import Conversion, Form, check_channels
 
 __all__ = ["Normalize", "ToTensor"]
 
@@ -56,7 +56,8 @@ class Normalize(Transform):
             tensor is made. An image given by hand is never changed.
 
     Raises:
-        ConfigError: other numbers of them, or a `std` of zero; in a chain: no `ToTensor` before it.
+        ConfigError: other numbers of them, or a `std` of zero; in a chain: no `ToTensor` before it; when called: images
+            of another number of channels.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
@@ -74,6 +75,7 @@ class Normalize(Transform):
             canvas.after.append(self._normalize)
 
     def _normalize(self, tensor: torch.Tensor) -> None:
+        check_channels(self.mean, tensor.shape[0])
         mean, std = (torch.tensor(v, dtype=tensor.dtype)[:, None, None] for v in (self.mean, self.std))
         tensor.sub_(mean).div_(std)
 

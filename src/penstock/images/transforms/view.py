@@ -6,7 +6,8 @@
 
 A chain of crops, resizes and flips is one `View`, so an image is decoded only where it is looked at. A crop after a
 resize becomes a fractional box, and stays one: rounding it to whole pixels costs 3 to 10 dB. Where two pixels or more
-make one in a direction, blocks of them are averaged first; below that, only the nearest four are looked at.
+make one in a direction, blocks of them are averaged first; where one and a part make one, neighbours are blended by as
+much as that takes.
 
 Invariant: the image is ``mirror(resize(source[box], size))``; each method gives the view after one more step.
 """
@@ -33,6 +34,10 @@ _PLAIN = {"nearest": cv2.INTER_NEAREST_EXACT, "bilinear": cv2.INTER_LINEAR, "bic
 _WARP = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 
 
+_FAINT = 0.02
+"""Share of a neighbour below which nothing is blended: steps of up to 1.11 pixels."""
+
+
 class View(NamedTuple):
     """A part of an image, resampled and mirrored.
 
@@ -42,7 +47,7 @@ class View(NamedTuple):
         flipped: whether mirrored left to right, and upside down, after resampling.
         resized: whether a resize was asked for: a second one has to look at the pixels of the first.
         interpolation: how pixels are made of others.
-        antialias: whether all source pixels count where two or more of them make one.
+        antialias: whether all source pixels count where more than one make one.
     """
 
     box: Box
@@ -106,6 +111,8 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
     if out is None:
         out = np.empty((height, width, source.shape[2]), source.dtype)
     source, box = _shrink(source, (float(box[0]), float(box[1]), float(box[2]), float(box[3])), view)
+    if view.interpolation == "bilinear" and view.antialias:
+        source, box = _blend(source, box, view)
     left, top, right, bottom = box
     if left.is_integer() and top.is_integer() and right.is_integer() and bottom.is_integer():
         part = source[int(top) : int(bottom), int(left) : int(right)]
@@ -123,6 +130,27 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
         code = -1 if sideways and upside_down else 1 if sideways else 0
         cv2.flip(_flat(out), code, dst=_flat(out))
     return out
+
+
+def _blend(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
+    """Neighbours blended where up to two pixels make one, which interpolation alone would pick some of; and the box in
+    these.
+
+    Three weights have the variance that a triangle as wide as the step (Pillow's filter) has beyond that of a pixel:
+    (step**2 - 1) / 12 on either side. The result is as near to Pillow's as averages over pixel areas are, for a
+    fraction of their time.
+    """
+    left, top, right, bottom = box
+    steps = (right - left) / view.size[1], (bottom - top) / view.size[0]
+    across, down = (max(0.0, (step * step - 1) / 12) for step in steps)
+    if max(across, down) < _FAINT:
+        return source, box
+    x0, y0 = math.floor(left), math.floor(top)
+    part = source[y0 : math.ceil(bottom), x0 : math.ceil(right)]
+    row, column = (np.array([share, 1 - 2 * share, share]) for share in (across, down))
+    made = cv2.sepFilter2D(part, -1, row, column, borderType=cv2.BORDER_REPLICATE)
+    inner = left - x0, top - y0, right - x0, bottom - y0
+    return made if made.ndim == 3 else made[:, :, None], inner
 
 
 def _flat(image: Pixels) -> Pixels:
