@@ -1,12 +1,12 @@
 """From JPEG files to augmented batches: `ImageDataset` beside the engines that train on CPUs, and decoding alone.
 
 Every peer runs in a process of its own, with the same two cores, files and work (``_image_peers.py``), and only one at
-a time: rounds go from one to the next, so that a noisy moment hits all alike. A round is a pass over at least
-``--images`` images: the list names each file as often as that takes, since an epoch of 500 images would mostly measure
-how a pass begins and ends. Workers are started, and caches filled, in a pass that does not count. Processor time and
-memory are those of the process and all that it started (Pss: what processes share counts once). "step" is how many
-times longer a step of a small model in the main process takes while batches are made (waiting for batches does not
-count).
+a time: rounds go from one to the next, so that a noisy moment hits all alike, and each waits until those before it are
+idle. A round is a pass over at least ``--images`` images: the list names each file as often as that takes, since an
+epoch of 500 images would mostly measure how a pass begins and ends. Workers are started, and caches filled, in a pass
+that does not count. Processor time and memory are those of the process and all that it started (Pss: what processes
+share counts once). "step" is how many times longer a step of a small model in the main process takes while batches are
+made (waiting for batches does not count).
 
 Peers need not be where Penstock is: ``--peers`` names a Python that has them, and one that is not installed is named in
 the table with the reason.
@@ -170,6 +170,18 @@ def start(name: str, listing: Path, work: Path, python: str, cores: set[int]) ->
     return peer
 
 
+def settle(peers: list[Peer], longest: float = 60.0) -> None:
+    """Wait until no peer does anything: some make batches ahead after a pass, which the next one would pay for."""
+    deadline = time.monotonic() + longest
+    before = sum(cpu_seconds(peer.process.pid) for peer in peers)
+    while time.monotonic() < deadline:
+        time.sleep(0.25)
+        now = sum(cpu_seconds(peer.process.pid) for peer in peers)
+        if now - before < 0.02:
+            return
+        before = now
+
+
 def write_listing(data: Path | None, where: Path, kind: str, count: int, least: int) -> tuple[int, int]:
     """Absolute paths of the JPEGs in a folder, or of others that are made of them, each with a label, over and over
     until there are `least` lines; the number of files, and of lines.
@@ -218,7 +230,6 @@ def made(files: list[Path], to: Path, kind: str, count: int) -> Iterator[Path]:
 def report(peers: list[Peer], title: str) -> None:
     """The table."""
     rates = {peer.name: [r.rate for r in peer.rounds] for peer in peers if peer.rounds}
-    ours = statistics.median(rates[_OURS]) if _OURS in rates else float("nan")
     rows = []
     for peer in sorted(peers, key=lambda p: -statistics.median(rates.get(p.name, [0]))):
         if peer.name not in rates:
@@ -226,18 +237,15 @@ def report(peers: list[Peer], title: str) -> None:
             rows.append((peer.name, f"not measured: {reason}", *[""] * 7))
             continue
         # Rounds of all peers stand beside each other, so ratios are taken round by round.
-        ratio = (
-            statistics.median(o / t for o, t in zip(rates.get(_OURS, []), rates[peer.name], strict=False))
-            if ours
-            else 0
-        )
+        ratios = [o / t for o, t in zip(rates.get(_OURS, []), rates[peer.name], strict=False)]
+        ratio = f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
         cpu = statistics.median(r.cpu for r in peer.rounds)
         figures = (
             *spread(rates[peer.name], 4),
             f"{cpu:.2f}",
             f"{peer.memory / 2**20:.0f}",
             "" if math.isnan(peer.slower) else f"{peer.slower:.2f}x",
-            f"{ratio:.2f}x",
+            ratio,
         )
         rows.append((peer.name, peer.version, *figures))
     header = ["peer", "version", "images/s: min", "median", "max", "CPU ms/image", "memory, MiB", "step", "ours / it"]
@@ -265,10 +273,12 @@ def main() -> None:
             began = time.time()
             for _ in range(options.repeat):
                 for peer in peers:
+                    settle(peers)
                     measured = peer.run(options.images)
                     if measured is not None:
                         peer.rounds.append(measured)
             for peer in peers:
+                settle(peers)
                 peer.train(options.images // 2)
             seconds = time.time() - began
             title = f"{files} files ({options.kind}), {images} images a round, {options.repeat} rounds, "

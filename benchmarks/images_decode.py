@@ -6,9 +6,10 @@ in threads; all take turns in each round. Sets: ImageNet files as they are, the 
 
     full            plain decode of the whole image (simplejpeg), nothing else: the bar
     full, native    the same by the C extension
+    entropy         one pixel at the box's lower edge: reading down to there, which no decoder of JPEG can leave out
     region 1:1      the box only, never shrunk
     region          the box only, shrunk by 2, 4 or 8 where that is enough (decode_region)
-    crop, plain     full, then the box resized to 224 x 224 by area or linear: an installation without the extension
+    crop, plain     full, then the box resized to 224 x 224 as `ImageDataset` does it: without the extension
     crop, region    decode_region, then the same resize
 
     python benchmarks/images_decode.py /data/imagenet-sample --images 5000 --repeat 5
@@ -32,6 +33,7 @@ from penstock.images import native
 from penstock.images.decode import decode
 from penstock.images.headers import size_from_header
 from penstock.images.region import Box, decode_region
+from penstock.images.transforms.view import View, render
 
 TARGET = (224, 224)
 FAR = (1 << 20, 1 << 20)
@@ -40,15 +42,15 @@ Sample = tuple[bytes, Box]
 
 
 def random_box(size: tuple[int, int], rng: random.Random) -> Box:
-    """A box as RandomResizedCrop draws it, fractional."""
+    """A box as RandomResizedCrop draws it."""
     width, height = size
     for _ in range(10):
         area = rng.uniform(0.08, 1.0) * width * height
         ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-        w, h = (area * ratio) ** 0.5, (area / ratio) ** 0.5
-        if w <= width and h <= height:
-            left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
-            return left, top, min(left + w, width), min(top + h, height)
+        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        if 0 < w <= width and 0 < h <= height:
+            left, top = rng.randint(0, width - w), rng.randint(0, height - h)
+            return left, top, left + w, top + h
     return 0, 0, width, height
 
 
@@ -70,22 +72,27 @@ def mosaics(files: Sequence[bytes], size: tuple[int, int], count: int, quality: 
     return result
 
 
-def resized(array: np.ndarray, box: Box) -> np.ndarray:
-    """The box, rounded outward, at the target's size: enough to time what a pipeline does."""
-    left, top, right, bottom = int(box[0]), int(box[1]), -int(-box[2] // 1), -int(-box[3] // 1)
-    part = array[top:bottom, left:right]
-    shrinks = min(part.shape[:2]) > 2 * TARGET[0]
-    return cv2.resize(part, TARGET[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+def resized(array: np.ndarray, box: Box, sample: Sample) -> np.ndarray:
+    """The box at the target's size, as `ImageDataset` makes it."""
+    return render(array, box, View(sample[1], TARGET))
+
+
+def last_row(sample: Sample) -> object:
+    """One pixel at the lower edge of the box: what it takes to get there, whatever is decoded."""
+    left, _, _, bottom = sample[1]
+    x, y = int(left), -int(-bottom // 1)
+    return native.decode_box(sample[0], (x, y - 1, x + 1, y), target=FAR, max_pixels=LIMIT)
 
 
 def variants() -> dict[str, Callable[[Sample], object]]:
     found: dict[str, Callable[[Sample], object]] = {"full": lambda sample: decode(sample[0], backend="simplejpeg")}
     if native.is_available():
         found["full, native"] = lambda sample: decode(sample[0], backend="native")
+        found["entropy"] = last_row
         found["region 1:1"] = lambda sample: native.decode_box(sample[0], sample[1], target=FAR, max_pixels=LIMIT)
         found["region"] = lambda sample: decode_region(sample[0], sample[1], target=TARGET)
-    found["crop, plain"] = lambda sample: resized(decode(sample[0]), sample[1])
-    found["crop, region"] = lambda sample: resized(*decode_region(sample[0], sample[1], target=TARGET))
+    found["crop, plain"] = lambda sample: resized(decode(sample[0]), sample[1], sample)
+    found["crop, region"] = lambda sample: resized(*decode_region(sample[0], sample[1], target=TARGET), sample)
     return found
 
 
