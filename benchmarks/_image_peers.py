@@ -62,16 +62,18 @@ def opencv_file(path: str) -> np.ndarray[Any, Any]:
         return opencv(file.read())
 
 
-def penstock(listing: Path, work: Path, executor: str = "auto") -> Pass:
+def penstock(listing: Path, work: Path, executor: str = "auto", processes: int = WORKERS) -> Pass:
     import penstock as ps
     from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
 
     manifest = ps.Manifest.open(listing, cache_dir=work)
     dataset = ps.ImageDataset(ps.RankDataset(manifest, seed=0), transform=[RandomResizedCrop(SIZE), HorizontalFlip()])
     more: dict[str, Any] = {} if executor == "auto" else {"executor": executor}
+    if processes < WORKERS:
+        more["threads_per_worker"] = WORKERS // processes
     if executor != "thread":
         more["persistent_workers"] = True
-    loader: Any = ps.DataLoader(dataset, BATCH, num_workers=WORKERS, **more)
+    loader: Any = ps.DataLoader(dataset, BATCH, num_workers=processes, **more)
     return lambda: (images for images, _ in loader)
 
 
@@ -245,7 +247,7 @@ def ffcv(listing: Path, work: Path) -> Pass:
 
 PEERS: dict[str, tuple[str, Callable[[Path, Path], Pass]]] = {
     "penstock": ("penstock", penstock),
-    "penstock, process": ("penstock", lambda listing, work: penstock(listing, work, "process")),
+    "penstock, one process": ("penstock", lambda listing, work: penstock(listing, work, "process", processes=1)),
     "penstock, thread": ("penstock", lambda listing, work: penstock(listing, work, "thread")),
     "penstock, no extension": ("penstock", penstock_without_extension),
     "decode alone": ("simplejpeg", decode_alone),

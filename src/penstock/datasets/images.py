@@ -81,7 +81,7 @@ class ImageDataset(BatchedDataset):
     `penstock.images.region`).
     """
 
-    releases_gil = True
+    releases_gil = False  # not enough of its time: threads wait for each other's Python (docs/performance.md)
     channels_last = True
     fills_rows = True
 
@@ -209,7 +209,7 @@ def _load_into(
 class _ImageStream(StreamDataset):
     """`ImageDataset` over an `MPDataset`."""
 
-    releases_gil = True
+    releases_gil = False  # not enough of its time: threads wait for each other's Python (docs/performance.md)
     channels_last = True
 
     def __init__(self, source: MPDataset, load: LoadImage) -> None:
