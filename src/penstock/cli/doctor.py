@@ -21,7 +21,7 @@ _PACKAGES = ("penstock", "torch", "numpy", "pyarrow", "simplejpeg", "opencv-pyth
 _EXTRAS = {"ray": "ray", "albumentations": "augment", "prometheus-client": "metrics", "lmdb": "lmdb", "s3fs": "cloud"}
 _NO_EXTENSION = (
     "The C extension for JPEG is not built: crops decode the whole image, which takes about 1.4 times as long on "
-    "ImageNet's files and twice as long from 2 megapixels on. Install a C compiler and the headers of libjpeg-turbo "
+    "ImageNet's files, and twice as long at 11 megapixels. Install a C compiler and the headers of libjpeg-turbo "
     "(Debian: apt-get install gcc libjpeg62-turbo-dev), then install penstock again."
 )
 
