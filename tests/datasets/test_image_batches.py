@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, MPDataset, RankDataset
+from penstock.datasets.loading import SampleRecord
 from penstock.errors import ConfigError, ImageError
 from penstock.images.decode import read_image
 from penstock.images.transforms import (
@@ -20,6 +21,7 @@ from penstock.images.transforms import (
     Compose,
     HorizontalFlip,
     Normalize,
+    RandomCrop,
     RandomErasing,
     RandomResizedCrop,
     Resize,
@@ -273,3 +275,16 @@ def test_more_pixels_than_allowed(manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match="max_pixels"):
         ImageDataset(manifest, max_pixels=0)
     assert repr(ImageDataset(manifest, size=8).load) == "LoadImage(size=(8, 8))"
+
+
+def test_an_error_of_a_step_names_the_file(manifest: Manifest) -> None:
+    with pytest.raises(ImageError, match=r"JPEG.*smaller"):
+        ImageDataset(manifest, transform=[RandomCrop(9000)])[0]
+    with pytest.raises(ConfigError, match="target= gave NoneType"):
+        ImageDataset(manifest, transform=[Resize(8)], target=lambda record: None)[0]  # type: ignore[arg-type,return-value]
+
+
+def test_samples_of_shards_with_a_gif_and_a_negative_class() -> None:
+    record = SampleRecord({"__key__": "a", "__url__": "b", "gif": b"GIF", "cls": b"-1\n"})
+    assert (record.path, record.label) == ("b/a.gif", -1)
+    assert SampleRecord({"gif": b"", "cls": b"x1"}).label == b"x1"

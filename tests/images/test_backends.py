@@ -16,6 +16,7 @@ from penstock.errors import ConfigError, ImageError
 from penstock.images import backends, exif
 from penstock.images.backends import BACKENDS, TOLERANCE, choose, installed
 from penstock.images.decode import decode, image_size
+from penstock.images.region import decode_region
 
 FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tiff": "TIFF", "gif": "GIF"}
 
@@ -267,3 +268,28 @@ class TestExif:
 def with_exif(block: bytes) -> bytes:
     body = b"Exif\0\0" + block
     return b"\xff\xd8\xff\xe1" + struct.pack(">H", len(body) + 2) + body + encoded("jpeg")[2:]
+
+
+def test_the_limit_holds_where_the_header_does_not_say() -> None:
+    data = io.BytesIO()
+    Image.new("RGB", (93, 61)).save(data, "JPEG")
+    whole = data.getvalue()
+    at = 4 + struct.unpack(">H", whole[4:6])[0]
+    stray = whole[:at] + b"\0\0" + whole[at:]
+    assert decode(stray).shape == (61, 93, 3)
+    with pytest.raises(ImageError, match="more than the limit of 1000"):
+        decode(stray, max_pixels=1000)
+    assert decode_region(whole, (0, 0, 9, 9), target=(9, 9), max_pixels=2**64)[0].shape == (9, 9, 3)
+    other = io.BytesIO()
+    Image.new("RGB", (93, 61)).save(other, "JPEG2000")
+    with pytest.raises(ImageError, match="93 x 61 pixels, more than the limit of 10"):
+        decode(other.getvalue(), path="x", max_pixels=10)
+
+
+def test_words_that_mean_nothing() -> None:
+    with pytest.raises(ConfigError, match="'grey'"):
+        decode(encoded("png"), mode="grey")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'Apply'"):
+        decode(encoded("png"), orientation="Apply")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="inf"):
+        decode_region(encoded("jpeg"), (0, 0, float("inf"), 9), target=(9, 9))

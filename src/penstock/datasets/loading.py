@@ -9,6 +9,7 @@ batch, the last step writes there, so nothing is copied afterwards.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,7 +33,8 @@ __all__ = ["Encoded", "Item", "LoadImage", "SampleRecord"]
 
 Item = tuple[Any, ...]
 
-_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff"})
+_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff", "gif"})
+_NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _LABELS = ("cls", "class", "label", "index")
 
 
@@ -193,9 +195,16 @@ class LoadImage:
             encoded = read_bytes(record.path, storage=self.storage, data=data)
             source = Encoded(encoded, record.path, self.max_pixels)
         belongs = {} if self.target is None else self.target(record)
+        if not isinstance(belongs, dict):
+            raise ConfigError(f"target= gave {type(belongs).__name__} for {record!r}, not a dict")
         with stage("augment"):
             canvas = open_canvas(source, belongs, out)
-            transform.apply(canvas)
+            try:
+                transform.apply(canvas)
+            except ImageError as error:  # of a step, which does not know the file
+                if str(record.path) in str(error):
+                    raise
+                raise ImageError(f"{str(record.path)!r}: {error}") from error
             return canvas.tensor, record.label if self.target is None else close_target(canvas, belongs)
 
 
@@ -217,7 +226,7 @@ class SampleRecord:
         self.sample = sample
         self._data = sample[name]
         label = next((sample[name] for name in _LABELS if name in sample), None)
-        self.label = int(label) if isinstance(label, bytes) and label.strip().isdigit() else label
+        self.label = int(label) if isinstance(label, bytes) and _NUMBER.fullmatch(label) else label
 
     def __repr__(self) -> str:
         return f"<{self.path}>"

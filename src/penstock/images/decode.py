@@ -28,7 +28,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ImageError
+from penstock.errors import ConfigError, ImageError
 from penstock.images import exif
 from penstock.images.backends import choose
 from penstock.images.headers import TruncatedHeader, size_from_header
@@ -72,8 +72,8 @@ def decode(
     installed for the format. With ``orientation="apply"`` the image is turned as its EXIF data says. With `partial` an
     image that ends too early or is damaged gives what could be decoded, the rest gray or black: a JPEG by ``native``,
     ``simplejpeg`` or ``pillow``, a PNG, BMP, GIF or TIFF by ``pillow``; ``auto`` takes these where they are installed,
-    and of other images gives whole ones only. `max_pixels` is checked against the header, before anything is decoded.
-    The array is new and C-contiguous.
+    and of other images gives whole ones only. `max_pixels` is checked against the header, before anything is decoded, and
+    of formats without a simple one (JPEG 2000, AVIF, a GIF's frame) afterwards. The array is new and C-contiguous.
 
     Raises `ImageError` for empty, truncated, undecodable or too large data, `ConfigError` for a back end that is
     unknown, not installed, does not read this format, or gives no part of it with `partial`.
@@ -81,6 +81,8 @@ def decode(
     >>> decode(data, mode="gray", orientation="apply").shape                 # doctest: +SKIP
     (500, 375, 1)
     """
+    if mode not in ("rgb", "gray") or orientation not in ("ignore", "apply"):
+        raise ConfigError(f"mode is 'rgb' or 'gray', orientation 'ignore' or 'apply', not {mode!r} and {orientation!r}")
     if len(data) == 0:
         raise ImageError(f"{_name(path)} is empty (0 bytes), not an image")
     kind = exif.kind(data)
@@ -90,6 +92,8 @@ def decode(
         image = chosen.decode(data, 1 if mode == "gray" else 3, partial)
     except ValueError as error:
         raise ImageError(f"{_name(path)} {_what(kind, str(error))} ({len(data)} bytes): {error}") from error
+    if image.shape[0] * image.shape[1] > max_pixels:  # of formats whose header says nothing, or something else
+        raise _too_large(path, image.shape[1], image.shape[0], max_pixels)
     if orientation == "apply":
         return exif.oriented(image, exif.orientation(data))
     return image
@@ -157,10 +161,14 @@ def _check_pixels(
     except TruncatedHeader:
         return
     if size is not None and size[0] * size[1] > max_pixels:
-        raise ImageError(
-            f"{_name(path)} has {size[0]} x {size[1]} pixels, more than the limit of {max_pixels}: damaged, or meant "
-            "to fill the memory; pass max_pixels= if it is neither"
-        )
+        raise _too_large(path, *size, max_pixels)
+
+
+def _too_large(path: str | os.PathLike[str] | None, width: int, height: int, max_pixels: int) -> ImageError:
+    return ImageError(
+        f"{_name(path)} has {width} x {height} pixels, more than the limit of {max_pixels}: damaged, or meant to fill "
+        "the memory; pass max_pixels= if it is neither"
+    )
 
 
 def _what(kind: str, reason: str) -> str:

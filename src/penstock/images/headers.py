@@ -62,7 +62,8 @@ def _jpeg(data: Data) -> tuple[int, int] | None:
     at, end = 2, len(data)
     while at + 4 <= end:
         if data[at] != 0xFF:
-            return None
+            at += 1  # stray bytes, which libjpeg passes over too
+            continue
         marker = data[at + 1]
         if marker == 0xFF:  # fill byte
             at += 1

@@ -38,6 +38,7 @@ Data: TypeAlias = bytes | bytearray | memoryview
 _KEPT = 32 << 20
 _STEP = 1 << 20
 _WHOLE = (0.0, 0.0, 0.0, 0.0)
+_MOST = 65535 * 65535  # what a JPEG can have
 
 
 class Region(NamedTuple):
@@ -70,6 +71,7 @@ def decode_image(data: Data, *, channels: int = 3, max_pixels: int, partial: boo
     An image of more than `max_pixels` is refused by its header. With `partial`, what is missing or damaged is gray or
     wrong instead of an error. Raises as this module says.
     """
+    max_pixels = min(max_pixels, _MOST)
     needed = _jpeg.decode(data, bytearray(0), *_WHOLE, 0, 0, channels, max_pixels, partial)
     assert isinstance(needed, int)
     out = np.empty(needed, np.uint8)
@@ -92,7 +94,7 @@ def decode_box(
     the pixels of a decode of the whole image. The array lies in this thread's scratch: copy what you keep. Raises as
     this module says.
     """
-    arguments = (*box, *target, channels, max_pixels, False)
+    arguments = (*box, *target, channels, min(max_pixels, _MOST), False)
     out = _free_scratch()
     done = _jpeg.decode(data, out, *arguments)
     if isinstance(done, int):

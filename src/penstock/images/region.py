@@ -14,6 +14,7 @@ without. Otherwise the extension shrinks a JPEG by 2, 4 or 8 in the frequency do
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Literal, TypeAlias
 
@@ -52,7 +53,7 @@ def decode_region(
     Cost: entropy decoding down to the box's lower edge, the rest for the box only; a whole decode for other formats.
     """
     left, top, right, bottom = box
-    if not (0 <= left < right and 0 <= top < bottom) or target[0] < 1 or target[1] < 1:
+    if not (0 <= left < right < math.inf and 0 <= top < bottom < math.inf) or target[0] < 1 or target[1] < 1:
         raise ConfigError(f"no region of an image: box {box!r} (left, top, right, bottom), target {target!r}")
     if native.is_available() and data[:2] == b"\xff\xd8":
         try:

@@ -8,11 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from penstock import DataLoader
 from penstock.datasets.base import BatchedDataset
 from penstock.errors import ConfigError
-from penstock.images.transforms import Compose, HorizontalFlip, RandomResizedCrop, Rotate, ToTensor
+from penstock.images.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    HorizontalFlip,
+    MixUp,
+    RandAugment,
+    RandomErasing,
+    RandomResizedCrop,
+    Rotate,
+    ToTensor,
+)
 from penstock.random import generator, sample_scope
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
@@ -136,3 +148,70 @@ def test_albumentations_keeps_the_type_of_masks(dtype: str) -> None:
         _, target = Rotate((90, 90))(np.zeros((40, 40, 3), np.uint8)[:, :30], {"masks": mask})
     assert target["masks"].dtype == mask.dtype
     assert sorted(np.unique(target["masks"])) == [0, 1]
+
+
+BACK = np.full((60, 80, 3), 7, np.uint8)
+RETURNED = {
+    "pillow": lambda image: Image.fromarray(image),
+    "mirrored": lambda image: image[:, ::-1],
+    "turned": np.rot90,
+    "swapped": lambda image: image[:, :, ::-1],
+    "read-only": lambda image: np.broadcast_to(np.uint8(7), (60, 80, 3)),
+    "gray": lambda image: image[:, :, 0],
+    "kept": lambda image: BACK,
+}
+
+
+@pytest.mark.parametrize("returned", RETURNED)
+@pytest.mark.parametrize("step", [ColorJitter(0.9), RandomErasing(1), RandAugment(), HorizontalFlip(1)], ids=repr)
+def test_what_a_callable_returns_is_not_written_to(returned: str, step: Any) -> None:
+    image = IMAGE.copy()
+    with sample_scope(3):
+        made = Compose([RETURNED[returned], step])(image)
+    with sample_scope(3):
+        expected = step(np.array(np.asarray(RETURNED[returned](IMAGE.copy())), order="C"))
+    assert np.array_equal(np.squeeze(made), expected)
+    assert np.array_equal(image, IMAGE)
+    assert (BACK == 7).all()
+
+
+class TestAlbumentationsTakesWhatOursTake:
+    def test_masks_that_become_tensors(self) -> None:
+        albumentations = pytest.importorskip("albumentations")
+        mask = np.zeros((60, 80), np.uint8)
+        mask[:, :10] = 1
+        chain = Compose([albumentations.Compose([albumentations.HorizontalFlip(p=1), albumentations.ToTensorV2()])])
+        _, target = chain(IMAGE, {"masks": mask})
+        assert np.array_equal(target["masks"], mask[:, ::-1])
+
+    def test_boxes_beyond_the_edge_and_no_objects(self) -> None:
+        pytest.importorskip("albumentations")
+        with sample_scope(1):
+            _, target = Rotate((0, 0))(IMAGE, {"boxes": np.array([[-3, 0, 95, 20.0]])})
+            assert target["boxes"].tolist() == [pytest.approx([0, 0, 80, 20])]
+            none = {"masks": np.zeros((0, 60, 80), np.uint8), "boxes": np.zeros((0, 4))}
+            _, target = Rotate(10)(IMAGE, none)
+        assert target["masks"].shape == (0, 60, 80)
+        assert target["boxes"].shape == (0, 4)
+
+
+def test_targets_that_make_no_sense_and_those_that_do() -> None:
+    for boxes in ([[5, 0, 1, 9.0]], [[0, 0, float("nan"), 9.0]]):
+        with pytest.raises(ConfigError, match="left, top, right, bottom"):
+            HorizontalFlip(1)(IMAGE, {"boxes": np.array(boxes)})
+    with pytest.raises(ConfigError, match="masks= is None"):
+        HorizontalFlip(1)(IMAGE, {"masks": None})
+    boxes = np.array([[0, 0, 5, 5], [30, 20, 50, 40], [35, 25, 45, 35.0]])
+    _, target = CenterCrop(20)(IMAGE, {"boxes": boxes, "labels": (1, 2, 3), "scores": range(3)})
+    assert target["labels"] == (2, 3)
+    assert target["scores"] == [1, 2]
+
+
+def test_arguments_of_the_wrong_kind() -> None:
+    for make in (lambda: Compose(5), lambda: Compose(HorizontalFlip()), lambda: RandomResizedCrop(8, scale=0.5)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError):
+            make()
+    assert RandomResizedCrop(np.int64(8)).size == (8, 8)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="takes batches"):
+        MixUp(num_classes=2)({"images": torch.zeros(2, 3, 4, 4)})
+    assert MixUp(num_classes=3)((torch.zeros(2, 3, 4, 4), torch.tensor([1, 2], dtype=torch.uint16)))[1].shape == (2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,10 +22,12 @@ def pair(size: Any, name: str = "size") -> tuple[int, int]:
     Raises:
         ConfigError: it is neither, or not positive.
     """
-    values = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
-    if len(values) == 1:
-        values *= 2
-    if len(values) != 2 or not all(isinstance(value, int) and value > 0 for value in values):
+    given = tuple(size) if isinstance(size, list | tuple) else (size,)
+    try:
+        values = [operator.index(value) for value in (given * 2 if len(given) == 1 else given)]
+    except TypeError:
+        values = []
+    if len(values) != 2 or min(values) < 1:
         raise ConfigError(f"{name} must be positive, (height, width) or one int, got {size!r}")
     return values[0], values[1]
 

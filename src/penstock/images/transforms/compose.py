@@ -43,6 +43,8 @@ class Compose(Transform):
     """
 
     def __init__(self, transforms: Iterable[Callable[..., Any]]) -> None:
+        if not isinstance(transforms, Iterable):
+            raise ConfigError(f"Compose takes a list of transforms, not {transforms!r}")
         self.transforms = list(transforms)
         self._steps: list[Transform] = []
         for step in self.transforms:

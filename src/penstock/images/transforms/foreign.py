@@ -107,6 +107,8 @@ def put(canvas: Canvas, made: Any) -> None:
     array = made if isinstance(made, np.ndarray) else np.asarray(made) if hasattr(made, "__array_interface__") else None
     if array is None or array.dtype == object or array.ndim not in (2, 3):
         raise ConfigError(f"a transform returned {type(made).__name__}, not an array, a tensor or an image")
+    if array is not canvas.pixels:  # it may be read-only, a view, or wanted again by whoever returned it
+        array = np.array(array, order="C")
     canvas.pixels = array if array.ndim == 3 else array[:, :, None]
 
 
@@ -146,18 +148,22 @@ class Albumentations(Transform):
         pipeline = self._here.of(self.pipeline, boxes=canvas.boxes is not None)
         pipeline.set_random_seed(int(generator().integers(2**32)))
         inputs: dict[str, Any] = {"image": canvas.pixels}
-        if canvas.masks:
-            inputs["masks"] = [
-                mask.astype(_CARRIED.get(mask.dtype.name, mask.dtype), copy=False) for mask in canvas.masks
-            ]
+        masks = [mask for mask in canvas.masks if mask.size]  # of no object there are none
+        if masks:
+            inputs["masks"] = [mask.astype(_CARRIED.get(mask.dtype.name, mask.dtype), copy=False) for mask in masks]
         if canvas.boxes is not None:
-            inputs["bboxes"] = canvas.boxes
+            height, width = canvas.size
+            inputs["bboxes"] = canvas.boxes.clip(0, [width, height, width, height])  # as a step of ours would
             inputs["penstock_boxes"] = np.arange(len(canvas.boxes))
         found = pipeline(**inputs)
         put(canvas, found["image"])
-        if canvas.masks:
-            pairs = zip(found["masks"], canvas.masks, strict=True)
-            canvas.masks = tuple(made.astype(before.dtype, copy=False) for made, before in pairs)
+        moved = iter(found["masks"] if masks else ())
+        canvas.masks = tuple(
+            np.asarray(next(moved)).astype(mask.dtype, copy=False)
+            if mask.size
+            else np.empty((*canvas.size, 0), mask.dtype)
+            for mask in canvas.masks
+        )
         if canvas.boxes is not None and canvas.kept is not None:
             canvas.kept = canvas.kept[np.asarray(found["penstock_boxes"], np.int64)]
             canvas.boxes = np.asarray(found["bboxes"], np.float64).reshape(-1, 4)

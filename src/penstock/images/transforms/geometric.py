@@ -48,7 +48,7 @@ def interval(values: Sequence[float], name: str) -> tuple[float, float]:
     Raises:
         ConfigError: they are not.
     """
-    if len(values) != 2 or not 0 < values[0] <= values[1]:
+    if not isinstance(values, Sequence) or len(values) != 2 or not 0 < values[0] <= values[1]:
         raise ConfigError(f"{name} must be (least, most), both positive, got {values!r}")
     return float(values[0]), float(values[1])
 

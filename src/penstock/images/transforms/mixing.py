@@ -69,6 +69,8 @@ class _Mix:
         """
         if isinstance(batch, list) and batch and isinstance(batch[0], tuple | list):
             batch = _collate(batch)
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            raise ConfigError(f"{type(self).__name__} takes batches (images, labels, ...), not {type(batch).__name__}")
         images, labels, *others = batch
         columns = self._columns(labels)
         if self.p == 1 or generator().random() < self.p:
@@ -90,9 +92,10 @@ class _Mix:
                 f"{type(self).__name__} needs class numbers and num_classes=, or float labels (batch, classes); got "
                 f"labels of the shape {tuple(labels.shape)} and {labels.dtype}, num_classes={self.num_classes}"
             )
+        labels = labels.long()
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
             raise ConfigError(f"labels from {int(labels.min())} to {int(labels.max())}, num_classes={self.num_classes}")
-        return torch.nn.functional.one_hot(labels.long(), self.num_classes).float()
+        return torch.nn.functional.one_hot(labels, self.num_classes).float()
 
     def _mix(self, images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
         raise NotImplementedError

@@ -28,10 +28,12 @@ def open_canvas(source: Source, target: Mapping[str, Any], out: torch.Tensor | N
     """A canvas with an image and what belongs to it.
 
     Raises:
-        ConfigError: a mask of another size than the image, or boxes that are not (n, 4).
+        ConfigError: a mask of another size than the image, or boxes that are not (n, 4), in order and finite.
     """
     if not target:
         return Canvas(source, out=out)
+    if target.get("masks", ()) is None:
+        raise ConfigError("masks= is None: leave the key out where there are none")
     masks = tuple(_planes(mask) for mask in _several(target.get("masks", ())))
     for mask in masks:
         if mask.shape[:2] != source.size:
@@ -41,6 +43,10 @@ def open_canvas(source: Source, target: Mapping[str, Any], out: torch.Tensor | N
         boxes = np.asarray(boxes)
         if boxes.size and (boxes.ndim != 2 or boxes.shape[1] != 4):
             raise ConfigError(f"boxes have the shape (n, 4): left, top, right, bottom; not {boxes.shape}")
+        if boxes.size and not ((boxes[:, :2] <= boxes[:, 2:]).all() and np.isfinite(boxes).all()):
+            raise ConfigError(
+                f"boxes are left, top, right, bottom in pixels, the first two not beyond the others: {boxes}"
+            )
     return Canvas(source, masks=masks, boxes=boxes, out=out)
 
 
@@ -69,8 +75,9 @@ def close_target(canvas: Canvas, target: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(value, np.ndarray | torch.Tensor) and value.ndim and len(value) == count:
                 if name != "masks" or value.ndim == 3:
                     made[name] = value[kept]
-            elif isinstance(value, list) and len(value) == count:
-                made[name] = [value[number] for number in kept]
+            elif isinstance(value, list | tuple | range) and len(value) == count:
+                chosen = [value[number] for number in kept]
+                made[name] = tuple(chosen) if isinstance(value, tuple) else chosen
     return made
 
 
