@@ -72,8 +72,8 @@ def decode(
     installed for the format. With ``orientation="apply"`` the image is turned as its EXIF data says. With `partial` an
     image that ends too early or is damaged gives what could be decoded, the rest gray or black: a JPEG by ``native``,
     ``simplejpeg`` or ``pillow``, a PNG, BMP, GIF or TIFF by ``pillow``; ``auto`` takes these where they are installed,
-    and of other images gives whole ones only. `max_pixels` is checked against the header, before anything is decoded, and
-    of formats without a simple one (JPEG 2000, AVIF, a GIF's frame) afterwards. The array is new and C-contiguous.
+    and of other images gives whole ones only. `max_pixels` is checked by the header, before anything is decoded, and of
+    formats without a simple one (JPEG 2000, AVIF, a GIF's frame) afterwards. The array is new and C-contiguous.
 
     Raises `ImageError` for empty, truncated, undecodable or too large data, `ConfigError` for a back end that is
     unknown, not installed, does not read this format, or gives no part of it with `partial`.
