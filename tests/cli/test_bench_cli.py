@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -55,7 +57,7 @@ def test_table_and_picture(folder: Path, tmp_path: Path) -> None:
     arguments = ["--rounds", "1", "--threads", "1", "--backend", "simplejpeg", "--backend", "opencv"]
     result = CliRunner().invoke(app, ["bench", "readers", str(folder), *arguments, "--plot", str(plot)])
     assert result.exit_code == 0, result.output
-    for text in ("3 jpeg files", "simplejpeg cannot decode 1 files", "1 files of other formats", "crop", "opencv"):
+    for text in ("3 jpeg files", "simplejpeg cannot read 1 files", "1 files of other formats", "crop", "opencv"):
         assert text in result.output
     assert "pillow" not in result.output
     picture = cv2.imread(str(plot))
@@ -93,3 +95,56 @@ def test_png_and_made_up_files(folder: Path) -> None:
     assert result.best("decode", 7) is None
     made = made_up(2)
     assert compare(made, rounds=1, backends=["opencv"]).files == 2
+
+
+def with_stray_bytes(data: bytes) -> bytes:
+    at = 4 + int.from_bytes(data[4:6], "big")  # behind APP0
+    return data[:at] + b"\0\0\0" + data[at:]
+
+
+def cmyk(size: tuple[int, int]) -> bytes:
+    out = io.BytesIO()
+    Image.new("CMYK", size, (10, 20, 30, 40)).save(out, "JPEG")
+    return out.getvalue()
+
+
+def test_odd_files_are_left_out_or_measured(tmp_path: Path) -> None:
+    good, pixel = made_up(1).data[0], io.BytesIO()
+    Image.new("RGB", (1, 1)).save(pixel, "JPEG")
+    odd = {"good": good, "cmyk": cmyk((90, 60)), "stray": with_stray_bytes(good), "pixel": pixel.getvalue()}
+    for name, data in odd.items():
+        (tmp_path / f"{name}.jpg").write_bytes(data)
+    (tmp_path / "dangling.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    arguments = ["bench", "readers", str(tmp_path), "--rounds", "1", "--threads", "1"]
+    for name in set(installed()) & {"native", "simplejpeg", "opencv", "pillow"}:
+        result = CliRunner().invoke(app, [*arguments, "--backend", name, "--json"])
+        assert result.exit_code == 0, result.output
+        report = json.loads(result.stdout)
+        left_out = 1 if name in ("native", "simplejpeg") else 0  # no size behind the stray bytes
+        assert (report["files"], report["failed"][name], report["unreadable"]) == (4 - left_out, left_out, 1)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    for text in ("1 files that cannot be read left out", "simplejpeg cannot read 1 files"):
+        assert text in result.output
+
+
+def test_only_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "dangling.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    with pytest.raises(ImageError, match="1 that cannot be read"):
+        sample(tmp_path, count=3)
+
+
+def test_a_back_end_of_another_format(folder: Path) -> None:
+    for path in folder.glob("*/*.[jJ]*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="reads no png"):
+        compare(sample(folder, count=3), backends=["simplejpeg"])
+
+
+@pytest.mark.parametrize("name", ["nowhere/readers.png", "readers.docx", "images"])
+def test_a_plot_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("penstock.images.compare.compare", lambda *_, **__: pytest.fail("measured"))
+    plot = folder.parent / name
+    result = CliRunner().invoke(app, ["bench", "readers", str(folder), "--plot", str(plot)])
+    assert isinstance(result.exception, ConfigError)
+    assert "cannot draw into" in str(result.exception)

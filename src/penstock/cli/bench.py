@@ -53,6 +53,8 @@ def readers(
 
         for name in backend:
             choose(name, "jpeg")
+    if plot is not None:
+        _check_plot(plot)
     found = compare.made_up() if folder is None else compare.sample(folder, count=files)
     counts = list(dict.fromkeys((1, threads or len(os.sched_getaffinity(0)))))
     with bar("measuring") as progress:
@@ -72,6 +74,7 @@ def _as_json(files: Files, result: Comparison, counts: Sequence[int], target: in
         "format": files.kind,
         "files": result.files,
         "other_formats": files.left_out,
+        "unreadable": files.unreadable,
         "target": target,
         "threads": list(counts),
         "images_per_second": {
@@ -92,9 +95,11 @@ def _print(files: Files, result: Comparison, counts: Sequence[int], target: int)
     out.print(f"{result.files} {files.kind} files in memory, images/s, crop and target {target} x {target}")
     if files.left_out:
         out.print(f"{files.left_out} files of other formats left out")
+    if files.unreadable:
+        out.print(f"{files.unreadable} files that cannot be read left out")
     for name, failed in result.failed.items():
         if failed:
-            out.print(f"{name} cannot decode {failed} files, which are left out for all")
+            out.print(f"{name} cannot read {failed} files, which are left out for all")
     for task in TASKS:
         table = Table(title=task, title_justify="left")
         table.add_column("back end")
@@ -133,6 +138,23 @@ def _advice(files: Files, result: Comparison, threads: int) -> list[str]:
     return lines
 
 
+def _check_plot(path: Path) -> None:
+    """Say before anything is measured that there will be no picture."""
+    from penstock.errors import ConfigError
+
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot draw into {str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"cannot draw into {str(path)!r}: it is a folder, or may not be written to")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        return
+    known = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise ConfigError(f"cannot draw into {str(path)!r}: its extension must be one of {', '.join(known)}")
+
+
 def _draw(path: Path, result: Comparison, counts: Sequence[int]) -> bool:
     """Bars by task and back end; False where matplotlib is not installed."""
     try:
@@ -163,6 +185,6 @@ def _draw(path: Path, result: Comparison, counts: Sequence[int]) -> bool:
     panels[0][0].legend(fontsize=8)
     try:
         figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"cannot draw into {str(path)!r}: {error}") from error
     return True

@@ -47,14 +47,18 @@ class TokenFiles(FilesTable):
     ) -> None:
         self.length = operator.index(sequence_length)
         self.stride = self.length if stride is None else operator.index(stride)
-        self.end_token, self.pad_token = end_token, operator.index(pad_token)
+        self.end_token = None if end_token is None else _token("end_token", end_token)
+        self.pad_token = _token("pad_token", pad_token)
         self.token_type = np.dtype(token_type)
+        if not _holds(self.token_type, self.pad_token):
+            raise ConfigError(f"pad_token={self.pad_token} is none that token_type={str(self.token_type)!r} can hold")
+        kind = None if dtype is None else _integers(dtype)
         if self.length < 1 or self.stride < 1:
             raise ConfigError(f"sequence_length and stride must be positive, got {self.length} and {self.stride}")
         if end_token is not None and stride is not None:
             raise ConfigError("stride= is for packed sequences: with end_token= they begin where documents do")
         names: Iterable[str] = expand(files, storage)
-        self._set_up(MappedFiles([self._checked(look_at(name, dtype, storage)) for name in names]))
+        self._set_up(MappedFiles([self._checked(look_at(name, kind, storage)) for name in names]))
         if not len(self):
             raise DataFileError(f"{self.maps.files[0].path}: too few tokens for one sequence of {self.length}")
 
@@ -64,6 +68,8 @@ class TokenFiles(FilesTable):
             raise DataFileError(f"{file.path} holds {kind} of shape {file.shape}: tokens are one row of integers")
         if not np.can_cast(kind, self.token_type):
             raise ConfigError(f"{file.path} holds {kind}, which token_type={str(self.token_type)!r} cannot hold")
+        if self.end_token is not None and not _holds(kind, self.end_token):
+            raise ConfigError(f"{file.path} holds {kind}, in which no token is end_token={self.end_token}")
         return file
 
     def _set_up(self, maps: MappedFiles) -> None:
@@ -187,3 +193,27 @@ class TokenFiles(FilesTable):
         number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within its document
         begin = np.repeat(starts, counts) + number * self.length
         return np.stack([begin, np.minimum(begin + self.length, np.repeat(ends, counts))], axis=1)
+
+
+def _token(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} must be an integer, got {value!r}") from None
+
+
+def _holds(kind: np.dtype[Any], token: int) -> bool:
+    return int(np.iinfo(kind).min) <= token <= int(np.iinfo(kind).max)
+
+
+def _integers(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """The type of raw files."""
+    try:
+        kind = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):
+        kind = None
+    if kind is None or kind.kind not in "iu":
+        raise ConfigError(
+            f"dtype must be one of NumPy's types of integers, such as 'uint16', '<u2' or numpy.uint16, got {dtype!r}"
+        )
+    return kind

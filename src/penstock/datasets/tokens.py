@@ -39,14 +39,16 @@ class TokenDataset(ShareDataset):
             one row of integers; all others integers of ``dtype`` and nothing else. Objects in a store are copied into
             the local cache, whole, when the data set is made.
         sequence_length: tokens in a sequence.
-        dtype: NumPy's name of the type in raw files, such as "uint16". ``.npy`` files say it themselves.
+        dtype: NumPy's type of the integers in raw files, such as "uint16", "<u2" or ``numpy.uint16``. ``.npy`` files
+            say it themselves.
         stride: tokens from the beginning of a sequence to that of the next one; by default ``sequence_length``. Smaller
             by one, sequences are inputs and targets of a model that predicts the next token.
         end_token: by default sequences are packed: they run over the ends of documents, and what a file has left at its
             end, less than a sequence, is left out. With the token that ends each document, every document begins a
             sequence, long ones take several, and the last one is filled up with ``pad_token``. Where documents end is
-            found in one pass over the files when they are first opened, and kept in the user's cache.
-        pad_token: see there.
+            found in one pass over the files when they are first opened, and kept in the user's cache. The type of every
+            file must be able to hold it.
+        pad_token: see there; an integer that ``token_type`` can hold.
         token_type: type of the tensors: "int64", "int32", or any other that holds the files' type.
         load: ``load(tokens)`` makes the item of a tensor (sequence_length,), inside the scope of the sequence's own
             `penstock.generator`; by default an item is that tensor.
@@ -165,5 +167,5 @@ def _integers(name: str) -> torch.dtype:
         if kind.kind not in "iu":
             raise TypeError
         return torch.from_numpy(np.empty(0, kind)).dtype
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: the other byte order
         raise ConfigError(f"token_type must be a type of integers that tensors have, got {name!r}") from None

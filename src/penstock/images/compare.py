@@ -13,8 +13,9 @@ Four tasks, each from bytes in memory, so that no disk is measured:
 ``crop``    the middle quarter of the area, resized to `target`; native decodes that part only
 ==========  ==========================================================================================
 
-All back ends take turns in every round, so that a noisy moment hits them alike. Files that any of them cannot decode
-are counted and left out for all.
+All back ends take turns in every round, so that a noisy moment hits them alike. Files with which any of them fails at
+any task are counted and left out for all. Where a library cannot shrink a file while decoding, or cannot decode a part
+of it (CMYK, say), it decodes the whole image, as in training.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,10 +37,10 @@ import simplejpeg
 
 from penstock.errors import ConfigError, ImageError
 from penstock.images import exif
-from penstock.images.backends import BACKENDS, installed
-from penstock.images.decode import MAX_PIXELS, decode
+from penstock.images.backends import BACKENDS, choose, installed
+from penstock.images.decode import decode
 from penstock.images.headers import size_from_header
-from penstock.images.native import decode_box
+from penstock.images.region import Box, decode_region
 
 __all__ = ["TASKS", "Comparison", "Files", "compare", "made_up", "sample"]
 
@@ -59,6 +60,8 @@ class Files:
     data: list[bytes]
     left_out: int = 0
     """Files of other formats that were found among them."""
+    unreadable: int = 0
+    """Files that could not be read: dangling links, or no permission."""
 
 
 @dataclass
@@ -68,7 +71,7 @@ class Comparison:
     files: int
     speed: dict[str, dict[tuple[str, int], float]] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
-    """Files that a back end could not decode, which were left out for all."""
+    """Files that a back end could not decode, or not do another task with, which were left out for all."""
 
     def best(self, task: str, threads: int) -> str | None:
         """The fastest back end at a task; `None` where none can do it."""
@@ -79,16 +82,23 @@ class Comparison:
 def sample(folder: Path, *, count: int) -> Files:
     """At most `count` image files (and 1 GB) under `folder`, evenly spread over its sorted paths.
 
-    They are those of the format that most of the files have. Looks at the first 100,000 files at most. Raises
-    `ImageError` where there is no folder or no image.
+    They are those of the format that most of the files have; what cannot be read is counted. Looks at the first 100,000
+    files at most. Raises `ImageError` where there is no folder or no image.
     """
     if not folder.is_dir():
         raise ImageError(f"{str(folder)!r} is no folder; give one with image files")
     paths = sorted(_images(folder))
-    kinds, total = Counter[str](), 0
+    kinds, total, unreadable = Counter[str](), 0, 0
     read: list[tuple[str, bytes]] = []
     for k in range(min(count, len(paths))):
-        data = paths[k * len(paths) // min(count, len(paths))].read_bytes()
+        path = paths[k * len(paths) // min(count, len(paths))]
+        try:
+            data = path.read_bytes() if path.is_file() else None  # a pipe would wait for ever
+        except OSError:
+            data = None
+        if data is None:
+            unreadable += 1
+            continue
         total += len(data)
         if total > _MAX_BYTES:
             break
@@ -96,10 +106,11 @@ def sample(folder: Path, *, count: int) -> Files:
         read.append((exif.kind(data), data))
     del kinds["other"]
     if not kinds:
-        raise ImageError(f"{str(folder)!r} holds no image files ({', '.join(sorted(_SUFFIXES))})")
+        also = f", but {unreadable} that cannot be read" if unreadable else ""
+        raise ImageError(f"{str(folder)!r} holds no image files ({', '.join(sorted(_SUFFIXES))}){also}")
     kind = kinds.most_common(1)[0][0]
     data_of_kind = [data for found, data in read if found == kind]
-    return Files(kind, data_of_kind, len(read) - len(data_of_kind))
+    return Files(kind, data_of_kind, len(read) - len(data_of_kind), unreadable)
 
 
 def made_up(count: int = 64) -> Files:
@@ -130,19 +141,28 @@ def compare(
     `target` is pixels a side, `threads` are the numbers of threads to measure with, and speeds are the median of
     `rounds`. `progress` is called with runs done and runs to do.
 
-    Raises `ConfigError` for a back end that is not here, `ImageError` when no file can be decoded by all of them.
+    Raises `ConfigError` for a back end that is not here or does not read this format, `ImageError` when there is no
+    file with which all of them can do all their tasks.
     """
     if min(threads, default=0) < 1 or rounds < 1 or target < 1:
         raise ConfigError(f"threads={threads}, rounds={rounds} and target={target} must be at least 1")
     names = [name for name in installed() if BACKENDS[name].reads(files.kind)] if backends is None else list(backends)
-    data, failed = _decodable(files.data, names)
+    for name in names:
+        choose(name, files.kind)
+    functions = {
+        (name, task): function
+        for task in TASKS
+        for name in names
+        if (function := _function(name, files.kind, task, target)) is not None
+    }
+    data, failed = _usable(files.data, names, functions)
     result = Comparison(len(data), {name: {} for name in names}, failed)
     plan = [
-        (name, task, count, function)
+        (name, task, count, functions[name, task])
         for task in TASKS
         for count in dict.fromkeys(threads)
         for name in names
-        if (function := _function(name, files.kind, task, target)) is not None
+        if (name, task) in functions
     ]
     times: dict[tuple[str, str, int], list[float]] = {}
     with ThreadPoolExecutor(max(threads), thread_name_prefix="penstock-bench") as pool:
@@ -174,22 +194,27 @@ def _images(folder: Path) -> Iterable[Path]:
                 yield Path(parent, name)
 
 
-def _decodable(files: Sequence[bytes], names: Sequence[str]) -> tuple[list[bytes], dict[str, int]]:
-    """The files that all can decode, which also warms everything up; and how many each could not."""
+def _usable(
+    files: Sequence[bytes], names: Sequence[str], functions: Mapping[tuple[str, str], Task]
+) -> tuple[list[bytes], dict[str, int]]:
+    """The files with which all can do all tasks, which also warms everything up; and with how many each could not."""
     good, failed = [], dict.fromkeys(names, 0)
     for data in files:
-        fine = True
-        for name in names:
-            try:
-                decode(data, backend=name)
-            except ImageError:
-                failed[name] += 1
-                fine = False
-        if fine:
+        bad = {name for (name, task), function in functions.items() if not _works(function, data)}
+        for name in bad:
+            failed[name] += 1
+        if not bad:
             good.append(data)
     if not good:
-        raise ImageError(f"none of {len(files)} files can be decoded by all of {', '.join(names)}")
+        raise ImageError(f"none of {len(files)} files can be read by all of {', '.join(names)}")
     return good, failed
+
+
+def _works(function: Task, data: bytes) -> bool:
+    try:
+        return function(data) is not None  # None: a header without a size
+    except Exception:  # libraries raise what they like
+        return False
 
 
 def _function(name: str, kind: str, task: str, target: int) -> Task | None:
@@ -215,25 +240,35 @@ def _resize(image: np.ndarray[Any, np.dtype[np.uint8]], target: int) -> object:
 
 def _middle(image: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     height, width = image.shape[:2]
-    return image[height // 4 : height // 4 + height // 2, width // 4 : width // 4 + width // 2]
+    top, left = height // 4, width // 4
+    return image[top : top + max(height // 2, 1), left : left + max(width // 2, 1)]
 
 
 def _native_crop(data: bytes, target: int) -> object:
-    width, height = size_from_header(data) or (1, 1)
-    left, top = width // 4, height // 4
-    box = (left, top, left + max(width // 2, 1), top + max(height // 2, 1))
-    return _resize(decode_box(data, box, target=(target, target), max_pixels=MAX_PIXELS).array, target)
+    size = size_from_header(data)
+    if size is None:  # stray bytes in the header
+        return _resize(_middle(decode(data, backend="native")), target)
+    left, top = size[0] // 4, size[1] // 4
+    return _native_box(data, (left, top, left + max(size[0] // 2, 1), top + max(size[1] // 2, 1)), target)
 
 
 def _native_target(data: bytes, target: int) -> object:
-    width, height = size_from_header(data) or (1, 1)
-    return _resize(
-        decode_box(data, (0, 0, width, height), target=(target, target), max_pixels=MAX_PIXELS).array, target
-    )
+    size = size_from_header(data)
+    if size is None:
+        return _resize(decode(data, backend="native"), target)
+    return _native_box(data, (0, 0, *size), target)
+
+
+def _native_box(data: bytes, box: Box, target: int) -> object:
+    return _resize(decode_region(data, box, target=(target, target))[0], target)
 
 
 def _simplejpeg_target(data: bytes, target: int) -> object:
-    return _resize(simplejpeg.decode_jpeg(data, "RGB", min_height=target, min_width=target), target)
+    try:
+        image = simplejpeg.decode_jpeg(data, "RGB", min_height=target, min_width=target)
+    except ValueError:  # an unusual subsampling, say, with which decode() helps itself
+        image = decode(data, backend="simplejpeg")
+    return _resize(image, target)
 
 
 def _opencv_target(data: bytes, target: int) -> object:
