@@ -3,6 +3,7 @@
     python tests/run.py -n 2 -k manifest                arguments are pytest's
 
 Ray's gRPC stays in a process that was connected to a cluster, and forks of it hang; its tests wait most of the time.
+The others' processes take neighbouring tests, whose fixtures they share, and help each other at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryFile("w+") as output:
         alone = subprocess.Popen([*pytest, str(RAY), *arguments, "-n", "0"], stdout=output)
         try:
-            codes = [subprocess.run([*pytest, f"--ignore={RAY}", *arguments], check=False).returncode, alone.wait()]
+            others = [*pytest, f"--ignore={RAY}", "--dist", "worksteal", *arguments]
+            codes = [subprocess.run(others, check=False).returncode, alone.wait()]
         finally:
             alone.terminate()
             alone.wait()
