@@ -23,7 +23,8 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryFile("w+") as output:
         alone = subprocess.Popen([*pytest, str(RAY), *arguments, "-n", "0"], stdout=output)
         try:
-            others = [*pytest, f"--ignore={RAY}", "--dist", "worksteal", *arguments]
+            share = ["--dist", "worksteal"] if "-n" in arguments else []
+            others = [*pytest, f"--ignore={RAY}", *share, *arguments]
             codes = [subprocess.run(others, check=False).returncode, alone.wait()]
         finally:
             alone.terminate()
