@@ -180,7 +180,7 @@ def _shrink(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
     x0, y0 = math.floor(left), math.floor(top)
     wide, high = (math.ceil(right) - x0) // across, (math.ceil(bottom) - y0) // down
     blocks = source[y0 : y0 + high * down, x0 : x0 + wide * across]
-    # Halfway between two pixels is their average, and OpenCV is six times as fast at it as at blocks of two.
+    # Halfway between two pixels is their average, and OpenCV is two to three times as fast at it as at blocks of two.
     method = cv2.INTER_LINEAR if across + down == 3 else cv2.INTER_AREA
     part = cv2.resize(blocks, (wide, high), interpolation=method)
     inner = (left - x0) / across, (top - y0) / down, (right - x0) / across, (bottom - y0) / down
