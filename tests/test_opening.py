@@ -14,6 +14,7 @@ from PIL import Image
 import penstock as ps
 from penstock.errors import ConfigError
 from penstock.shards.mds import MDSDataset
+from penstock.storage import Storage
 
 sys.path.insert(0, str(Path(__file__).parent / "shards"))
 from shard_support import make_tar, write_shards
@@ -31,6 +32,8 @@ def test_manifests(write_manifest: Callable[..., Path]) -> None:
     assert len(dataset) == 30
     assert dataset[0][0].startswith("/data/")
     assert len(ps.open([path, path])) == 60  # type: ignore[arg-type]
+    storage = Storage(idle=5)
+    assert ps.open(path, storage=storage).manifest.storage is storage  # type: ignore[attr-defined]
 
 
 def test_shards(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ penstock.open("train-{000..099}.tar")             ShardDataset     tar shards; c
 penstock.open("data/imagenet-mds")                MDSDataset       a folder with index.json
 penstock.open("data/imagenet")                    RankDataset      a folder with one folder of images a class
 penstock.open("data/shards")                      ShardDataset     a folder of tar files; compressed: StreamShards
+penstock.open("data/squad", split="train")        TableDataset     a folder of `datasets`, of Arrow or Parquet files
+penstock.open("train-*.parquet")                  TableDataset     the same, if there are no columns path and label
 penstock.open("features-*.npy")                   ArrayDataset     rows of memory-mapped NumPy files
 penstock.open("data/arrays")                      RankDataset      a folder of NumPy files, one a sample
 penstock.open("tokens-*.bin", dtype="uint16", sequence_length=2048)             TokenDataset; .npy too
@@ -15,13 +17,14 @@ Files of any other kind: a manifest that names them, and ``load=penstock.LoadByt
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.manifest.formats import EXTENSIONS
+from penstock.manifest.formats import EXTENSIONS, format_of
 from penstock.shards.urls import expand, local_path
+from penstock.tables.files import is_table_folder
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -50,6 +53,8 @@ def open(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **op
     if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
         return _folder(path, options)
     kinds = {"tokens" if "sequence_length" in options else _kind(name) for name in names}
+    if kinds == {"manifests"} and _holds_samples(names[0], options):
+        kinds = {"tables"}
     if len(kinds) > 1:
         raise ConfigError(f"{_said(names)}: {' and '.join(sorted(kinds))} together; open them one by one")
     return _OPENERS[kinds.pop()](names, options)
@@ -78,6 +83,20 @@ def _kind(name: str) -> str:
     )
 
 
+def _holds_samples(name: str, options: dict[str, Any]) -> bool:
+    """Whether a file of columns holds the samples themselves: it does not name files and their labels, and nothing was
+    said of how to read it as a manifest."""
+    given = options.keys() & (set(_MANIFEST) - {"columns"})
+    if format_of(name.partition("?")[0]) not in ("parquet", "arrow") or given:
+        return False
+    wanted = options.get("columns")
+    if wanted is not None:
+        return not isinstance(wanted, Mapping) and "path" not in {str(column).partition(":")[0] for column in wanted}
+    from penstock.tables.table import read_schema
+
+    return not {"path", "label"} <= set(read_schema(name, options.get("storage")).names)
+
+
 def _folder(path: str, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.shards import ShardDataset, StreamShards
     from penstock.shards.mds import MDSDataset
@@ -90,6 +109,8 @@ def _folder(path: str, options: dict[str, Any]) -> Dataset[Any]:
         shards = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(endings) and entry.is_file())
         if shards:
             return kind([Path(name) for name in shards], **options)
+    if is_table_folder(path):
+        return _tables([path], options)
     from penstock.datasets import LoadArray, RankDataset
     from penstock.datasets.arrays import list_arrays
     from penstock.manifest import Manifest
@@ -101,8 +122,8 @@ def _folder(path: str, options: dict[str, Any]) -> Dataset[Any]:
         return RankDataset(rows, **{"load": LoadArray(), **options})
     if listed is None:
         raise ConfigError(
-            f"{path}: a folder, but with neither index.json (MDS), *.tar, *.npy, nor images in one folder for each "
-            "class"
+            f"{path}: a folder, but with neither index.json (MDS), *.tar, *.arrow, *.parquet, *.npy, nor images in one "
+            "folder for each class"
         )
     return RankDataset(Manifest.open(listed, root=os.path.abspath(path)), **options)
 
@@ -111,8 +132,15 @@ def _manifests(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import RankDataset
     from penstock.manifest import Manifest
 
-    how = {name: options.pop(name) for name in _MANIFEST if name in options}
+    how = {name: options.pop(name) for name in (*_MANIFEST, "storage") if name in options}
     return RankDataset(Manifest.open(names[0] if len(names) == 1 else names, **how), **options)
+
+
+def _tables(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.tables import TableDataset
+
+    files = _as_they_are(names)
+    return TableDataset(files[0] if len(files) == 1 else files, **options)
 
 
 def _shards(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
@@ -162,5 +190,6 @@ _OPENERS = {
     "compressed shards": _streams,
     "manifests": _manifests,
     "shards": _shards,
+    "tables": _tables,
     "tokens": _tokens,
 }

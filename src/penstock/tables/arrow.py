@@ -1,0 +1,184 @@
+"""`ArrowFile`: the record batches of one Arrow file, mapped, by their numbers.
+
+A stream (what `datasets` writes) says nowhere where its batches are: the headers of its messages are gone through once,
+without the data between them. A file with a footer says it. Batches that are not compressed lie in the mapped bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import DataFileError
+from penstock.tables.values import is_view
+
+__all__ = ["INVALID", "ArrowFile", "Layout", "scan_arrow"]
+
+INVALID = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError, OSError)
+"""What Arrow raises for files that are not what they should be."""
+
+_MAGIC = b"ARROW1"
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_HELD = 1300  # bytes of a mapped batch, for each of its columns: objects that say where the data is
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Layout(NamedTuple):
+    """What is known of a file once it has been looked at. Small, and travels to workers.
+
+    Attributes:
+        kind: "stream", "file" or "parquet".
+        counts: rows of each piece: record batch, row group.
+        offsets: of a stream, where the message of each batch begins.
+        nbytes: of Parquet, the bytes of each row group before compression.
+    """
+
+    kind: str
+    counts: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64] | None = None
+    nbytes: npt.NDArray[np.int64] | None = None
+
+
+def scan_arrow(path: str, data: Bytes) -> tuple[pa.Schema, Layout]:
+    """Columns and layout of an Arrow file. Costs some ten microseconds for each record batch.
+
+    Raises:
+        DataFileError: it is no Arrow file, truncated or damaged; a stream with dictionaries.
+    """
+    whole = pa.py_buffer(data)
+    try:
+        if data[:6].tobytes() == _MAGIC:
+            reader = pa.ipc.open_file(pa.BufferReader(whole))
+            counts = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
+            return reader.schema, Layout("file", np.array(counts, np.int64))
+        return _scan_stream(path, data, whole)
+    except INVALID as error:
+        raise DataFileError(f"{path} is not an Arrow file, or is truncated or damaged: {error}") from None
+
+
+def _scan_stream(path: str, data: Bytes, whole: pa.Buffer) -> tuple[pa.Schema, Layout]:
+    source = pa.BufferReader(whole)
+    messages = pa.ipc.MessageReader.open_stream(source)
+    schema, counts, offsets, begin = None, [], [], 0
+    while True:
+        begin = source.tell()
+        try:
+            message = messages.read_next_message()
+        except StopIteration:
+            break
+        if message.type == "schema" and schema is None:
+            schema = pa.ipc.read_schema(message)
+        elif message.type == "record batch" and schema is not None:
+            counts.append(pa.ipc.read_record_batch(message, schema).num_rows)
+            offsets.append(begin)
+        else:
+            raise DataFileError(
+                f"{path}: columns with dictionaries in a stream cannot be read in any order; write it as an Arrow file "
+                "(pyarrow.ipc.new_file) or as Parquet"
+            )
+    if schema is None or data[begin : begin + len(_END)].tobytes() != _END:
+        raise DataFileError(f"{path} ends without its end mark: it is truncated, or still being written")
+    return schema, Layout("stream", np.array(counts, np.int64), np.array(offsets, np.int64))
+
+
+class ArrowFile:
+    """An open file.
+
+    Args:
+        path: for messages.
+        data: its bytes, mapped.
+        layout: by `scan_arrow`.
+        columns: the numbers of those that are read.
+    """
+
+    def __init__(self, path: str, data: Bytes, layout: Layout, columns: list[int]) -> None:
+        self.data = data
+        self._path, self._layout, self._columns = path, layout, columns
+        self._whole = pa.py_buffer(data)
+        try:
+            if layout.kind == "file":
+                options = pa.ipc.IpcReadOptions(use_threads=False)
+                self._reader = pa.ipc.open_file(pa.BufferReader(self._whole), options=options)
+            else:
+                self._schema = pa.ipc.read_schema(self._whole)
+        except INVALID as error:
+            raise self._damaged(error) from None
+        self.compressed = False
+        """Whether batches were met that do not lie in the file as they are."""
+        self._begins: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
+
+    def piece(self, number: int) -> tuple[pa.RecordBatch, int]:
+        """A record batch, its columns as in the file, and the bytes of memory that it holds."""
+        offsets = self._layout.offsets
+        try:
+            if offsets is None:
+                batch = self._reader.get_batch(number)
+            else:
+                message = pa.ipc.read_message(self._whole.slice(int(offsets[number])))
+                batch = pa.ipc.read_record_batch(message, self._schema)
+            batch = batch.select(self._columns)
+            batch.validate()
+            for column in batch.columns:
+                if column.null_count or column.type.num_fields:  # read by Arrow, which follows every offset
+                    column.validate(full=True)
+        except INVALID as error:
+            raise self._damaged(error) from None
+        if self._is_mapped(batch):
+            return batch, _HELD * len(self._columns)
+        self.compressed = True
+        return batch, batch.nbytes
+
+    def begins(
+        self, column: int, part: int, numbers: npt.NDArray[np.int64], itemsize: int, piece: Any
+    ) -> npt.NDArray[np.int64] | None:
+        """Where a buffer of a column begins in the file, in items, for each of these batches.
+
+        None if the column has to be read in another way: nulls in it, compressed batches.
+
+        Args:
+            column: its number among those that are read: numbers, or lists of a fixed length of them; text.
+            part: which buffer: 1 for numbers and for the offsets of text, 2 for the text itself.
+            numbers: of batches.
+            itemsize: bytes of an item.
+            piece: gives the record batch of a number.
+        """
+        known = self._begins.get((column, part))
+        if known is None:
+            known = self._begins[column, part] = np.full(len(self._layout.counts), -1, np.int64)
+        found = known[numbers]
+        if (found == -1).any():
+            for number in np.unique(numbers[found == -1]).tolist():
+                known[number] = self._begin(piece(number).column(column), part, itemsize)
+            found = known[numbers]
+        return None if (found < 0).any() else found
+
+    def _begin(self, array: pa.Array, part: int, itemsize: int) -> int:
+        offset: int = array.offset
+        while pa.types.is_fixed_size_list(array.type):
+            if array.null_count:
+                return -2
+            offset *= array.type.list_size
+            array = array.values
+            offset += array.offset
+        buffer = array.buffers()[part]
+        begin: int = (buffer.address if buffer is not None else 0) - self._whole.address
+        if array.null_count or begin % itemsize or not 0 <= begin <= self._whole.size:
+            return -2
+        return begin // itemsize + (offset if part == 1 else 0)
+
+    def _is_mapped(self, batch: pa.RecordBatch) -> bool:
+        begin, end = self._whole.address, self._whole.address + self._whole.size
+        for array in batch.columns:
+            if pa.types.is_dictionary(array.type) or is_view(array.type):
+                return False
+            for buffer in array.buffers():
+                if buffer is not None and buffer.size:
+                    return bool(begin <= buffer.address < end)
+        return True
+
+    def _damaged(self, error: Exception) -> DataFileError:
+        return DataFileError(f"{self._path} is damaged: {error}")

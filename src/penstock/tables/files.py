@@ -1,0 +1,198 @@
+"""Which files a table is made of: lists and patterns, folders of Arrow and Parquet files, and those that
+`huggingface/datasets` writes.
+
+    data/squad/dataset_dict.json          splits, each a folder as the next one
+    data/squad/train/state.json           names the files, in order: data-00000-of-00002.arrow, ...
+    squad-train-00000-of-00003.arrow      a file of the cache of `datasets`, or of a snapshot of a hub: the split is
+    data/train-00000-of-00003-af12.parquet  in its name
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
+from penstock.shards.urls import Urls, expand
+from penstock.storage import Storage, io_error, is_remote
+from penstock.storage.urls import local_part, shown
+
+__all__ = ["ENDINGS", "is_table_folder", "table_files"]
+
+ENDINGS = (".arrow", ".parquet", ".pq", ".feather", ".ipc")
+
+_DICT, _STATE = "dataset_dict.json", "state.json"
+_NUMBERED = re.compile(r"(?:^|[-/])([A-Za-z0-9_.]+)-\d+-of-\d+(?:-[0-9a-f]+)?\.[a-z]+$")
+_WORDS = re.compile(r"[^A-Za-z0-9]+")
+_SPLITS = {
+    name: split
+    for split, names in {
+        "train": ("train", "training"),
+        "validation": ("validation", "valid", "val", "dev"),
+        "test": ("test", "testing", "eval", "evaluation"),
+    }.items()
+    for name in names
+}
+_NOT_DATA = re.compile(r"(?:^|/)(?:[._]|cache-[0-9a-f]{16}[^/]*\.arrow$)")  # hidden, or what `map` of datasets kept
+
+
+def table_files(source: Urls, split: str | None = None, storage: Storage | None = None) -> list[str]:
+    """The files of a table, in order.
+
+    Args:
+        source: a folder, files, patterns, braces, ``::``, or a list of files.
+        split: of a folder that holds several.
+        storage: how a store is reached.
+
+    Raises:
+        ConfigError: no split is named and there are several, or there is no such split; a split of files.
+        DataFileIOError: a folder that cannot be read, or holds no files of tables.
+        DataFileError: a folder of `datasets` whose description is damaged, or that keeps its rows in another order.
+        ShardIOError, StorageNotFoundError: nothing matches a pattern.
+    """
+    folder = _as_folder(source, storage)
+    if folder is None:
+        if split is not None:
+            raise ConfigError(f"split={split!r} chooses files of a folder; these are files: name those of the split")
+        return expand(source, storage)
+    described = folder.json(_DICT)
+    if described is not None:
+        splits = [str(name) for name in _entries(described, "splits", folder.file(_DICT))]
+        name = _chosen(folder.path, splits, split)
+        inner = _Folder(folder.file(name), storage)
+        state = inner.json(_STATE)
+        if state is None:
+            raise DataFileError(f"{shown(inner.path)} is named in {_DICT}, and has no {_STATE}: it is not complete")
+        return _of_state(inner, state, None)
+    state = folder.json(_STATE)
+    return _listed(folder, split) if state is None else _of_state(folder, state, split)
+
+
+def is_table_folder(path: str) -> bool:
+    """Whether a folder of this machine is one of tables: by what `datasets` writes, or by the names of the files in it
+    and in ``data`` in it."""
+    if any(os.path.exists(os.path.join(path, name)) for name in (_DICT, _STATE)):
+        return True
+    for folder in (path, os.path.join(path, "data")):
+        if os.path.isdir(folder) and any(entry.name.endswith(ENDINGS) for entry in os.scandir(folder)):
+            return True
+    return False
+
+
+class _Folder:
+    """A folder, here or in a store."""
+
+    def __init__(self, path: str, storage: Storage | None) -> None:
+        self.path = path
+        self._storage = (storage or Storage()) if is_remote(path) else None
+
+    def file(self, name: str) -> str:
+        return f"{self.path}/{name}" if self._storage is not None else os.path.join(self.path, name)
+
+    def json(self, name: str) -> Any:
+        """What a file of this name says; None if there is none."""
+        path = self.file(name)
+        try:
+            if self._storage is not None:
+                data = self._storage.read(path)
+            else:
+                with open(path, "rb") as file:
+                    data = file.read()
+        except (StorageNotFoundError, FileNotFoundError):
+            return None
+        except OSError as error:
+            raise DataFileIOError(str(io_error(path, error))) from error
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise DataFileError(f"{shown(path)} is not JSON, or is truncated: {error}") from None
+
+    def tables(self) -> list[tuple[str, str]]:
+        """The files of tables in it and below, sorted: names within the folder, and paths."""
+        if self._storage is not None:
+            depth = len(_parts(self.path))  # a store may spell the folder otherwise: with a version of it, say
+            found = [("/".join(_parts(name)[depth:]), name) for name in self._storage.glob(f"{self.path}/**")]
+        else:
+            paths = (os.path.join(where, name) for where, _, inside in os.walk(self.path) for name in inside)
+            found = [(os.path.relpath(path, self.path).replace(os.sep, "/"), path) for path in paths]
+        return sorted(pair for pair in found if pair[0].endswith(ENDINGS) and not _NOT_DATA.search(pair[0]))
+
+
+def _parts(url: str) -> list[str]:
+    return url.partition("://")[2].strip("/").split("/")
+
+
+def _as_folder(source: Urls, storage: Storage | None) -> _Folder | None:
+    if not isinstance(source, str | os.PathLike):
+        return None
+    text = os.fspath(source)
+    if is_remote(text):
+        plain = not any(sign in text for sign in "*{") and "::" not in text
+        return _Folder(text.rstrip("/"), storage) if plain and not _ends(text) else None
+    path = local_part(text)
+    return _Folder(path, None) if os.path.isdir(path) else None
+
+
+def _ends(url: str) -> bool:
+    return url.partition("?")[0].lower().endswith(ENDINGS)
+
+
+def _entries(described: Any, key: str, path: str) -> list[Any]:
+    found = described.get(key) if isinstance(described, dict) else None
+    if not isinstance(found, list) or not found:
+        raise DataFileError(f"{shown(path)} names no {key}")
+    return found
+
+
+def _chosen(path: str, splits: list[str], split: str | None) -> str:
+    """The one split there is, or the one that is asked for."""
+    if split in splits:
+        return str(split)
+    alike = [name for name in splits if split is not None and _SPLITS.get(name, name) == _SPLITS.get(split, split)]
+    if len(alike) == 1:
+        return alike[0]
+    if split is None and len(splits) == 1:
+        return splits[0]
+    said = f"there is no split {split!r}" if split is not None else "name one with split="
+    raise ConfigError(f"{shown(path)} holds the splits {', '.join(splits)}: {said}")
+
+
+def _of_state(folder: _Folder, state: Any, split: str | None) -> list[str]:
+    path = folder.file(_STATE)
+    files = _entries(state, "_data_files", path)
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise DataFileError(
+            f"{shown(folder.path)} keeps an order of its rows beside them (indices.arrow), as old versions of datasets "
+            "did: load it there and save it again, with flatten_indices()"
+        )
+    if split is not None and state.get("_split") != split:
+        raise ConfigError(f"{shown(folder.path)} is the split {state.get('_split')!r} alone, not {split!r}")
+    try:
+        return [folder.file(str(file["filename"])) for file in files]
+    except (TypeError, KeyError):
+        raise DataFileError(f"{shown(path)}: '_data_files' names no files: {files!r}"[:300]) from None
+
+
+def _listed(folder: _Folder, split: str | None) -> list[str]:
+    found = folder.tables()
+    if not found:
+        raise DataFileIOError(
+            f"{shown(folder.path)}: a folder without {_STATE}, {_DICT} or files of tables ({', '.join(ENDINGS)})"
+        )
+    splits = [_split_of(name) for name, _ in found]
+    present = sorted(set(splits))
+    wanted = present[0] if split is None and len(present) == 1 else None
+    if wanted is None:
+        wanted = _chosen(folder.path, [name for name in present if name], split)
+    return [path for (_, path), its in zip(found, splits, strict=True) if its == wanted]
+
+
+def _split_of(name: str) -> str:
+    """The split that a file belongs to by its name; "" if that does not say."""
+    numbered = _NUMBERED.search(name)
+    words = [word.lower() for word in _WORDS.split(name)]
+    if numbered is not None and (numbered[1].lower() in _SPLITS or not any(word in _SPLITS for word in words)):
+        return numbered[1]
+    return next((word for word in words if word in _SPLITS), "")

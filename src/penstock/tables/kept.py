@@ -1,0 +1,83 @@
+"""`Kept`: pieces of tables that were decoded, those used last, bounded in bytes."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from threading import Lock
+from typing import Generic, TypeVar
+
+from penstock.errors import ConfigError
+
+__all__ = ["Kept"]
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """``get(key, make)``: what ``make() -> (value, bytes)`` made for a key, made again when it was dropped.
+
+    Args:
+        limit: bytes of all. One value is kept in any case.
+
+    Safe in threads, each value is made by one of them; and after a fork, whatever another thread was doing.
+    """
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ConfigError(f"cache_bytes must be positive, not {limit}")
+        self.limit = limit
+        self.made = 0
+        """How many values were made so far."""
+        self._held = 0
+        self._values: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
+        self._new_locks()
+
+    def _new_locks(self) -> None:
+        self._pid, self._lock = os.getpid(), Lock()
+        self._turns: dict[Hashable, Lock] = {}
+
+    def _locked(self) -> Lock:
+        if self._pid != os.getpid():
+            self._new_locks()
+        return self._lock
+
+    def get(self, key: Hashable, make: Callable[[], tuple[T, int]]) -> T:
+        """The value of a key."""
+        with self._locked():
+            found = self._look(key)
+            if found is not None:
+                return found[0]
+            turn = self._turns.setdefault(key, Lock())
+        with turn:
+            with self._lock:
+                found = self._look(key)
+            if found is not None:
+                return found[0]
+            try:
+                value, size = make()
+            except BaseException:
+                self._turns.pop(key, None)
+                raise
+            with self._lock:
+                self._turns.pop(key, None)  # not before: whoever comes finds the turn or the value
+                self.made += 1
+                # After a failure those who had waited for it and those who came later may each have made one.
+                self._held += size - self._values.pop(key, (None, 0))[1]
+                self._values[key] = value, size
+                while self._held > self.limit and len(self._values) > 1:
+                    self._held -= self._values.popitem(last=False)[1][1]
+            return value
+
+    def drop(self, keys: Iterable[Hashable]) -> None:
+        """Forget some values."""
+        with self._locked():
+            for key in keys:
+                self._held -= self._values.pop(key, (None, 0))[1]
+
+    def _look(self, key: Hashable) -> tuple[T, int] | None:
+        found = self._values.get(key)
+        if found is not None:
+            self._values.move_to_end(key)
+        return found

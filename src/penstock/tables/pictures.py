@@ -1,0 +1,125 @@
+"""Columns of images: structs of an encoded file and its path, as `datasets` keeps them, or the bytes alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.datasets.loading import SampleRecord
+from penstock.datasets.raw import read_file
+from penstock.errors import ConfigError, DataFileError, ImageError
+from penstock.images.backends import refuse_postscript
+from penstock.images.decode import decode
+from penstock.stages import stage
+from penstock.storage import Storage, is_remote
+from penstock.tables.values import is_text
+
+__all__ = ["IMAGES", "ImageRecord", "encoded", "features_of", "image_columns", "label_column", "make_image"]
+
+IMAGES = ("rgb", "pil", "bytes")
+
+
+def features_of(schema: pa.Schema) -> dict[str, Any]:
+    """What `datasets` says of the columns of its files: ``{"label": {"_type": "ClassLabel", "names": [...]}, ...}``."""
+    try:
+        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def image_columns(schema: pa.Schema, features: dict[str, Any]) -> list[str]:
+    """The columns that hold images: by what `datasets` says of them; where it says nothing, structs of ``bytes`` and
+    ``path``."""
+    found = []
+    for field in schema:
+        said, kind = features.get(field.name), field.type
+        pair = pa.types.is_struct(kind) and {kind.field(k).name for k in range(kind.num_fields)} == {"bytes", "path"}
+        is_image = isinstance(said, dict) and said.get("_type") == "Image"
+        if (pair or is_text(kind)) if is_image else (pair and said is None):
+            found.append(field.name)
+    return found
+
+
+def encoded(
+    array: pa.Array, storage: Storage | None, where: Callable[[int], str]
+) -> list[tuple[bytes | None, str | None]]:
+    """The file of each image, None for null, and its path, None where the table names none.
+
+    Args:
+        where: names the row of the image with this number, for messages.
+
+    Raises:
+        DataFileError: a row names a file instead, which is not there.
+        DataFileIOError, StorageError: it cannot be read.
+    """
+    if pa.types.is_struct(array.type):
+        names = [array.type.field(k).name for k in range(array.type.num_fields)]
+        columns = dict(zip(names, array.flatten(), strict=True))
+        files, paths = columns["bytes"].to_pylist(), columns["path"].to_pylist()
+    else:
+        files, paths = array.to_pylist(), [None] * len(array)
+        if not any(isinstance(value, bytes) for value in files):
+            files, paths = paths, files
+    for number, (data, path) in enumerate(zip(files, paths, strict=True)):
+        if data is None and path is not None:
+            if not (os.path.isabs(path) or is_remote(path)):
+                what = f"the bytes of {path!r} are not in the table, and that is no absolute path"
+                raise DataFileError(f"{where(number)}: {what}")
+            files[number] = read_file(path, storage)
+    return list(zip(files, paths, strict=True))
+
+
+def make_image(data: bytes | None, name: str, images: str) -> Any:
+    """An image as it is asked for: see `penstock.tables.TableFiles`."""
+    if data is None or images == "bytes":
+        return data
+    with stage("decode"):
+        if images == "rgb":
+            return decode(data, path=name)
+        from PIL import Image
+
+        try:
+            refuse_postscript(data)
+            image = Image.open(io.BytesIO(data))
+            image.load()
+        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+            raise ImageError(f"{name!r} cannot be decoded: {error}") from error
+        return image
+
+
+def label_column(columns: list[str], image: str) -> str | None:
+    """The column that holds the label of an image.
+
+    Raises:
+        ConfigError: there are several that might.
+    """
+    others = [name for name in columns if name != image]
+    if len(others) < 2:
+        return others[0] if others else None
+    if "label" in others:
+        return "label"
+    raise ConfigError(f"which of {', '.join(others)} is the label? Say columns=[{image!r}, ...] with that alone")
+
+
+class ImageRecord(SampleRecord):
+    """A row of a table as a record: its image, still encoded, and its label.
+
+    Raises:
+        ImageError: (when made) the row has no image.
+
+    Attributes:
+        sample: the other columns.
+    """
+
+    def __init__(self, data: bytes | None, name: str, sample: dict[str, Any], label: str | None, row: int) -> None:
+        if data is None:
+            raise ImageError(f"{name}: a row without an image")
+        self.path, self.sample, self.row = name, sample, row
+        self._data = data
+        self.label = None if label is None else sample[label]

@@ -1,0 +1,260 @@
+"""Columns of Arrow as the values of samples.
+
+==============================  =======================================================================
+in the file                     in a sample
+==============================  =======================================================================
+numbers, booleans               NumPy's scalar of that type
+lists of numbers, any depth     an array; where inner lists differ in length, a list of arrays
+arrays of fixed shape           an array of that shape (``Array2D`` of `datasets`, Arrow's tensors)
+text, bytes                     ``str``, ``bytes``
+structs                         a dict
+anything else                   Python's objects: dates, decimals, lists of text or of structs, maps
+null                            ``None``; among the numbers of a list NaN, and the list is of floats
+==============================  =======================================================================
+
+A batch is what the default collate function makes of such values; columns of numbers are made without it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import ConfigError
+
+__all__ = [
+    "as_array",
+    "as_values",
+    "check_type",
+    "fixed_shape",
+    "fixed_width",
+    "is_text",
+    "is_view",
+    "plain_batch",
+    "shaped",
+    "text_offsets",
+]
+
+Array = npt.NDArray[Any]
+
+_types = pa.types
+_VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
+
+
+def check_type(where: str, kind: pa.DataType) -> None:
+    """ConfigError for a column of which no values can be made."""
+    if isinstance(kind, pa.BaseExtensionType):
+        check_type(where, kind.storage_type)
+    elif _types.is_union(kind):
+        raise ConfigError(f"{where} has the type {kind}, of which there are no values: leave it out with columns=")
+    else:
+        for number in range(kind.num_fields):
+            check_type(where, kind.field(number).type)
+
+
+def fixed_shape(field: pa.Field) -> tuple[int, ...] | None:
+    """The shape that all values of a column of arrays have, by the extension type that it was written as; else None.
+
+    A first dimension of -1 differs from value to value.
+    """
+    kind = field.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        straight = kind.permutation is None or list(kind.permutation) == sorted(kind.permutation)
+        return tuple(kind.shape) if straight else None
+    written = field.metadata or {}
+    name, text = written.get(b"ARROW:extension:name", b""), written.get(b"ARROW:extension:metadata", b"")
+    if isinstance(kind, pa.BaseExtensionType) and hasattr(kind, "__arrow_ext_serialize__"):
+        name, text = str(kind.extension_name).encode(), kind.__arrow_ext_serialize__()
+    if not name.startswith(b"datasets.features.features.Array"):
+        return None
+    try:
+        first, *others = json.loads(text)[0]
+        return (-1 if first is None else int(first), *map(int, others))
+    except (ValueError, TypeError, LookupError):
+        return None
+
+
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch without extension types, dictionaries and views in its columns: batches of several files go together
+    then, and Arrow can take rows of them.
+    """
+    columns = [_plain(column) for column in batch.columns]
+    if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
+        return batch
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _plain(array.storage)
+    if _types.is_dictionary(array.type):
+        return _plain(array.dictionary_decode())
+    return array.cast(_VIEWS[str(array.type)]) if is_view(array.type) else array
+
+
+def is_view(kind: pa.DataType) -> bool:
+    """Whether values are views of text or bytes, of which Arrow cannot take rows."""
+    return str(kind) in _VIEWS
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(_types.is_integer(kind) or _types.is_floating(kind) or _types.is_boolean(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(_types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind))
+
+
+def fixed_width(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Type and shape of values that all take equally many bytes, one behind the other; None for others."""
+    shape: list[int] = []
+    while _types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    if not (_types.is_integer(kind) or _types.is_floating(kind)) or 0 in shape:
+        return None
+    return np.dtype(kind.to_pandas_dtype()), tuple(shape)
+
+
+def text_offsets(kind: pa.DataType) -> np.dtype[Any] | None:
+    """The type of the offsets of a column of text or bytes; None for others."""
+    if _types.is_string(kind) or _types.is_binary(kind):
+        return np.dtype(np.int32)
+    return np.dtype(np.int64) if _types.is_large_string(kind) or _types.is_large_binary(kind) else None
+
+
+def as_array(array: pa.Array) -> Array | None:
+    """A column as one array, its first dimension the rows; None if they are no numbers, or not all alike."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return as_array(array.storage)
+    if array.null_count:
+        return None
+    if _is_number(kind):
+        found: Array = array.to_numpy(zero_copy_only=False)
+        return found
+    if not _is_list(kind):
+        return None
+    if _types.is_fixed_size_list(kind):
+        length = kind.list_size
+    else:
+        lengths = np.diff(array.offsets.to_numpy())
+        length = int(lengths[0]) if len(lengths) else 0
+        if (lengths != length).any():
+            return None
+    inner = as_array(array.flatten())
+    return None if inner is None else inner.reshape(len(array), length, *inner.shape[1:])
+
+
+def shaped(found: Array, shape: tuple[int, ...] | None) -> Array:
+    """Rows of arrays in the shape that their column says: a tensor is stored flat, an empty list without its inside."""
+    if shape is None or found.shape[1:] == shape:
+        return found
+    if shape[0] < 0:
+        shape = (found.shape[1], *shape[1:])
+    return found.reshape(len(found), *shape) if found.size == len(found) * math.prod(shape) else found
+
+
+def as_values(array: pa.Array, shape: tuple[int, ...] | None = None) -> list[Any]:
+    """A column as a list of values, see above; ``shape`` of those that have one by their type.
+
+    What a value becomes does not depend on the others. Arrays may be written to.
+    """
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return as_values(array.storage, shape)
+    found = as_array(array)
+    if found is not None:
+        return list(_own(shaped(found, shape)))
+    if _is_number(kind):
+        scalar = np.dtype(kind.to_pandas_dtype()).type
+        return [None if value is None else scalar(value) for value in array.to_pylist()]
+    if _types.is_struct(kind):
+        fields = [as_values(column) for column in array.flatten()]
+        names = [kind.field(k).name for k in range(kind.num_fields)]
+        rows = zip(*fields, strict=True) if fields else [()] * len(array)
+        return _with_nulls([dict(zip(names, row, strict=True)) for row in rows], array)
+    if _is_list(kind) and _of_numbers(kind):
+        values = _lists(array)
+        return values if shape is None else [v if v is None else shaped(v[None], shape)[0] for v in values]
+    return array.to_pylist()  # type: ignore[no-any-return]
+
+
+def _own(found: Array) -> Array:
+    return found if found.flags.writeable or found.ndim < 2 else found.copy()
+
+
+def _of_numbers(kind: pa.DataType) -> bool:
+    while _is_list(kind) or isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind.value_type
+    return _is_number(kind)
+
+
+def _lists(array: pa.Array) -> list[Any]:
+    """Lists of numbers that differ, are null, or have nulls among them."""
+    if _types.is_fixed_size_list(array.type):
+        array = array.cast(pa.list_(array.type.value_type))
+    lengths = np.diff(array.offsets.to_numpy())
+    if array.null_count:  # what null lists point at is not among the values
+        lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, lengths)
+    ends = np.cumsum(lengths).tolist()
+    inside = array.flatten()
+    spans = zip([0, *ends], ends, strict=False)
+    if not _is_number(inside.type):
+        flat = as_values(inside)
+        empty = as_array(pa.array([[]], _stored(array.type)))
+        parts = [_stacked(flat[first:last]) if first < last else _own(empty)[0] for first, last in spans]  # type: ignore[arg-type]
+    elif inside.null_count:
+        parts = [_numbers(inside.slice(first, last - first)) for first, last in spans]
+    else:
+        flat = inside.to_numpy(zero_copy_only=False).copy()
+        parts = [flat[first:last] for first, last in spans]
+    return _with_nulls(parts, array)
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """The type without extension types in it, of which Arrow makes no values."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _stored(kind.storage_type)
+    if _types.is_fixed_size_list(kind):
+        return pa.list_(_stored(kind.value_type), kind.list_size)
+    if _types.is_large_list(kind):
+        return pa.large_list(_stored(kind.value_type))
+    return pa.list_(_stored(kind.value_type)) if _types.is_list(kind) else kind
+
+
+def _numbers(array: pa.Array) -> Array:
+    """Numbers, with NaN for null."""
+    kind = np.dtype(array.type.to_pandas_dtype())
+    if not array.null_count:
+        found: Array = array.to_numpy(zero_copy_only=False)
+        return found.copy()
+    values = [math.nan if value is None else value for value in array.to_pylist()]
+    return np.array(values, kind if kind.kind == "f" else np.float64)
+
+
+def _stacked(parts: list[Any]) -> Any:
+    """Inner lists as one array, if they are alike."""
+    first = parts[0]
+    if isinstance(first, np.ndarray) and all(
+        isinstance(p, np.ndarray) and (p.shape, p.dtype) == (first.shape, first.dtype) for p in parts
+    ):
+        return np.stack(parts)
+    return parts
+
+
+def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+    if not array.null_count:
+        return values
+    return [None if null else value for value, null in zip(values, array.is_null().to_pylist(), strict=True)]
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are ``str`` or ``bytes``."""
+    tests = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed_size_binary")
+    return any(getattr(_types, f"is_{name}")(kind) for name in tests)
