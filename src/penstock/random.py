@@ -180,9 +180,10 @@ def load_each(load: Callable[[R], T], records: Sequence[R], keys: Sequence[int] 
 
 
 def _name(record: Any) -> Any:
-    """What to call a record in a note: of a sample of a shard not all of its bytes."""
-    return (
-        f"sample {record['__key__']!r} of {record.get('__url__')}"
-        if isinstance(record, dict) and "__key__" in record
-        else record
-    )
+    """What to call a record in a note: no signature of an address, and of a sample of a shard not all of its bytes."""
+    from penstock.storage.urls import shown  # only where something is wrong
+
+    if isinstance(record, dict) and "__key__" in record:
+        return f"sample {record['__key__']!r} of {shown(str(record.get('__url__')))}"
+    path = getattr(record, "path", None)
+    return record._replace(path=shown(path)) if isinstance(path, str) and hasattr(record, "_replace") else record

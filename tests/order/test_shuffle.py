@@ -47,6 +47,38 @@ def test_a_window_reads_its_own_blocks_and_all_of_them(n: int, block_size: int, 
     assert seen == set(range(-(-n // block_size)))
 
 
+@settings(deadline=None, max_examples=200)
+@given(key=st.integers(0, 2**64 - 1), **sizes)
+def test_the_inverse_of_block_finds_every_row(n: int, block_size: int, window: int, key: int) -> None:
+    order = BlockShuffle(n, key, block_size=block_size, window=window)
+    assert np.array_equal(order.inverse[order[np.arange(n)]], np.arange(n))
+    assert [order.inverse[order[i]] for i in range(n)] == list(range(n))
+    assert len(order.inverse) == n
+
+
+@settings(deadline=None, max_examples=100)
+@given(key=st.integers(0, 2**64 - 1), **sizes)
+def test_windows_are_where_rows_are_mixed(n: int, block_size: int, window: int, key: int) -> None:
+    order = BlockShuffle(n, key, block_size=block_size, window=window)
+    blocks = order[np.arange(n)] // block_size
+    begin = 0
+    while begin < n:
+        first, end = order.window_at(begin)
+        assert first == begin
+        assert all(order.window_at(position) == (begin, end) for position in range(begin, end, 7))
+        inside = set(blocks[begin:end].tolist())
+        assert len(inside) <= window
+        assert not inside & set(blocks[end:].tolist())
+        begin = end
+
+
+def test_the_inverse_far_out() -> None:
+    for kind in ("none", "block"):
+        order = make_order(kind, 10**12 + 7, seed=3)
+        positions = np.array([0, 1, 65_535, 65_536, 10**11 + 3, 10**12 + 6])
+        assert np.array_equal(order.inverse[order[positions]], positions)
+
+
 def test_a_window_as_large_as_the_data_mixes_all() -> None:
     order = BlockShuffle(10_000, 3, block_size=100, window=100)
     image = order[np.arange(10_000)]
@@ -104,6 +136,9 @@ def test_errors() -> None:
     for sizes in ({"block_size": 0}, {"window": -1}):
         with pytest.raises(OrderError, match="must be positive"):
             BlockShuffle(5, 0, **sizes)
+    with pytest.raises(OrderError, match="less than 2"):
+        BlockShuffle(5, 0, block_size=10**15, window=10**15)
+    assert sorted(BlockShuffle(5, 0, block_size=1 << 40, window=1 << 22)[np.arange(5)]) == [0, 1, 2, 3, 4]
     for kind in ("global", "none"):
         with pytest.raises(OrderError):
             make_order(kind, -1)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from penstock.errors import OrderError
 from penstock.order.hashing import MASK64, mix, mix_array
 
-__all__ = ["MAX_N", "ORDER_VERSION", "TABLE_LIMIT", "Permutation", "normalise"]
+__all__ = ["MAX_N", "ORDER_VERSION", "TABLE_LIMIT", "Inverse", "Permutation", "normalise"]
 
 ORDER_VERSION = 1
 """Version of the frozen order. A state that names another version is refused."""
@@ -105,9 +105,12 @@ class Permutation:
         return self._lookup(index, 0, self._encrypt)
 
     @cached_property
-    def inverse(self) -> _Inverse:
+    def inverse(self) -> Inverse:
         """The inverse bijection, indexed in the same way."""
-        return _Inverse(self)
+        return Inverse(self.n, self._locate)
+
+    def _locate(self, index: Any) -> Any:
+        return self._lookup(index, 1, self._decrypt)
 
     def _lookup(self, index: Any, table: int, walk: Callable[[Any], Any]) -> Any:
         scalar = isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray)
@@ -152,21 +155,27 @@ class Permutation:
         return _join(high, low, self._b)
 
 
-class _Inverse:
-    """``inverse[p[i]] == i``."""
+class Inverse:
+    """``inverse[order[i]] == i``.
 
-    def __init__(self, forward: Permutation) -> None:
-        self._forward = forward
+    Args:
+        n: elements of the order.
+        locate: the position of a row; of an array of them, an array of its shape.
+    """
+
+    def __init__(self, n: int, locate: Callable[[Any], Any]) -> None:
+        self._n = n
+        self._locate = locate
 
     def __len__(self) -> int:
-        return self._forward.n
+        return self._n
 
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
     def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
     def __getitem__(self, index: Any) -> Any:
-        return self._forward._lookup(index, 1, self._forward._decrypt)
+        return self._locate(index)
 
 
 def _split(i: Any, b: int) -> tuple[Any, Any, Callable[[Any, int, int], Any]]:

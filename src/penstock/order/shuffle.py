@@ -16,8 +16,8 @@ Invariant: every order is a bijection of ``range(n)`` in O(1) memory, and depend
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from penstock.errors import OrderError
 from penstock.order.hashing import derive_key, mix
-from penstock.order.permutation import Indices, Permutation, normalise
+from penstock.order.permutation import Indices, Inverse, Permutation, normalise
 
 __all__ = [
     "DEFAULT_BLOCK_SIZE",
@@ -39,6 +39,7 @@ __all__ = [
 
 DEFAULT_BLOCK_SIZE = 1024
 DEFAULT_WINDOW = 64
+_FEW = 8  # windows of one look-up that are found by comparing; for more, sorting costs less
 
 
 class Order(Protocol):
@@ -70,6 +71,11 @@ class Identity:
         result = normalise(index, self.n)
         return int(result) if result.ndim == 0 else result
 
+    @property
+    def inverse(self) -> Identity:
+        """Where a row stands: at its own number."""
+        return self
+
 
 class BlockShuffle:
     """Blocks permuted, then samples permuted within windows of blocks.
@@ -81,7 +87,7 @@ class BlockShuffle:
         window: blocks that are mixed with one another; samples move within ``block_size * window`` positions.
 
     Raises:
-        OrderError: a negative n, or a size that is not positive.
+        OrderError: a negative n, or a size that is not positive or too large.
 
     While a job passes through one window it reads ``window`` runs of ``block_size`` consecutive rows. Positions are
     dealt to ranks in strides, so all ranks are in the same window at the same time, and each of them takes
@@ -91,6 +97,7 @@ class BlockShuffle:
 
     Cost: O(1) memory; an array of positions costs one `Permutation` lookup for each window it touches, and batches
     touch one or two. ``window=1`` shuffles within blocks only, ``block_size * window >= n`` is as good as global.
+    ``order.inverse[row]`` says where a row stands, at the same cost.
 
     >>> order = BlockShuffle(100, key=1, block_size=10, window=2)
     >>> sorted(order[np.arange(100)].tolist()) == list(range(100))
@@ -104,6 +111,8 @@ class BlockShuffle:
             raise OrderError(f"an order needs n >= 0, got {n}")
         if block_size < 1 or window < 1:
             raise OrderError(f"block_size and window must be positive, got {block_size} and {window}")
+        if block_size * window >= 1 << 63:
+            raise OrderError(f"block_size * window must be less than 2**63, got {block_size} * {window}")
         self.n = n
         self.key = key
         self.block_size = block_size
@@ -127,16 +136,51 @@ class BlockShuffle:
     def __getitem__(self, index: Any) -> Any:
         positions = normalise(index, self.n)
         flat = positions.reshape(-1)
-        span = self.block_size * self.window
-        windows = self._pad(flat) // span
-        for number in np.unique(windows).tolist():
-            begin = self._unpad(number * span)
-            end = min(self._unpad((number + 1) * span), self.n)
-            inside = windows == number
-            flat[inside] = begin + _window_order(end - begin, mix(self.key, 1, number))[flat[inside] - begin]
+        for inside, begin, order in self._windows(self._pad(flat)):
+            flat[inside] = begin + order[flat[inside] - begin]
         slots, offsets = np.divmod(self._pad(flat), self.block_size)
         flat[:] = self._blocks[slots] * self.block_size + offsets
         return int(positions) if positions.ndim == 0 else positions
+
+    @cached_property
+    def inverse(self) -> Inverse:
+        """The inverse bijection, indexed in the same way."""
+        return Inverse(self.n, self._locate)
+
+    def window_at(self, position: int) -> tuple[int, int]:
+        """Begin and end of the window that a position is in: the positions whose rows are mixed with one another."""
+        number = int(self._pad(np.array([position]))[0]) // (self.block_size * self.window)
+        return self._window_bounds(number)
+
+    def _locate(self, index: Any) -> Any:
+        rows = normalise(index, self.n)
+        self._find(rows.reshape(-1))
+        return int(rows) if rows.ndim == 0 else rows
+
+    def _find(self, rows: Indices) -> None:
+        """Rows into their positions, in place."""
+        blocks, offsets = np.divmod(rows, self.block_size)
+        padded = self._blocks.inverse[blocks] * self.block_size + offsets
+        rows[:] = padded - self._missing * (padded >= (self._short_slot + 1) * self.block_size)
+        for inside, begin, order in self._windows(padded):
+            rows[inside] = begin + order.inverse[rows[inside] - begin]
+
+    def _windows(self, padded: Indices) -> Iterator[tuple[npt.NDArray[Any], int, Permutation]]:
+        """For each window that padded positions touch: which are inside, where it begins, how it is permuted."""
+        windows = padded // (self.block_size * self.window)
+        numbers = np.unique(windows)
+        few = len(numbers) <= _FEW
+        if not few:
+            by_window = np.argsort(windows, kind="stable")
+            bounds = np.append(np.searchsorted(windows[by_window], numbers), len(by_window)).tolist()
+        for k, number in enumerate(numbers.tolist()):
+            begin, end = self._window_bounds(number)
+            inside = windows == number if few else by_window[bounds[k] : bounds[k + 1]]
+            yield inside, begin, _window_order(end - begin, mix(self.key, 1, number))
+
+    def _window_bounds(self, number: int) -> tuple[int, int]:
+        span = self.block_size * self.window
+        return self._unpad(number * span), min(self._unpad((number + 1) * span), self.n)
 
     def _pad(self, positions: Indices) -> Indices:
         return positions + self._missing * (positions >= (self._short_slot + 1) * self.block_size - self._missing)

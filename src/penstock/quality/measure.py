@@ -1,0 +1,319 @@
+"""`measure`: displacement, classes in a batch, batches that come again, and runs read, of any order.
+
+Batches are those that training sees: positions are dealt to ranks in strides (`penstock.order.Partition`), and a rank's
+positions are cut into batches. Of a large data set a few hundred batches are looked at, spread evenly over the epoch;
+of each, every row. So the cost does not depend on the number of rows, and the error is that of the sample: displacement
+is right to two digits with 256 batches of 256.
+
+Invariant: memory is that of some thousand samples, or of one batch, and of one window of positions where runs are
+counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConfigError
+from penstock.order import BlockShuffle, Order, Partition
+from penstock.order.permutation import Indices
+
+__all__ = [
+    "Invertible",
+    "Labels",
+    "Make",
+    "Quality",
+    "TableOrder",
+    "classes_in",
+    "measure",
+    "runs_in",
+    "sorted_labels",
+]
+
+Labels = Callable[[Indices], npt.NDArray[Any]]
+"""The labels of rows: numbers or texts, an array of the same length."""
+
+_GROUP = 1 << 14  # positions that are looked up at a time
+_WIDEST = 1 << 22  # positions for which runs are counted at a time, 32 MB
+_EXACT = 1 << 20  # rows up to which a random batch is drawn without repetition
+
+
+class Invertible(Order, Protocol):
+    """An order that also says where a row stands."""
+
+    @property
+    def inverse(self) -> Order:
+        """``inverse[order[position]] == position``."""
+
+
+Make = Callable[[int], Invertible]
+"""Makes the order of an epoch."""
+
+
+class TableOrder:
+    """An order that is a list: `numpy.random.permutation`, torch's, one of your own. O(n) memory.
+
+    Args:
+        rows: the row at each position, int64 of shape (n,), each row once.
+
+    >>> int(TableOrder(np.array([2, 0, 1])).inverse[2])
+    0
+    """
+
+    def __init__(self, rows: Indices) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    @cached_property
+    def inverse(self) -> TableOrder:
+        """Where each row stands."""
+        places = np.empty_like(self.rows)
+        places[self.rows] = np.arange(len(self.rows))
+        return TableOrder(places)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What was measured, means over the batches looked at.
+
+    Attributes:
+        rows, batch_size, ranks, epochs: what it was measured on.
+        batches: looked at, in each epoch.
+        displacement: distance of a sample from its place in the file, as a share of the file; 1/3 for a random order.
+        classes: different labels in a batch; None without labels.
+        classes_low: the same, 5th percentile of the batches.
+        classes_random: the same of batches of rows drawn at random.
+        commonest: share of a batch that its commonest label has.
+        pairs_again: share of the pairs in a batch that are in one batch again in the next epoch; None for one epoch.
+        pairs_random: the same, expected of a random order.
+        overlap: samples that a batch has in common with the batch of the next epoch that has most of them.
+        overlap_random: the same for batches drawn at random.
+        window: positions (of all ranks) for which runs were counted; all of them where the file is streamed.
+        runs: stretches of consecutive rows that are read for these positions.
+    """
+
+    rows: int
+    batch_size: int
+    ranks: int
+    epochs: int
+    batches: int
+    displacement: float
+    classes: float | None
+    classes_low: float | None
+    classes_random: float | None
+    commonest: float | None
+    pairs_again: float | None
+    pairs_random: float
+    overlap: float | None
+    overlap_random: float
+    window: int
+    runs: float
+
+    @property
+    def rows_a_run(self) -> float:
+        """Mean length of a run in rows."""
+        return self.window / self.runs
+
+
+def classes_in(labels: npt.NDArray[Any]) -> tuple[int, int]:
+    """How many different labels a batch has, and how often it has the commonest.
+
+    >>> classes_in(np.array([3, 1, 3]))
+    (2, 2)
+    """
+    counts = np.unique(labels, return_counts=True)[1]
+    return len(counts), int(counts.max())
+
+
+def runs_in(rows: Indices) -> int:
+    """How many stretches of consecutive rows a set of rows consists of.
+
+    >>> runs_in(np.array([7, 3, 8, 4]))
+    2
+    """
+    return int(np.count_nonzero(np.diff(np.sort(rows)) > 1)) + 1
+
+
+def sorted_labels(n: int, classes: int) -> Labels:
+    """Labels of a file of n rows that is sorted by class, all classes equally large: the worst case for mixing."""
+    if n * classes < 1 << 62:
+        return lambda rows: rows * classes // max(n, 1)
+    each = -(-n // classes)  # one class in so many is a row shorter: nobody sees it, and nothing overflows
+    return lambda rows: rows // each
+
+
+class _Batches:
+    """The full batches of an epoch, over all ranks, by number: batch b of rank r is ``b * ranks + r``."""
+
+    def __init__(self, n: int, batch_size: int, ranks: int) -> None:
+        if batch_size < 1 or ranks < 1:
+            raise ConfigError(f"batch size and ranks must be positive, got {batch_size} and {ranks}")
+        self.n, self.size, self.ranks = n, batch_size, ranks
+        self.count = n // ranks // batch_size * ranks
+        if not self.count:
+            raise ConfigError(
+                f"{n} rows do not give {ranks} rank(s) a batch of {batch_size} each: use smaller batches or fewer ranks"
+            )
+
+    def positions(self, number: int) -> Indices:
+        """The positions of a batch."""
+        batch, rank = divmod(number, self.ranks)
+        share = Partition(self.n, self.ranks, rank, remainder="drop")
+        return share.positions(batch * self.size, (batch + 1) * self.size)
+
+    def of(self, positions: Indices) -> Indices:
+        """The batches that positions are in; the short ones at the end have numbers of their own."""
+        return positions // (self.ranks * self.size) * self.ranks + positions % self.ranks
+
+    def some(self, most: int | None) -> list[int]:
+        """Numbers of batches, spread evenly over the epoch and the ranks."""
+        if most is None or most >= self.count:
+            return list(range(self.count))
+        stride = self.count / most
+        draw = np.random.default_rng(0).random(most)
+        return [min(int((k + draw[k]) * stride), self.count - 1) for k in range(most)]
+
+
+def measure(
+    make: Make,
+    *,
+    batch_size: int,
+    ranks: int = 1,
+    epochs: int = 2,
+    labels: Labels | None = None,
+    batches: int | None = 256,
+    window: int = 65_536,
+    windows: int | None = 16,
+    progress: Callable[[int, int], object] | None = None,
+) -> Quality:
+    """Measure an order.
+
+    Args:
+        make: the order of an epoch, from 0 on; wrap what has no ``inverse`` in a `TableOrder`.
+        batch_size: samples in a batch of one rank.
+        ranks: positions are dealt to so many, in strides.
+        epochs: so many, 1 or more; batches are compared with those of the next epoch.
+        labels: gives the labels of rows; None leaves the classes out.
+        batches: looked at in each epoch, None for all.
+        window: positions for which runs are counted, at most the whole epoch and 4 million.
+        windows: looked at, None for all.
+        progress: called with what is done and what there is to do.
+
+    Raises:
+        ConfigError: fewer rows than a batch for each rank, or a number that is not positive.
+
+    Cost: two look-ups of ``batch_size`` positions for each batch and epoch, and one of ``window`` positions for each
+    window: about 0.3 s by default for a global shuffle of any size.
+    """
+    if epochs < 1 or window < 1 or (batches is not None and batches < 1):
+        raise ConfigError(f"epochs, window and batches must be positive, got {epochs}, {window} and {batches}")
+    order = make(0)
+    n = len(order)
+    dealt = _Batches(n, batch_size, ranks)
+    chosen = dealt.some(batches)
+    group = max(1, _GROUP // batch_size)
+    found = _Found()
+    done, todo = 0, epochs * len(chosen)
+    for epoch in range(epochs):
+        following = make(epoch + 1) if epoch + 1 < epochs else None
+        for k in range(0, len(chosen), group):
+            positions = np.concatenate([dealt.positions(number) for number in chosen[k : k + group]])
+            rows = order[positions]
+            found.look(dealt, positions, rows, labels, following)
+            done += len(positions) // batch_size
+            if progress is not None:
+                progress(done, todo)
+        order = following or order
+    size, runs = _runs(order, window, windows)
+    return found.summary(dealt, epochs, len(chosen), labels, size, runs)
+
+
+class _Found:
+    """What was seen, batch by batch."""
+
+    def __init__(self) -> None:
+        self.moved: list[float] = []
+        self.classes: list[tuple[int, int]] = []
+        self.again: list[Indices] = []
+
+    def look(
+        self, dealt: _Batches, positions: Indices, rows: Indices, labels: Labels | None, following: Invertible | None
+    ) -> None:
+        """Note some batches, one after the other in these arrays."""
+        size = dealt.size
+        self.moved += (np.abs(rows - positions).reshape(-1, size).mean(axis=1) / dealt.n).tolist()
+        if labels is not None:
+            self.classes += [classes_in(some) for some in labels(rows).reshape(-1, size)]
+        if following is not None:
+            places = dealt.of(following.inverse[rows]).reshape(-1, size)
+            self.again += [np.unique(some, return_counts=True)[1] for some in places]
+
+    def summary(
+        self, dealt: _Batches, epochs: int, batches: int, labels: Labels | None, window: int, runs: float
+    ) -> Quality:
+        classes = [count for count, _ in self.classes]
+        pairs = dealt.size * (dealt.size - 1) / 2
+        by_chance = list(_random_batches(dealt))
+        again = [float((c * (c - 1)).sum()) / 2 / pairs for c in self.again] if pairs else [0.0] * len(self.again)
+        return Quality(
+            rows=dealt.n,
+            batch_size=dealt.size,
+            ranks=dealt.ranks,
+            epochs=epochs,
+            batches=batches,
+            displacement=float(np.mean(self.moved)),
+            classes=float(np.mean(classes)) if classes else None,
+            classes_low=float(np.percentile(classes, 5)) if classes else None,
+            classes_random=None
+            if labels is None
+            else float(np.mean([classes_in(labels(rows))[0] for rows in by_chance])),
+            commonest=float(np.mean([most for _, most in self.classes])) / dealt.size if classes else None,
+            pairs_again=float(np.mean(again)) if again else None,
+            pairs_random=(dealt.size - 1) / max(dealt.n - 1, 1),
+            overlap=float(np.mean([c.max() for c in self.again])) if self.again else None,
+            overlap_random=float(np.mean([_largest(dealt, rows) for rows in by_chance])),
+            window=window,
+            runs=runs,
+        )
+
+
+def _random_batches(dealt: _Batches, count: int = 128) -> Iterator[Indices]:
+    """Batches of rows drawn at random, the same ones every time."""
+    rng = np.random.default_rng(1)
+    for _ in range(count):
+        if dealt.n <= _EXACT:
+            yield rng.choice(dealt.n, dealt.size, replace=False).astype(np.int64)
+        else:
+            yield rng.integers(0, dealt.n, dealt.size)
+
+
+def _largest(dealt: _Batches, positions: Indices) -> int:
+    """Of these positions the most that are in one batch."""
+    return int(np.unique(dealt.of(positions), return_counts=True)[1].max())
+
+
+def _runs(order: Order, window: int, windows: int | None) -> tuple[int, float]:
+    """The window, not larger than the epoch, and the mean number of runs in it."""
+    n = len(order)
+    if getattr(order, "streams", False):
+        return n, 1.0
+    window = min(window, n, _WIDEST)
+    whole = n // window
+    chosen = range(whole) if windows is None or whole <= windows else [k * whole // windows for k in range(windows)]
+    counts = []
+    for begin in (k * window for k in chosen):
+        bounds = (begin, begin + window)
+        if isinstance(order, BlockShuffle) and window == order.block_size * order.window:
+            bounds = order.window_at(begin)  # its own windows, which a short block moves
+        counts.append(runs_in(order[np.arange(*bounds)]))
+    return window, float(np.mean(counts))
