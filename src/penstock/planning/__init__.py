@@ -1,0 +1,44 @@
+"""Plan a run before it is paid for: batches, memory, cache, what limits it, how well it mixes, how soon it resumes.
+
+* `job`: what is planned, and what is assumed of a machine.
+* `dealing`: batches, padding and remainder, by the real `Partition` and order; spot checks of them at full size.
+* `cache`: how many reads a page cache saves, for each shuffle.
+* `resources`: memory, the index on disk, start-up and resume.
+* `rates`: what storage, processors and the hand-over allow, and which of them limits.
+* `plan`: all of it.
+
+Everything is a pure function of a few numbers; nothing is measured but the order itself. `penstock plan` prints it.
+
+>>> plan = make_plan(Job(samples=1_281_167, sample_bytes=110_000, ranks=16, batch_size=256, step_s=0.2))
+>>> plan.dealing.batches, plan.dealing.padded, plan.memory.index_bytes
+(313, 1, 10249472)
+"""
+
+from __future__ import annotations
+
+from penstock.planning.cache import hit_rates
+from penstock.planning.dealing import Check, Dealing, check_dealing, deal
+from penstock.planning.job import Assumptions, Job
+from penstock.planning.plan import Plan, make_plan
+from penstock.planning.rates import Epoch, Needs, epochs_of, needs_of
+from penstock.planning.resources import Memory, StartUp, memory_of, start_up_of
+
+__all__ = [
+    "Assumptions",
+    "Check",
+    "Dealing",
+    "Epoch",
+    "Job",
+    "Memory",
+    "Needs",
+    "Plan",
+    "StartUp",
+    "check_dealing",
+    "deal",
+    "epochs_of",
+    "hit_rates",
+    "make_plan",
+    "memory_of",
+    "needs_of",
+    "start_up_of",
+]
