@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.stages import collect, stage
+from penstock.stages import by_clock, collect, stage
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +115,36 @@ def test_images_name_their_stages(tmp_path: Path) -> None:
     assert {"decode"} <= collect().keys() <= {"read", "decode"}
     ps.ImageDataset(manifest, size=16, flip=True)[0]
     assert {"decode", "resize", "augment"} <= collect().keys()
+
+
+def test_by_the_clock_of_the_processor_waiting_costs_nothing() -> None:
+    with by_clock(time.thread_time), stage("outer"):
+        time.sleep(0.05)
+        with stage("computes"):
+            end = time.thread_time() + 0.02
+            while time.thread_time() < end:
+                pass
+    seconds = collect()
+    assert seconds["outer"] < 0.025
+    assert 0.02 <= seconds["computes"] < 0.04
+    with stage("after"):
+        time.sleep(0.01)
+    assert collect()["after"] >= 0.01
+
+
+def test_a_clock_belongs_to_one_thread_and_is_put_back_after_an_error() -> None:
+    def sleep() -> None:
+        with stage("read"):
+            time.sleep(0.02)
+        found.update(collect())
+
+    found: dict[str, float] = {}
+    with pytest.raises(KeyError), by_clock(time.thread_time):
+        thread = threading.Thread(target=sleep)
+        thread.start()
+        thread.join()
+        raise KeyError
+    assert found["read"] >= 0.02
+    with stage("read"):
+        time.sleep(0.01)
+    assert collect()["read"] >= 0.01

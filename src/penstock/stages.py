@@ -18,15 +18,18 @@ than a microsecond, so one per step of a sample is nothing, one per pixel is not
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
-__all__ = ["collect", "stage"]
+__all__ = ["by_clock", "collect", "stage"]
 
 
 class _Account(threading.local):
-    """Of one thread: seconds by stage, and seconds of the stages that ended within the one that is open."""
+    """Of one thread: seconds by stage, seconds of the stages that ended within the one that is open, and the clock."""
 
     def __init__(self) -> None:
+        self.clock: Callable[[], float] = perf_counter
         self.seconds: dict[str, float] = {}
         self.inner = 0.0
 
@@ -35,7 +38,7 @@ _account = _Account()
 
 
 class stage:
-    """``with stage("decode"):`` counts the time of the block, by the clock, under this name.
+    """``with stage("decode"):`` counts the time of the block, by the clock (see `by_clock`), under this name.
 
     Make a new one for each block: it belongs to one thread and one use. A block that raises counts as well. Do not
     yield inside one: the time of whoever takes the item would count.
@@ -50,11 +53,11 @@ class stage:
         account = _account
         self._before = account.inner
         account.inner = 0.0
-        self._start = perf_counter()
+        self._start = account.clock()
 
     def __exit__(self, *exc: object) -> None:
-        elapsed = perf_counter() - self._start
         account = _account
+        elapsed = account.clock() - self._start
         seconds, name = account.seconds, self._name
         seconds[name] = seconds.get(name, 0.0) + elapsed - account.inner
         account.inner = self._before + elapsed
@@ -76,3 +79,20 @@ def collect() -> dict[str, float]:
         _account.seconds = {}
         return seconds
     return {}
+
+
+@contextmanager
+def by_clock(clock: Callable[[], float]) -> Iterator[None]:
+    """The stages of this thread count by another clock: `time.thread_time` tells computing from waiting.
+
+    >>> import time
+    >>> with by_clock(time.thread_time), stage("waits"):
+    ...     time.sleep(0.05)
+    >>> collect()["waits"] < 0.025
+    True
+    """
+    before, _account.clock = _account.clock, clock
+    try:
+        yield
+    finally:
+        _account.clock = before

@@ -6,6 +6,7 @@ what follows the name of the interpreter on a command line::
 
     done = run(["-W", "ignore", "-c", "import torch; print(torch.ones(3))"], timeout=60)
 
+Programs that need more, ``imports=["lightning"]``, are forked from another interpreter that has imported that, too.
 With ``PENSTOCK_TEST_FULL=1`` each has an interpreter of its own.
 """
 
@@ -22,6 +23,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ ALONE = FULL or sys.platform != "linux"  # who takes in orphans is Linux's own
 _START = """
 import sys
 sys.path.insert(0, {folder!r})
-import torch, penstock.loader.dataloader, interpreter_support
+import torch, penstock.loader.dataloader, interpreter_support{imports}
 exec(interpreter_support.serve({connection}))
 """
 _HEADER = 8  # digits: the length of a request, or a process id
@@ -42,7 +44,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Popen(subprocess.Popen[str]):
     """A program: ``["-W", "ignore", "-c", text]``, or a script and its arguments after the ``-W``."""
 
-    def __init__(self, arguments: list[str], **options: Any) -> None:
+    def __init__(self, arguments: list[str], *, imports: Iterable[str] = (), **options: Any) -> None:
+        self._imports = tuple(imports)
         super().__init__([sys.executable, *arguments], text=True, **options)
 
     if not ALONE:
@@ -54,7 +57,7 @@ class Popen(subprocess.Popen[str]):
             environment = dict(os.environ if env is None else env)
             try:
                 request = [args[1:], os.path.abspath(cwd or os.curdir), environment, bool(session)]
-                self.pid = _here().start(json.dumps(request).encode(), files)
+                self.pid = _here(self._imports).start(json.dumps(request).encode(), files)
                 self._child_created = True
             finally:
                 self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -74,10 +77,11 @@ def run(arguments: list[str], *, timeout: float, **options: Any) -> subprocess.C
 class _Interpreter:
     """Imports once, and forks for each program. Ends with the process that started it."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: tuple[str, ...]) -> None:
         self._connection, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        program = _START.format(folder=str(Path(__file__).parent), connection=theirs.fileno())
+        more = "".join(f", {name}" for name in imports)
+        program = _START.format(folder=str(Path(__file__).parent), imports=more, connection=theirs.fileno())
         command = [sys.executable, "-c", program]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         theirs.close()
@@ -96,14 +100,15 @@ class _Interpreter:
                 take_in(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-_started: dict[int, _Interpreter] = {}
+_started: dict[tuple[int, tuple[str, ...]], _Interpreter] = {}
 
 
-def _here() -> _Interpreter:
-    """That of this process; a fork starts one of its own."""
-    if os.getpid() not in _started:
-        _started[os.getpid()] = _Interpreter()
-    return _started[os.getpid()]
+def _here(imports: tuple[str, ...]) -> _Interpreter:
+    """That of this process with these imports; a fork starts one of its own."""
+    key = os.getpid(), imports
+    if key not in _started:
+        _started[key] = _Interpreter(imports)
+    return _started[key]
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from leak_support import left, wait_until_as
 from loader_support import plain
 
 from penstock import DataLoader
+from penstock.errors import WorkerError
 
 Make = Callable[[], Any]
 MakeRank = Callable[[int, int], Any]
@@ -113,6 +115,31 @@ def check_load_into_used(make: Make, *, old_goes_on: bool = True) -> None:
     got += [plain(batch) for batch in new]
     got += go_on(loader, len(seen) - 1 - len(got), 2)
     assert got == seen[1:]
+
+
+def check_close(make: Make) -> None:
+    """`close()` ends every pass that is held, with its threads and processes; whoever asks for more is told so, a pass
+    that was over stays over, and the next one begins anew.
+    """
+    before = left()
+    loader = make()
+    whole = list(over := iter(loader))
+    held = [iter(loader) for _ in range(2)]
+    expected = [plain(next(iterator)) for iterator in held[-1:]]  # persistent workers make the last one's alone
+    state = travelled(loader.state_dict())
+    for _ in range(2):
+        loader.close()
+        for iterator in held * 2:
+            with pytest.raises(WorkerError, match="its DataLoader was closed"):
+                next(iterator)
+        assert next(over, None) is None
+        wait_until_as((before[0], left()[1], *before[2:]))
+    assert travelled(loader.state_dict()) == state
+    again = make()
+    again.load_state_dict(state)
+    assert len(expected + [plain(batch) for batch in again]) == len(whole)
+    assert len([plain(batch) for batch in loader]) == len(whole)
+    loader.close()
 
 
 def check_chain(make: Make, stops: list[int]) -> None:

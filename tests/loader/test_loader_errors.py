@@ -154,7 +154,7 @@ def test_closed_loader_raises_instead_of_waiting_for_ever() -> None:
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
-    assert "it was closed" in seen[-1]
+    assert "its DataLoader was closed" in seen[-1]
     loader.close()
     assert len(batches(loader)) == 500, "a closed loader starts anew"
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_conformance import (
     check_chain,
+    check_close,
     check_elastic,
     check_end_of_pass,
     check_load_into_used,
@@ -110,9 +111,17 @@ def test_processes_resume_what_others_began(manifest: Manifest, name: str) -> No
     one = lambda: make(num_workers=1, executor="process")  # noqa: E731
     two = lambda: make(num_workers=2, executor="process", persistent_workers=True, prefetch_factor=3)  # noqa: E731
     check_resume(two, passes=2, other=make, positions=[1, 2, 3])
+    auto = lambda: make(num_workers="auto")  # noqa: E731
     check_resume(make, passes=2, other=one, positions=[2])
+    check_resume(auto, passes=2, other=make, positions=[1])
     check_load_into_used(one)
     check_load_into_used(two, old_goes_on=False)
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize(("name", "persistent"), [("block", False), ("block", True), ("stream", False)])
+def test_close_ends_passes_that_are_held(manifest: Manifest, name: str, executor: str, persistent: bool) -> None:
+    check_close(lambda: kinds(manifest)[name](num_workers=2, executor=executor, persistent_workers=persistent))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -37,6 +37,8 @@ def thread(count: int, **how: Any) -> dict[str, Any]:
 HOW: dict[str, dict[str, Any]] = {
     "inline": {},
     "auto 2": {"num_workers": 2},
+    "auto": {"num_workers": "auto"},
+    "auto persistent": {"num_workers": "auto", "persistent_workers": True},
     **{f"thread {n}": thread(n) for n in (1, 2, 5)},
     "thread 2 persistent": thread(2, persistent_workers=True, prefetch_factor=4),
     **{f"fork {n}": process(n) for n in (1, 2, 5)},
@@ -127,6 +129,7 @@ RESUMED = [
     process(5, prefetch_factor=1),
     process(1, threads_per_worker=3),
     process(2, on_worker_death="restart", max_bytes_in_flight=100_000),
+    {"num_workers": "auto"},
 ]
 
 STOPS = st.lists(

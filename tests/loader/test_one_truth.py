@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreter_support import FULL
 from loader_support import (
     Draws,
     GlobalDraws,
@@ -34,10 +35,10 @@ PROCESSES = [
     for method in ("fork", "forkserver")
     for count in (1, 2)
     for persistent in (False, True)
-] + [
-    {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": False},
-    {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
 ]
+PROCESSES += [{"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True}]
+if FULL:
+    PROCESSES += [{"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": False}]
 FORK = {"num_workers": 2, "multiprocessing_context": "fork"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -95,7 +96,9 @@ def test_real_loops() -> None:
     assert verdict.limit == "data"
     if "no time left" not in verdict.sentence:  # of cores that other programs keep busy
         assert "waiting for storage" in verdict.sentence  # threads that sleep
-        assert "num_workers=8 " in verdict.sentence  # four times as many are suggested at most
+        more = re.search(r"num_workers=(\d+) ", verdict.sentence)
+        assert more is not None
+        assert 4 <= int(more[1]) <= 8  # four times as many are suggested at most; fewer if training had to wait itself
     assert diagnose(run(work=0.01, train=0.01, workers=0)).limit == "data"
     assert diagnose(run(work=0.001, train=0.001, workers=1, seconds=0.02)).limit == "unknown"
 

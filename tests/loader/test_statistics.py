@@ -130,7 +130,7 @@ def test_ways_errors_and_restarts() -> None:
     statistics.begin(executor="process", workers=2, threads=3)
     for way in ("pipe", "ring", "ring", "copy"):
         statistics.delivered(made(way=way), 1, 0.0, 0, 4)
-    statistics.restarted()
+    statistics.restarts = 1  # as the loader says
     stats = statistics.stats({"failed": 2, "types": {"OSError": 2}})
     assert stats["ways"] == {"pipe": 1, "ring": 2, "copy": 1}
     assert stats["errors"] == {"failed": 2, "types": {"OSError": 2}}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreter_support import FULL
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.map import SequenceWrapper
@@ -44,6 +45,7 @@ from penstock.errors import ConfigError
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:Length of IterableDataset")
 
 SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
+SPAWN_IN_FULL = pytest.param("spawn", marks=pytest.mark.skipif(not FULL, reason="as forkserver; PENSTOCK_TEST_FULL=1"))
 SPAWN_TWO = pytest.param("spawn", 2, marks=pytest.mark.slow)
 ALL = ("inline", "thread", "threads persist", "fork", "forkserver", SPAWN, "persistent")
 
@@ -68,7 +70,7 @@ def test_batch_k_is_made_by_worker_k_mod_n(method: str, workers: int) -> None:
     assert ours == torchs
 
 
-@pytest.mark.parametrize("how", ["fork", SPAWN, "persistent"])
+@pytest.mark.parametrize("how", ["fork", "forkserver", SPAWN_IN_FULL, "persistent"])
 def test_without_batching_and_with_a_batch_sampler_too(how: str) -> None:
     for options in ({"batch_size": None}, {"batch_sampler": [[3], [1, 2], [], [5, 6, 7], [0]], "collate_fn": list}):
 
@@ -125,6 +127,9 @@ def test_a_stuck_worker_holds_no_more_than_its_prefetch(tmp_path: Path, how: str
 @pytest.mark.parametrize("how", ["fork", "forkserver", SPAWN, "persistent"])
 @pytest.mark.parametrize("generator", [False, True])
 def test_seeds_and_draws_in_workers_are_torchs(how: str, generator: bool) -> None:
+    if how == "spawn" and not generator and not FULL:
+        pytest.skip("as with a generator; PENSTOCK_TEST_FULL=1")
+
     def found(kind: Any, **how: Any) -> Any:
         torch.manual_seed(11)
         own = torch.Generator().manual_seed(5) if generator else None
@@ -198,7 +203,7 @@ def note_with_seed(worker: int) -> None:
 # 13. Copies.
 
 
-@pytest.mark.parametrize("how", ["fork", "persistent", SPAWN])
+@pytest.mark.parametrize("how", ["fork", "forkserver", SPAWN_IN_FULL, "persistent"])
 def test_every_worker_works_on_its_own_copy(how: str) -> None:
     def found(kind: Any, **how: Any) -> Any:
         data = Own(6)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreter_support import FULL
 from loader_support import Slow, Squares, ended, plain
 from state_support import (
     AskedStream,
@@ -171,7 +172,7 @@ def test_inline(name: str) -> None:
     check(partial(ALL[name], num_workers=0), passes=3)
 
 
-@pytest.mark.parametrize("how", WORKERS)
+@pytest.mark.parametrize("how", WORKERS if FULL else ["two", "persistent"])
 @pytest.mark.parametrize("name", ALL)
 def test_workers(name: str, how: str) -> None:
     passes = 1 if name in GLOBAL else 2  # a second pass has a base seed of its own, drawn by whoever resumes

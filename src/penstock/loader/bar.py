@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -67,8 +68,8 @@ class Bar:
                 self._draw()
             self._end()
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+        if not _ending():
             self.close()
 
     def _draw(self) -> None:

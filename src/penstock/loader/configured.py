@@ -7,9 +7,10 @@ each ``iter()``.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -17,12 +18,15 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, Subset, default_
 
 from penstock.datasets.base import StreamDataset
 from penstock.integrations.accelerate import WhenPrepared
+from penstock.loader.auto import AutoWorkers, as_workers, ladder_of
 from penstock.loader.collate import Collate
+from penstock.loader.delivery import Delivery
 from penstock.loader.engine import Engine, How
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetch, Maker
 from penstock.loader.foreign import draws_late
+from penstock.loader.ladder import Ladder, Setting
 from penstock.loader.options import Options, check_options, check_stream, default_sampler, how_of, warn_threads
 from penstock.loader.position import Position
 from penstock.loader.ray.options import RayOptions
@@ -55,7 +59,7 @@ class Configured(TorchDataLoader[T_co]):
         shuffle: bool | str | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -78,11 +82,12 @@ class Configured(TorchDataLoader[T_co]):
         ray_options: RayOptions | None = None,
         progress: bool = False,
     ) -> None:
+        workers: int = as_workers(num_workers)
         check_options(
             Options(
                 *(
                     executor,
-                    num_workers,
+                    workers,
                     threads_per_worker,
                     dispatch,
                     multiprocessing_context,
@@ -107,13 +112,15 @@ class Configured(TorchDataLoader[T_co]):
         self.ray_options = ray_options
         self.progress = progress
         self._chosen = prefetch_factor is not None
+        self._ladder: Ladder | None = None
+        self._setting: Setting | None = None
         super().__init__(
             dataset,
             batch_size,
             shuffle,  # type: ignore[arg-type]
             sampler,
             batch_sampler,
-            num_workers,
+            workers,
             collate_fn,
             pin_memory,
             drop_last,
@@ -143,10 +150,12 @@ class Configured(TorchDataLoader[T_co]):
         layout = {"batch_size": self.batch_size, "drop_last": self.drop_last}
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
         self._position = Position(self.dataset, source, sampler, self.seed, layout, states, in_order=self.in_order)
+        self._begin_tuning()
         self._engine = self._make_engine()
         if self._how.name == "process":
             self._engine.plan(self._maker())  # what cannot be done is said now
         self._base_seed: int | None = None
+        self._passes: list[weakref.ref[Delivery]] = []
         self._settings = self._present_settings()
 
     def _options(self) -> Options:
@@ -161,7 +170,57 @@ class Configured(TorchDataLoader[T_co]):
         """The executor that they mean."""
         releases_gil = source is not None and _releases_gil(self.dataset)
         chosen = self._chosen or draws_late(source)
-        return how_of(self._options(), self.prefetch_factor, chosen=chosen, releases_gil=releases_gil)
+        options = self._options()
+        if self._tuning and self._setting is not None:
+            options = options._replace(executor=self._setting.executor, num_workers=self._setting.workers)
+        return how_of(options, self.prefetch_factor, chosen=chosen, releases_gil=releases_gil)
+
+    @property
+    def _tuning(self) -> bool:
+        """Whether executor and number of workers are still to be chosen."""
+        return isinstance(self.num_workers, AutoWorkers)
+
+    def _begin_tuning(self) -> None:
+        """If the number of workers is "auto", have what is tried first."""
+        if self._tuning:
+            self._ladder = ladder_of(self, releases_gil=_releases_gil(self.dataset))
+            self._setting = self._ladder.current
+            self._how = self._choose(self._position.source)
+        elif self._ladder is not None and self._ladder.current.workers != self.num_workers:
+            self._ladder = self._setting = None
+
+    def _follow_ladder(self) -> None:
+        """Make batches by the setting that is to be tried now, or that was chosen."""
+        ladder = self._ladder
+        if ladder is None or not self._tuning:
+            return
+        if ladder.current != self._setting:
+            self._setting = ladder.current
+            self._how = self._choose(self._position.source)
+            self._engine = self._make_engine()
+            self._statistics.runs(**self._what_runs())
+        if ladder.decided:
+            position, chosen = self._position, ladder.current
+            position.states = self._worker_states(position.samples, stream=False)
+            self.num_workers = chosen.workers
+            if self._choose(self._position.source) != self._how:
+                self.executor = chosen.executor
+            if not chosen.workers and not self._chosen:
+                self.prefetch_factor = None  # which torch does not take without workers
+            self._settings = self._present_settings()
+
+    def _what_runs(self) -> dict[str, Any]:
+        """What `Statistics.runs` is told."""
+        how = self._how
+        workers = self._setting.workers if self._tuning and self._setting is not None else self.num_workers
+        return {
+            "executor": how.name,
+            "workers": workers if how.workers else 0,
+            "threads": how.threads if how.name == "ray" else self.threads_per_worker,
+            "processes": how.workers if how.name in ("process", "ray") else 0,
+            "depth": how.depth,
+            "persistent": self.persistent_workers,
+        }
 
     def _worker_states(self, samples: Any, *, stream: bool) -> WorkerStates:
         how = self._how
@@ -169,15 +228,17 @@ class Configured(TorchDataLoader[T_co]):
         return WorkerStates(workers, stream=stream, initial=partial(capture, samples, None, self.collate_fn))
 
     def _present_settings(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in _SETTINGS)
+        return self._tuning, *(getattr(self, name) for name in _SETTINGS)
 
     def _follow_settings(self) -> None:
         """Some attributes may be assigned: torch looks at them at each ``iter()``, and so do we."""
         if self._settings == self._present_settings():
             return
+        self.num_workers: int = as_workers(self.num_workers)
         check_options(self._options())
         self._engine.close()
         before, self._how = self._how, self._choose(self._position.source)
+        self._begin_tuning()
         if (self._how.name, self._how.workers) != (before.name, before.workers):
             position = self._position
             position.states = self._worker_states(position.samples, stream=position.source is None)
@@ -237,7 +298,7 @@ class Configured(TorchDataLoader[T_co]):
     def check_worker_number_rationality(self) -> None:
         """torch's warning when there are more worker processes than cores; threads are none."""
         one_child = self.executor == "auto" and self.threads_per_worker == 1 and _releases_gil(self.dataset)
-        if self.executor not in ("thread", "ray") and not one_child:
+        if self.executor not in ("thread", "ray") and not one_child and self._ladder is None:
             super().check_worker_number_rationality()
 
     def __copy__(self) -> Self:
@@ -248,10 +309,11 @@ class Configured(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What runs stays here: threads, workers and a pass that is under way belong to this process.
-        return {**self.__dict__, "_engine": None, "_iterator": None, "_base_seed": None}
+        return {**self.__dict__, "_engine": None, "_iterator": None, "_passes": [], "_ladder": None, "_base_seed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._begin_tuning()
         self.__dict__["_engine"] = self._make_engine()
 
 

@@ -10,7 +10,9 @@ consumer has received, never of what was prefetched.
 
 from __future__ import annotations
 
+import time
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, TypeVar
 
@@ -19,9 +21,12 @@ from torch.utils.data import IterableDataset
 
 from penstock.loader.bar import Bar
 from penstock.loader.configured import Configured
-from penstock.loader.delivery import Delivery, Progress, pins
+from penstock.loader.delivery import Batches, Delivery, Progress, pins
 from penstock.loader.engine import Engine, Run
 from penstock.loader.position import base_seed_after
+from penstock.loader.process import PATIENCE
+from penstock.loader.tuned import Segment, TunedBatches
+from penstock.samplers.base import BatchPass
 from penstock.state import State
 
 __all__ = ["DataLoader"]
@@ -37,6 +42,9 @@ class DataLoader(Configured[T_co]):
     Args:
         shuffle: besides True and False, ``"global"`` or ``"block"``: our orders, in O(1) memory (with seed 0 if none
             is given).
+        num_workers: besides a number, ``"auto"``: executor and number are chosen in the first seconds of the run, by
+            trying a few of them on its own batches, which stay what they are. ``loader.num_workers`` is the number
+            then, and `report` says what was tried. It needs a seed or a ``pure`` data set.
         executor: ``"inline"`` makes batches in the caller's thread; ``"thread"`` in ``num_workers`` threads that share
             the data set; ``"process"`` in ``num_workers`` processes, from which they come in reused shared memory.
             ``"ray"`` in ``num_workers`` workers on a Ray cluster, see ``ray_options``.
@@ -133,6 +141,10 @@ class DataLoader(Configured[T_co]):
     def _begin(self) -> Delivery:
         """A pass begins."""
         self._follow_settings()
+        before = self._engine
+        self._follow_ladder()
+        if before is not self._engine:
+            before.close()
         engine, position = self._engine, self._position
         if self._how.name == "inline" and self.timeout:
             raise AssertionError(f"timeout={self.timeout} is for loaders with workers: leave it out")  # as torch
@@ -150,14 +162,7 @@ class DataLoader(Configured[T_co]):
                 stacklevel=2,
             )
         how, statistics = self._how, self._statistics
-        statistics.begin(
-            executor=how.name,
-            workers=self.num_workers if how.workers else 0,
-            threads=how.threads if how.name == "ray" else self.threads_per_worker,
-            processes=how.workers if how.name in ("process", "ray") else 0,
-            depth=how.depth,
-            persistent=self.persistent_workers,
-        )
+        statistics.begin(**self._what_runs())
         if self._log is not None:
             self._log.begin()
         if how.name == "process" and not kept:
@@ -171,10 +176,10 @@ class DataLoader(Configured[T_co]):
             states.resume,
             states.next,
         )
-        batches = engine.start(run)
+        batches = self._tuned(run, engine, progress.run) if self._tuning else engine.start(run)
         if engine.pool is not None:
             self._iterator = _Kept(engine)  # type: ignore[assignment]
-        return Delivery(
+        delivery = Delivery(
             batches,
             progress,
             states.consumer(),
@@ -188,10 +193,32 @@ class DataLoader(Configured[T_co]):
             bar=Bar(statistics, _length(progress.run)) if self.progress else None,
             length=self.__len__,
         )
+        if how.workers or self._tuning:
+            self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(delivery)]
+        return delivery
+
+    def _tuned(self, run: Run, engine: Engine, batches: BatchPass | None) -> Batches:
+        """The batches of a pass that tries settings."""
+        ladder, setting = self._ladder, self._setting
+        assert ladder is not None
+        assert setting is not None
+        length = _length(batches)
+        ladder.length = None if length is None else length + getattr(batches, "first_batch", 0)
+
+        def follow(*, start: bool) -> Segment:
+            self._follow_ladder()
+            maker = self._maker()
+            if start:
+                self._engine.prepare(maker, run.base_seed)
+            assert self._setting is not None
+            return Segment(self._setting, self._engine, maker)
+
+        return TunedBatches(run, Segment(setting, engine, run.maker), ladder, follow, length)
 
     def _draw_base_seed(self) -> int:
         """torch draws one for each iterator, before its sampler draws anything; for persistent workers, only once."""
-        if self._base_seed is not None and self._engine.keeps_workers:
+        kept = self._engine.keeps_workers or (self._ladder is not None and self.persistent_workers)
+        if self._base_seed is not None and kept:
             return base_seed_after(self._base_seed)
         return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
 
@@ -209,6 +236,8 @@ class DataLoader(Configured[T_co]):
         """
         self._statistics.restarts = self._engine.restarts
         stats = self._statistics.stats(None if self._log is None else self._log.counts())
+        if self._ladder is not None:
+            stats["tuning"] = self._ladder.stats()
         return stats if self._engine.ray is None else {**stats, **self._engine.ray.stats()}
 
     def report(self, file: IO[str] | None = None) -> None:
@@ -227,9 +256,15 @@ class DataLoader(Configured[T_co]):
         self._engine.restarts = 0
 
     def close(self) -> None:
-        """End threads and workers that outlive their pass; the others end with their iterator. Idempotent, and done in
-        a few seconds at most, whatever workers are at.
+        """End all threads and workers: those that outlive their pass, and those of iterators that the program still
+        holds, which raise a `WorkerError` from then on. Idempotent, and done in a few seconds at most, whatever workers
+        are at. The next ``iter()`` begins anew.
         """
+        deadline = time.monotonic() + PATIENCE
+        passes, self._passes = self._passes, []
+        for held in passes:
+            if (delivery := held()) is not None:
+                delivery.end(max(0.5, deadline - time.monotonic()))
         self._engine.close()
         self._iterator = None
 

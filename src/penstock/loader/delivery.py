@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
+from penstock.errors import WorkerError
 from penstock.loader.bar import Bar
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.stateful import Consumer
@@ -26,10 +27,15 @@ WORKER_NAMES = ("_workers", "_shutdown_workers")
 
 
 class Batches(Protocol):
-    """What an executor is. ``number`` and ``worker`` are of the batch that was last returned or raised."""
+    """What an executor is."""
 
-    number: int
-    worker: int
+    @property
+    def number(self) -> int:
+        """Of the batch that was last returned or raised."""
+
+    @property
+    def worker(self) -> int:
+        """That it came from."""
 
     @property
     def depth(self) -> int:
@@ -42,6 +48,14 @@ class Batches(Protocol):
 
     def close(self) -> None:
         """Nothing more is wanted."""
+
+    def end(self, patience: float) -> None:
+        """Nothing more is wanted, and what makes batches is to end: also workers that would stay for another pass, and
+        also if another thread waits for a batch. Bounded in time.
+
+        Args:
+            patience: seconds that workers are given to end by themselves.
+        """
 
 
 class Progress:
@@ -89,10 +103,11 @@ class Delivery:
         states: of users' objects, told the same.
         statistics: told how long the consumer waited.
         log: of samples that ``on_error`` dealt with.
-        context: rank, for that log.
         finished: called once, at the end of the pass.
+        rank: whose batches they are, for the log.
         pinned: copy tensors to pinned memory.
         lying: length that an iterable data set claims, beyond which torch warns; None if it was not asked.
+        workers: how many make the batches, for that warning.
         bar: a progress bar.
         length: tells the loader's.
     """
@@ -129,6 +144,7 @@ class Delivery:
         self._length = length
         self._last = batches.number  # the batch that was counted last
         self._turn = threading.Lock()
+        self._closed = False
 
     def __iter__(self) -> Delivery:
         return self
@@ -146,7 +162,21 @@ class Delivery:
         with self._turn:  # threads that share an iterator take turns
             return self._next()
 
+    def end(self, patience: float) -> None:
+        """The loader is closed: its workers end, and whoever asks for another batch is told so. A pass that is over
+        stays over.
+
+        Args:
+            patience: seconds that workers are given to end by themselves.
+        """
+        self._closed = self._finished is not None
+        self._batches.end(patience)
+
     def _next(self) -> Any:
+        if self._closed:
+            raise WorkerError(
+                "the workers of this iterator have ended: its DataLoader was closed. Begin a new iterator"
+            )
         if self.renewed is not None and (other := self.renewed()) is not None:
             self.__dict__.update({**other.__dict__, "_turn": self._turn})
         start = perf_counter()

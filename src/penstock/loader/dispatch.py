@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from penstock.errors import RingError, WorkerError
 from penstock.loader.assembly import Assembly, Batch, Plan
 from penstock.loader.assign import Assigner
 from penstock.loader.delivery import timed_out
-from penstock.loader.process import Pool
+from penstock.loader.process import PATIENCE, Pool
 from penstock.loader.remote import rebuild
 from penstock.loader.work import Made, Task, Work
 
@@ -99,8 +100,7 @@ class ProcessBatches:
         return [member.process for member in self.pool.members]
 
     def _shutdown_workers(self) -> None:
-        self.close()
-        self.pool.close()
+        self.end(PATIENCE)
 
     def ready(self) -> int:
         """Batches that are finished and not yet delivered."""
@@ -193,14 +193,24 @@ class ProcessBatches:
         finally:
             del error  # its traceback holds this frame
 
-    def __del__(self) -> None:
-        if getattr(self, "_release", None) is not None:
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+        if not _ending() and getattr(self, "_release", None) is not None:
             self.close()
 
     def close(self) -> None:
         """Nothing more is wanted of the workers. Idempotent."""
         with self.pool.turn():
             self._close()
+
+    def end(self, patience: float) -> None:
+        """The same, and the workers end, in so many seconds before they are killed."""
+        self.pool.close(patience)
+        # Another thread may be inside, with a sampler that takes its time: it ends by itself when it is back.
+        if self.pool.life.lock.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self.pool.life.lock.release()
 
     def _close(self) -> None:
         self._tasks = None

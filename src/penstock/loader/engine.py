@@ -137,6 +137,12 @@ class Engine:
         if not self.keeps_workers and (self._next is None or self._next.closed):
             self._next = self._new_pool(maker, base_seed)
 
+    def dismiss(self) -> None:
+        """Nothing comes of the pass that was prepared."""
+        pool, self._next = self._next, None
+        if pool is not None:
+            pool.close()
+
     def start(self, run: Run) -> Batches:
         """The batches of a pass, for which `prepare` was called."""
         if self.how.name == "inline":

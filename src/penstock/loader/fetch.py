@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -304,7 +304,8 @@ def _bulk(dataset: Any) -> Callable[[Sequence[Any]], list[Any]] | None:
 
 
 @contextmanager
-def _preserved() -> Iterator[None]:
+def preserved_generators() -> Iterator[None]:
+    """Python's, NumPy's and torch's global generators are afterwards what they were before."""
     python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -312,8 +313,3 @@ def _preserved() -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(legacy)
         torch.set_rng_state(own)
-
-
-def preserved_generators(needed: bool = True) -> Any:
-    """Python's, NumPy's and torch's global generators are afterwards what they were before."""
-    return _preserved() if needed else nullcontext()

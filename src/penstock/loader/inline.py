@@ -59,3 +59,7 @@ class InlineBatches:
     def close(self) -> None:
         """Nothing comes after this."""
         self._tasks = iter(())
+
+    def end(self, patience: float) -> None:
+        """The same: there are no workers."""
+        self.close()

@@ -12,7 +12,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SharedFile", "available_memory", "reserve"]
+__all__ = ["SharedFile", "available_memory", "private_memory", "reserve"]
 
 
 class SharedFile:
@@ -87,6 +87,15 @@ def available_memory(root: Path = Path("/")) -> int | None:
             if left is not None:
                 found.append(left)
     return min(found, default=None)
+
+
+def private_memory(pid: int) -> int:
+    """Bytes that a process shares with no other one; 0 where the system does not say, or it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
 
 
 def _left(folder: Path, limit: str, usage: str) -> int | None:

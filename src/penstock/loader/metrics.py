@@ -68,6 +68,7 @@ class Export:
 
     @property
     def gone(self) -> bool:
+        """Whether the loader has been collected."""
         return self._loader() is None
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -30,9 +31,12 @@ from penstock.loader.fetch import Maker
 from penstock.loader.ring import SPARE, Region, Ring
 from penstock.loader.worker import Setup, board_bytes, board_width, main
 
-__all__ = ["Pool", "WorkerOptions"]
+__all__ = ["PATIENCE", "Pool", "WorkerOptions"]
 
-_PATIENCE = 5.0  # seconds that all workers together are given to end by themselves
+PATIENCE = 5.0
+"""Seconds that all workers together are given to end by themselves."""
+
+_HELD = 1.0  # seconds to wait for a thread that is inside a sampler, when the workers have ended
 _AT_EXIT = 1.0  # the same when the interpreter exits: Ctrl-C should not have to be waited for
 
 
@@ -104,9 +108,9 @@ class _Member:
             self.tasks.close()
             self.results.close()
 
-    def __del__(self) -> None:
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # modules may be empty by then
         if self._pidfd >= 0:
-            os.close(self._pidfd)
+            _close(self._pidfd)
 
 
 _open: weakref.WeakSet[_Member] = weakref.WeakSet()
@@ -240,8 +244,9 @@ class Pool:
     def dismiss(self) -> None:
         """Let the workers end, without waiting for it."""
         self.stop()
-        for member in self.members:
-            member.tasks.close()
+        with _forks:
+            for member in self.members:
+                member.tasks.close()
 
     def warn_copies(self) -> None:
         """Say once that batches are being copied."""
@@ -346,18 +351,24 @@ class Pool:
         width = board_width(self.options.threads)
         return self._board[1 + width * number : 1 + width * (number + 1)]
 
-    def close(self, patience: float = _PATIENCE) -> None:
+    def close(self, patience: float = PATIENCE) -> None:
         """End the workers: they are asked, given some seconds all together, then killed. Idempotent.
 
         Afterwards nobody writes to the ring any more, and all slots are free that no batch leases.
         """
         if self._close.detach() is not None:
             _end(self.members, self._board, self.pid, self.life, patience)
-        with self.turn():
+        if self.pid == os.getpid() and not self.life.lock.acquire(timeout=_HELD):
+            self.broken = True  # its ring is not used again
+            return
+        try:
             for batch in self.batches.values():
                 if batch.slot is not None:
                     self.ring.give_back(batch.slot)
             self.batches.clear()
+        finally:
+            if self.pid == os.getpid():
+                self.life.lock.release()
 
 
 def _end(members: list[_Member], board: Any, pid: int, life: _Life, patience: float = _AT_EXIT) -> None:

@@ -15,6 +15,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from penstock.loader.ladder import Setting
+
 __all__ = ["Verdict", "diagnose", "print_report", "render"]
 
 ENOUGH = 0.05
@@ -130,8 +132,13 @@ def diagnose(stats: dict[str, Any]) -> Verdict:
         )
     if stats["passes"] > 1 and run.first > max(run.waited, ENOUGH * stats["seconds"]):
         return Verdict("start", _start(run))
+    tuning = stats.get("tuning")
+    if tuning is not None and tuning["chosen"] is None:
+        return Verdict("unknown", "Too early to say what limits this run: its workers are still being chosen.")
     if run.share < ENOUGH:
         return Verdict("training", _training(run))
+    if tuning is not None:
+        return Verdict("data", _tuned(run))
     if stats["workers"] == 0:
         return Verdict("data", _inline(run))
     if not run.here and run.started < stats["workers"]:
@@ -156,9 +163,19 @@ def _start(run: _Run) -> str:
 def _training(run: _Run) -> str:
     text = f"Training limits this run: {run.waiting}, so a faster loader gains next to nothing"
     workers = run.stats["workers"]
-    if 2 * run.needed <= workers:
+    if 2 * run.needed <= workers and "tuning" not in run.stats:
         return f"{text}, and num_workers={run.needed} instead of {workers} would do."
     return f"{text}; nothing needs to change here."
+
+
+def _tuned(run: _Run) -> str:
+    """What is left to do when executor and number of workers were chosen by trying."""
+    if run.busy < _BUSY and (why := _memory(run)):
+        return f"Memory limits this run: {run.waiting}, and {why}."
+    return (
+        f"Data limits this run: {run.waiting}, with the best of the settings that were tried; make {run.costliest} "
+        "cheaper, or give it more cores."
+    )
 
 
 def _inline(run: _Run) -> str:
@@ -318,7 +335,22 @@ def print_report(stats: dict[str, Any], file: IO[str] | None = None) -> None:
     """Print the table and the sentence, to standard output by default."""
     console = Console(file=file, highlight=False)
     console.print(render(stats))
+    if "tuning" in stats:
+        console.print(Text(_choice(stats["tuning"])))
     console.print(Text(diagnose(stats).sentence))
+
+
+def _choice(tuning: dict[str, Any]) -> str:
+    """What was chosen for ``num_workers="auto"``, and from what."""
+    tried = [
+        f"{Setting(one['executor'], one['workers'])}: "
+        + (one["error"] or f"{_digits(one['samples_per_second'])} samples/s, waiting {one['wait_share']:.0%}")
+        for one in tuning["tried"]
+    ]
+    chosen = tuning["chosen"]
+    if chosen is None:
+        return "Workers are being chosen" + (f". So far {'; '.join(tried)}." if tried else ".")
+    return f"Workers chosen: {Setting(**chosen).arguments}, {tuning['why']}. Tried: {'; '.join(tried)}."
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:

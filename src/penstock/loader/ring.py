@@ -25,7 +25,7 @@ import numpy.typing as npt
 from penstock.errors import RingError
 from penstock.loader.memory import SharedFile, available_memory, reserve
 
-__all__ = ["LIGHT", "SPARE", "Region", "Ring", "Slot"]
+__all__ = ["LIGHT", "SPARE", "Region", "Ring", "Slot", "slots_for"]
 
 SPARE = 3
 """Batches that the consumer may hold on to before they are copied: the one at hand, the one before, and another."""
@@ -35,6 +35,26 @@ LIGHT = 1 << 18
 """Bytes up to which batches are small: of these more are made ahead, if they are made quickly, too."""
 
 _ROOM = 1.25  # slots are so much larger than the batch that they were made for
+
+
+def slots_for(nbytes: int, depth: int, light: int, *, max_bytes: int | None = None, had: int = 0) -> tuple[int, int]:
+    """Size in bytes and number of the slots for batches of so many bytes.
+
+    Args:
+        nbytes: of the large tensors of a batch, 1 or more.
+        depth, light, max_bytes: as for `Ring`.
+        had: size of the slots so far, which grow by half at least.
+
+    >>> slots_for(1_000_000, depth=4, light=32)
+    (1253376, 7)
+    """
+    size = -(-int(nbytes * _ROOM) // _PAGE) * _PAGE
+    if had:
+        size = max(size, had + had // 2 // _PAGE * _PAGE)
+    count = light if size <= LIGHT else depth
+    if max_bytes is not None:
+        count = max(1, min(count, max_bytes // nbytes))
+    return size, count + SPARE
 
 
 class Region:
@@ -106,13 +126,7 @@ class Ring:
             return True
         if self._refused is not None and nbytes >= self._refused:
             return False
-        size = -(-int(nbytes * _ROOM) // _PAGE) * _PAGE
-        if self.slot_bytes:
-            size = max(size, self.slot_bytes + self.slot_bytes // 2 // _PAGE * _PAGE)
-        count = self._light if size <= LIGHT else self.depth
-        if self._max_bytes is not None:
-            count = max(1, min(count, self._max_bytes // nbytes))
-        count += SPARE
+        size, count = slots_for(nbytes, self.depth, self._light, max_bytes=self._max_bytes, had=self.slot_bytes)
         try:
             self._make(size, count)
         except RingError:

@@ -66,20 +66,30 @@ class Statistics:
         """A pass starts.
 
         Args:
-            executor: that makes its batches: "inline", "thread", "process".
+            executor: that makes its batches: "inline", "thread", "process", "ray".
             workers: as many as the user asked for, 0 inline.
             threads: of each worker, so ``workers * threads`` work at the same time.
             processes: that the workers live in, besides this one; by default one each if the executor is "process".
             depth: batches that may be begun at a time, as asked for by prefetch_factor.
             persistent: whether workers outlive the pass.
         """
-        self.executor, self.workers, self.threads, self.depth = executor, workers, threads, depth
-        self.processes = (workers if executor == "process" else 0) if processes is None else processes
-        self.persistent = persistent
+        self.runs(executor, workers, threads, processes, depth, persistent)
         if not self.passes:
             self._ticks = ticks()
         self.passes += 1
         self._last, self._first = 0.0, True
+
+    def runs(
+        self, executor: str, workers: int, threads: int, processes: int | None, depth: int, persistent: bool
+    ) -> None:
+        """What makes the batches from now on, as for `begin`. Queues are not alike, so that of another setting counts
+        anew.
+        """
+        if (executor, workers, depth) != (self.executor, self.workers, self.depth):
+            self.ready = self.allowed = self.asked = 0
+        self.executor, self.workers, self.threads, self.depth = executor, workers, threads, depth
+        self.processes = (workers if executor == "process" else 0) if processes is None else processes
+        self.persistent = persistent
 
     def delivered(self, made: Made, nbytes: int, wait: float, ready: int, depth: int) -> None:
         """The consumer gets a batch.
@@ -123,10 +133,6 @@ class Statistics:
         """The consumer is told that the pass is over, after so many seconds."""
         self.waited(wait)
         self._last = 0.0
-
-    def restarted(self) -> None:
-        """A worker that died was replaced."""
-        self.restarts += 1
 
     def waited(self, wait: float) -> None:
         """The consumer asked, and got nothing in so many seconds: the time-out of a batch that is still being made."""

@@ -16,9 +16,11 @@ All threads share one data set, and each of them is a worker: ``get_worker_info(
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -263,14 +265,21 @@ class ThreadBatches:
             batch.cancel()
         self._ready.put(None)
 
-    def __del__(self) -> None:
+    def end(self, patience: float) -> None:
+        """The same, and the threads end, each in its own time."""
         self.close()
+        self._pool.close()
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+        if not _ending():
+            self.close()
 
     def _take(self) -> _Batch:
         """Wait for the batch that is next."""
-        batch: _Batch | None
+        batch: _Batch | None = None
         if self._in_order:
-            batch = next(iter(self._begun), None)
+            with suppress(IndexError):  # closed meanwhile
+                batch = self._begun[0]
             if batch is not None and not batch.done.wait(self._timeout):
                 raise self._late()
         else:
@@ -289,7 +298,7 @@ class ThreadBatches:
     def _late(self) -> RuntimeError:
         error = RuntimeError(timed_out(self._timeout))
         index_of: dict[int, Any] = {}
-        for batch in self._begun:
+        for batch in list(self._begun):
             index_of.update(zip(batch.task.keys, batch.task.indices, strict=True))
         at = {number: index_of[board[0]] for number, board in enumerate(self._pool.boards) if board[0] in index_of}
         for number, index in at.items():

@@ -81,8 +81,9 @@ def _install() -> None:
             )
             return
         vars(_torch_worker)["_penstock"] = _penstock
-        # A fork in a worker thread has that thread alone, which is no worker of ours any more.
-        os.register_at_fork(after_in_child=_forget)
+        if hasattr(os, "register_at_fork"):  # not on Windows, where there are no forks, and threads all the same
+            # A fork in a worker thread has that thread alone, which is no worker of ours any more.
+            os.register_at_fork(after_in_child=_forget)
         _torch_worker.get_worker_info.__code__ = _answer.__code__
         _installed = True
 

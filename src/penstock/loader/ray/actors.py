@@ -26,7 +26,7 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
 from penstock.errors import ClusterError, WorkerError
-from penstock.loader.ray.cluster import check_attached, nodes, session
+from penstock.loader.ray.cluster import check_attached, nodes, resources, session
 from penstock.loader.ray.member import Answer, Call, Counts, Member, Pass
 from penstock.loader.ray.options import RayOptions
 from penstock.loader.ray.worker import Actor, versions
@@ -118,7 +118,7 @@ class Actors:
         wanted = self.options.of_actors()
         if self._crowded(sum(member.cpus for member in self.members.values())):
             wanted["num_cpus"] = 0
-            if bare := [node["NodeID"] for node in ray.nodes() if node["Alive"] and not node["Resources"].get("CPU")]:
+            if bare := [node.id for node in nodes().values() if node.bare]:
                 away = {"ray.io/node-id": f"!in({','.join(bare)})"}  # no CPU is to be shared there
                 wanted["label_selector"] = {**wanted.get("label_selector", {}), **away}
         made = self._class.options(name=name, max_restarts=0, max_task_retries=0, **wanted)
@@ -139,7 +139,7 @@ class Actors:
         theirs = sum(member.cpus for other in others for member in list(other.members.values()))
         if not theirs or not self.options.num_cpus or (mine and not self._turns):
             return False
-        return float(ray.cluster_resources().get("CPU", 0.0)) - theirs - mine < self.options.num_cpus
+        return resources().get("CPU", 0.0) - theirs - mine < self.options.num_cpus
 
     def add(self) -> None:
         """One more."""
@@ -347,7 +347,7 @@ class Actors:
         actors = self.options.of_actors()
         actors.pop("runtime_env", None)
         wanted = ", ".join(f"{name}={value!r}" for name, value in actors.items())
-        free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if ":" not in k)
+        free = ", ".join(f"{k} {v:g}" for k, v in resources(free=True).items() if ":" not in k)
         return f"each asks for {wanted}, and free in the cluster are {free}"
 
     def dead(self, why: str) -> WorkerError:

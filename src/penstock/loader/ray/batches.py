@@ -10,8 +10,9 @@ Invariant: a batch is delivered once, however many workers made it; what comes l
 from __future__ import annotations
 
 import itertools
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ray import cloudpickle
@@ -139,8 +140,13 @@ class RayBatches:
             if self._run == self._actors.run:
                 self._actors.stop()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_over", True):
+    def end(self, patience: float) -> None:
+        """The same, and the workers end at once."""
+        self._actors.close()
+        self.close()
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+        if not _ending() and not getattr(self, "_over", True):
             self.close()
 
     def _check(self) -> None:

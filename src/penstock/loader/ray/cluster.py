@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from penstock.errors import ClusterError, ConfigError
 
-__all__ = ["Node", "attach", "check_attached", "load_ray", "nodes", "session"]
+__all__ = ["Node", "attach", "check_attached", "load_ray", "nodes", "resources", "session"]
 
 _OLDEST = (2, 60)
 _PATIENCE = 5.0  # seconds for a first sign of life of a cluster's head
+_SILENCE = 10.0, 50.0  # seconds that its head may take for an answer, and, asked once more, for either
 
 
 class Node(NamedTuple):
@@ -25,11 +29,13 @@ class Node(NamedTuple):
         id: Ray's, 56 hex digits.
         name: for people: the name or address it was started with, and the beginning of the id.
         store: bytes of its object store.
+        bare: it is there, and has no CPUs.
     """
 
     id: str
     name: str
     store: int
+    bare: bool = False
 
 
 def load_ray() -> Any:
@@ -137,11 +143,52 @@ def check_attached(before: str) -> None:
 
 
 def nodes() -> dict[str, Node]:
-    """The cluster's machines, by id; those that are gone, too."""
-    ray = load_ray()
+    """The cluster's machines, by id; those that are gone, too.
+
+    Raises:
+        ClusterError: its head does not answer.
+    """
     found = {}
-    for node in ray.nodes():
+    for node in _asked(load_ray().nodes):
         number, name = node["NodeID"], node.get("NodeName") or node["NodeManagerAddress"]
-        store = int(node["Resources"].get("object_store_memory", 0))
-        found[number] = Node(number, f"{name} ({number[:6]})", store)
+        has = node["Resources"]
+        bare = bool(node["Alive"] and not has.get("CPU"))
+        found[number] = Node(number, f"{name} ({number[:6]})", int(has.get("object_store_memory", 0)), bare)
     return found
+
+
+def resources(*, free: bool = False) -> dict[str, float]:
+    """What all machines have together, by name, or what is free of it.
+
+    Raises:
+        ClusterError: its head does not answer.
+    """
+    ray = load_ray()
+    found: dict[str, float] = _asked(ray.available_resources if free else ray.cluster_resources)
+    return found
+
+
+def _asked(question: Callable[[], Any]) -> Any:
+    """Ray's answer. Ray itself waits for ever, where not even Ctrl-C is heard; a second question may wake it."""
+    answers: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put((True, question()))
+        except BaseException as error:  # raised where it was asked
+            answers.put((False, error))
+
+    for seconds in _SILENCE:
+        threading.Thread(target=ask, name="penstock-asks-ray", daemon=True).start()
+        try:
+            good, answer = answers.get(timeout=seconds)
+        except Empty:
+            continue
+        if good:
+            return answer
+        raise answer
+    raise ClusterError(
+        f"the head of the Ray cluster was asked twice, and has not answered for {sum(_SILENCE):.0f} s, though the "
+        "program is connected to it: look whether its gcs_server runs, is out of memory, or is stopped (`ray status` "
+        "on the head), and begin again"
+    )

@@ -58,7 +58,6 @@ class RayExecutor:
         self._settings = settings
         self._desk: Any = None
         self._digest = b""
-        self._seen: dict[str, Any] = {}  # statistics of workers that have ended
         self._run = 0
 
     @property

@@ -1,0 +1,263 @@
+"""`Probe`: what a loader is made of, for those who measure it: its batches by any executor, while the loader stays.
+
+    probe = Probe(as_ours(loader), batches=64)
+    for made in probe.run("process", 2, probe.tasks):   # Made: batch, work by stage, when it was asked for and had
+        ...
+
+Invariant: order, epoch, statistics and workers of the loader are afterwards what they were, and so are the global
+generators and those of its samplers. A sampler that is an iterator, without a state, is drawn from, and an iterable
+data set is iterated.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, default_collate, default_convert
+
+from penstock.loader.dataloader import DataLoader
+from penstock.loader.delivery import Batches, Progress
+from penstock.loader.engine import Engine, How, Run
+from penstock.loader.fetch import Fetch, Maker, preserved_generators
+from penstock.loader.foreign import Foreign, source_of
+from penstock.loader.generators import own_generators
+from penstock.loader.options import PROCESSES, Options, how_of
+from penstock.loader.work import Made, Task, Work
+
+__all__ = ["Arrival", "Probe", "as_ours", "kept_generators", "make"]
+
+_SEED = 0x70726F6265  # of the workers; what is measured is thrown away
+_LEAST = 256  # tasks, however many samples they have
+
+
+class Arrival(NamedTuple):
+    """A batch as its consumer sees it; times by `time.perf_counter`.
+
+    Attributes:
+        made: the batch and what it took.
+        asked: when it was asked for.
+        had: when it came.
+        ready: batches that were finished when it was asked for.
+    """
+
+    made: Made
+    asked: float
+    had: float
+    ready: int
+
+
+class Probe:
+    """A loader's batches, made again by whatever executor.
+
+    Args:
+        loader: stays as it is.
+        batches: that are planned from where the loader's next pass begins, of few samples at most.
+        samples: that are planned, about, if their batches are large.
+
+    Attributes:
+        tasks: the first batches of the next pass; empty for a stream.
+        stream: whether only the data set knows the order.
+        given: the executor that the loader has.
+        pure, releases_gil: what the data set says of itself.
+        threads: whether several threads may ask the data set: it says that it is pure, or has threads already.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, batches: int, samples: int = 1 << 20) -> None:
+        self.loader = loader
+        self.stream = loader._position.source is None
+        self.given: How = loader._how
+        self.pure = bool(loader._pure)
+        releases = bool(getattr(loader._position.samples, "releases_gil", False))
+        self.releases_gil = not self.stream and self.pure and releases
+        in_threads = self.given.name == "thread" or self.given.threads > 1
+        self.threads = not self.stream and (self.pure or in_threads)
+        self.tasks = [] if self.stream else _tasks(loader, batches, samples)
+
+    @property
+    def samples(self) -> Any:
+        """The data set; the map-style one inside an iterable one of ours."""
+        return self.loader._position.samples
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch, 1 where batching is off."""
+        sizes = [len(task.indices) for task in self.tasks]
+        return max(sizes) if sizes else self.loader.batch_size or 1
+
+    def maker(self, *, threads: bool = False) -> Maker:
+        """A new one, that makes the loader's batches."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of global generators in threads: what is drawn is thrown away
+            maker = self.loader._maker()
+        if isinstance(maker, Fetch) and threads:
+            maker.seed_globals = False
+        return maker
+
+    def run(self, executor: str, workers: int, tasks: Iterable[Task]) -> Generator[Arrival, None, None]:
+        """Batches of these tasks, as an executor makes them ("inline", "thread", "process", "auto"); what is left is
+        given up when the iterator is closed. A stream's tasks say nothing, and its pass begins anew.
+
+        Raises:
+            Exception: whatever the data set raises, or starting workers does.
+        """
+        how = self.how(executor, workers)
+        maker = self.maker(threads=how.name == "thread" or how.threads > 1)
+        engine = self._engine(how)
+        batches: Batches | None = None
+        try:
+            engine.prepare(maker, _SEED)
+            plan = itertools.repeat(Task([], [])) if self.stream else iter(tasks)
+            batches = engine.start(Run(plan, maker, None, _SEED, lambda worker: None, 0))
+            while True:
+                asked, ready = time.perf_counter(), batches.ready()
+                try:
+                    made = next(batches)
+                except StopIteration:
+                    return
+                arrival = Arrival(made, asked, time.perf_counter(), ready)
+                del made  # its slot is free when the consumer lets go of it
+                yield arrival
+                del arrival
+        finally:
+            if batches is not None:
+                batches.close()
+            engine.close()
+
+    def how(self, executor: str, workers: int) -> How:
+        """What an executor and a number of workers mean for this loader."""
+        loader = self.loader
+        options = Options(
+            *(executor, workers, 1, "auto", loader.multiprocessing_context, None, None, None, "raise", None, None)
+        )
+        return how_of(options, loader.prefetch_factor, chosen=loader._chosen, releases_gil=self.releases_gil)
+
+    def executors(self) -> list[str]:
+        """Those with workers that can be tried here, the one that leaves most to the training first."""
+        names = ["auto"] if self.releases_gil and PROCESSES else []
+        names += ["process"] if PROCESSES else []
+        return [*names, *(["thread"] if self.threads or not PROCESSES else [])]
+
+    def _engine(self, how: How) -> Engine:
+        loader = self.loader
+        return Engine(
+            how,
+            dispatch=loader.dispatch if how.name == "process" else "auto",
+            pure=self.pure,
+            persistent=False,
+            in_order=loader.in_order,
+            timeout=loader.timeout if how.workers else 0,
+            restart=False,
+            max_bytes=loader.max_bytes_in_flight if how.workers else None,
+            init=loader.worker_init_fn,
+            context=loader.multiprocessing_context,
+            ray_options=None,
+        )
+
+
+def make(maker: Maker, task: Task, work: Work, clock: Callable[[], float]) -> dict[str, float]:
+    """Make a batch in this thread, throw it away, and tell by a clock what the data set ("fetch", its named stages
+    included) and "collate" took. The stages are in the work.
+
+    Raises:
+        StopIteration: the stream has ended.
+    """
+    if isinstance(maker, Fetch) and not maker._whole:
+        start = clock()
+        samples = maker.samples(task, work)
+        middle = clock()
+        maker.collate(samples, task, work)
+        return {"fetch": middle - start, "collate": clock() - middle}
+    start = clock()
+    maker(task, work)
+    spent = clock() - start
+    collate = min(work.collate, spent)
+    return {"fetch": spent - collate, "collate": collate}
+
+
+def as_ours(loader: TorchDataLoader[Any]) -> DataLoader[Any]:
+    """The same loader as one of ours; ours as it is.
+
+    Raises:
+        ValueError: what our loader refuses, such as one of torch's DataPipes.
+    """
+    if isinstance(loader, DataLoader):
+        return loader
+    collate = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
+    options: dict[str, Any] = {"collate_fn": collate, "generator": loader.generator}
+    if isinstance(loader.dataset, IterableDataset):
+        options.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
+    elif loader.batch_sampler is not None:
+        options["batch_sampler"] = loader.batch_sampler
+    else:
+        options.update(batch_size=None, sampler=loader.sampler)
+    if loader.num_workers:
+        options.update(num_workers=loader.num_workers, prefetch_factor=loader.prefetch_factor, timeout=loader.timeout)
+        options.update(executor="process" if PROCESSES else "thread")
+        if PROCESSES:
+            options["multiprocessing_context"] = loader.multiprocessing_context
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whoever made the other one has had torch's warnings
+        return DataLoader(loader.dataset, worker_init_fn=loader.worker_init_fn, in_order=loader.in_order, **options)
+
+
+@contextmanager
+def kept_generators(loader: DataLoader[Any]) -> Iterator[None]:
+    """The global generators and those of the loader and its samplers are afterwards what they were."""
+    own = [*own_generators(loader.batch_sampler), *own_generators(loader.sampler)]
+    own += [] if loader.generator is None else [loader.generator]
+    states = [(generator, generator.get_state()) for generator in own]
+    with ExitStack() as stack:
+        stack.enter_context(preserved_generators())
+        try:
+            yield
+        finally:
+            for generator, state in states:
+                generator.set_state(state)
+
+
+def _tasks(loader: DataLoader[Any], batches: int, samples: int) -> list[Task]:
+    """The batches that the next pass begins with. The pass is looked at and never begun."""
+    position = loader._position
+    source = position.source
+    assert source is not None
+    if not isinstance(source, Foreign):
+        # Without a seed, looking at a pass draws what it will draw; that is to be left to the pass itself.
+        source = source if position.seeded else copy.deepcopy(source, _shared(loader))
+        with kept_generators(loader):
+            return _first(position.tasks(Progress(source.peek(), _SEED)), batches, samples)
+    items: Any = source.items
+    state = items.state_dict() if hasattr(items, "state_dict") and hasattr(items, "load_state_dict") else None
+    with kept_generators(loader):
+        run = source_of(source.batch_sampler).peek()
+        tasks = _first(position.tasks(Progress(run, _SEED)), batches, samples)
+    if state is not None:
+        items.load_state_dict(state)
+    return tasks
+
+
+def _first(tasks: Iterator[Task], batches: int, samples: int) -> list[Task]:
+    """So many tasks, or as many as have so many samples, but a few hundred in any case."""
+    found: list[Task] = []
+    for task in itertools.islice(tasks, batches):
+        found.append(task)
+        samples -= len(task.indices)
+        if samples <= 0 and len(found) >= _LEAST:
+            break
+    return found
+
+
+def _shared(loader: DataLoader[Any]) -> dict[int, Any]:
+    """What a copy of a loader's samplers has in common with them: the data sets, as a memo of `copy.deepcopy`."""
+    held: list[Any] = [loader.dataset, loader._position.samples]
+    sampler: Any = loader._position.source
+    while sampler is not None:
+        held += [getattr(sampler, name, None) for name in ("data_source", "dataset")]
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    return {id(one): one for one in held if one is not None}

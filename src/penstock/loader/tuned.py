@@ -1,0 +1,255 @@
+"""`TunedBatches`: the batches of one pass, made by one setting after the other until one is chosen.
+
+    tasks (one iterator) -> segment 1: 1 process -> segment 2: 2 processes -> ... -> the rest: what was chosen
+                              its engine gets a view of the tasks that stops when enough was measured, hands out what
+                              it has begun, and ends by itself; the next one's workers start meanwhile
+
+Invariant: every batch is made once, by whoever's turn it is, and handed out in its order. Nothing is measured beside
+the run and nothing is thrown away, so the data cannot change.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+from penstock.loader.delivery import WORKER_NAMES, Batches
+from penstock.loader.engine import Engine, Run
+from penstock.loader.fetch import Maker
+from penstock.loader.ladder import Ladder, Measured, Setting, Tally
+from penstock.loader.memory import available_memory, private_memory
+from penstock.loader.statistics import size_of
+from penstock.loader.work import Made, Task
+
+__all__ = ["Follow", "Segment", "TunedBatches"]
+
+
+class Follow(Protocol):
+    """Has a loader make its batches by the ladder's current setting; with ``start`` its workers are there afterwards,
+    and what goes wrong with starting them is raised.
+    """
+
+    def __call__(self, *, start: bool) -> Segment: ...
+
+
+class Segment(NamedTuple):
+    """A setting of the loader: who makes its batches, and from what."""
+
+    setting: Setting
+    engine: Engine
+    maker: Maker
+
+
+class _View:
+    """The tasks of a pass, up to a point that is chosen while they are taken."""
+
+    def __init__(self, tasks: Iterator[Task]) -> None:
+        self._tasks = tasks
+        self.taken = 0
+        self.stopped = False
+
+    def __iter__(self) -> _View:
+        return self
+
+    def __next__(self) -> Task:
+        if self.stopped:
+            raise StopIteration
+        task = next(self._tasks)
+        self.taken += 1
+        return task
+
+
+class TunedBatches:
+    """Batches of a pass while its loader is being tuned; see `penstock.loader.delivery.Batches`.
+
+    Args:
+        run: the pass.
+        first: makes the first batches; its workers are there.
+        ladder: says which setting to try, and when to stay.
+        follow: has the loader follow the ladder.
+        length: batches of this pass; None where nobody knows.
+
+    A setting that cannot be had (no process can be started, say) counts as one that is no good.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        first: Segment,
+        ladder: Ladder,
+        follow: Follow,
+        length: int | None,
+    ) -> None:
+        self._run = run._replace(resume=lambda worker: None)  # nobody has a state of its own
+        self._ladder = ladder
+        self._follow = follow
+        self._length = length
+        self._segment = first
+        self._next: Segment | None = None
+        self._before = 0  # batches of earlier segments
+        self._last = -1  # number of the last one of them that was handed out
+        self._closed = threading.Event()
+        self._begin(first)
+
+    def _begin(self, segment: Segment) -> None:
+        self._segment = segment
+        self._view = _View(self._run.tasks)
+        run = self._run._replace(tasks=self._view, maker=segment.maker)
+        self._tally: Tally | None = None
+        if not self._ladder.decided:
+            self._tally = self._ladder.tally(segment.engine.how.depth, perf_counter())
+        self._batches: Batches = segment.engine.start(run)
+
+    # What an executor is.
+
+    @property
+    def number(self) -> int:
+        """Of the batch that was last returned or raised, in the pass."""
+        number = self._batches.number
+        return self._last if number < 0 else self._before + number
+
+    @property
+    def worker(self) -> int:
+        """That it came from."""
+        return self._batches.worker
+
+    @property
+    def depth(self) -> int:
+        """Batches that may be begun at the moment."""
+        return self._batches.depth
+
+    def ready(self) -> int:
+        """Batches that are made and not handed out."""
+        return self._batches.ready()
+
+    def __iter__(self) -> TunedBatches:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name in WORKER_NAMES:
+            return getattr(self._batches, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __next__(self) -> Made:
+        while True:
+            batches, tally = self._batches, self._tally
+            number, asked = batches.number, 0.0 if tally is None else perf_counter()
+            try:
+                made = next(batches)
+            except StopIteration:
+                if batches.number != number:
+                    raise  # out of the data set
+                made = None
+            if made is None:  # not above: workers that are forked there would have it in all of their tracebacks
+                if not self._go_on():
+                    raise StopIteration
+                continue
+            if tally is not None and tally is self._tally and tally.add(made.work, asked, perf_counter()):
+                self._measured(size_of(made.batch))
+            before = self._before  # below, what `_replace` does takes twice as long
+            return Made(made.batch, made.work, before + made.number, made.worker, made.state, made.way)
+
+    def close(self) -> None:
+        """Nothing more is wanted. Idempotent."""
+        self._closed.set()
+        self._view.stopped = True
+        self._keep(ended=False)
+        self._batches.close()
+        self._drop_next()
+
+    def end(self, patience: float) -> None:
+        """The same, and the workers end."""
+        self._closed.set()
+        self._view.stopped = True
+        self._batches.end(patience)
+        self._drop_next()
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+        if not _ending() and hasattr(self, "_batches") and not self._closed.is_set():
+            self.close()
+
+    def _drop_next(self) -> None:
+        """Workers that have started and were given nothing."""
+        following, self._next = self._next, None
+        if following is not None:
+            following.engine.dismiss()
+
+    # From segment to segment.
+
+    def _measured(self, nbytes: int) -> None:
+        """Enough is known of this segment's setting; its last batch had so many bytes."""
+        tally, self._tally = self._tally, None
+        assert tally is not None
+        ladder, segment = self._ladder, self._segment
+        if not ladder.decided and ladder.current == segment.setting:
+            ladder.most = self._room(nbytes)
+            ladder.note(tally.result())
+        if ladder.current == segment.setting:
+            self._follow(start=False)  # it stays, and its workers with it
+            return
+        left = None if self._length is None else self._length - self._before - self._view.taken
+        if left is not None and left <= max(2, segment.setting.workers):
+            return  # not worth other workers: they begin the next pass
+        self._view.stopped = True
+        if segment.engine.how.name == "process":
+            # While this segment's last batches are made. Not beside threads: a fork could lose one that holds a lock.
+            self._prepare()
+
+    def _room(self, nbytes: int) -> int | None:
+        """Workers like these that there is memory for, if they may have half of it, beside those that there are."""
+        free, how = available_memory(), self._segment.engine.how
+        if free is None or how.name == "inline":
+            return self._ladder.most
+        pids = [worker.pid for worker in self._batches._workers] if how.name == "process" else []  # type: ignore[attr-defined]
+        each = private_memory(pids[0]) * len(pids) if pids else 0
+        count = self._segment.setting.workers
+        return count + int(free / 2 / (max(1, each + how.depth * nbytes) / count))
+
+    def _prepare(self) -> None:
+        """Have the workers of the next segment; of one that can be had."""
+        while True:
+            try:
+                self._next = self._follow(start=True)
+                return
+            except Exception as error:
+                if self._ladder.decided:
+                    return  # raised when they are needed
+                self._ladder.note(Measured(self._ladder.current, error=f"{type(error).__name__}: {error}"))
+
+    def _go_on(self) -> bool:
+        """This segment has ended; whether there is another one."""
+        if self._closed.is_set():
+            return False
+        if not self._view.stopped:
+            self._keep(ended=True)
+            return False
+        segment, number = self._segment, self.number
+        self._batches.close()
+        if self._next is None:
+            self._prepare()
+        following, self._next = self._next, None
+        if following is None:
+            following = self._follow(start=True)
+        if segment.engine is not following.engine:
+            segment.engine.close()
+            following.engine.restarts += segment.engine.restarts
+        self._last, self._before = number, self._before + self._view.taken
+        self._begin(following)
+        if self._closed.is_set():  # by another thread meanwhile
+            self._batches.end(0.5)
+        return True
+
+    def _keep(self, *, ended: bool) -> None:
+        """The pass is over, or given up: what was measured is for the next one."""
+        tally, self._tally = self._tally, None
+        ladder = self._ladder
+        if tally is None or ladder.decided or ladder.current != self._segment.setting:
+            return
+        found, known = tally.at_end() if ended else (tally.result(), False)
+        if known:
+            ladder.note(found)
+        else:
+            ladder.kept = found

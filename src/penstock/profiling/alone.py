@@ -1,0 +1,153 @@
+"""The pipeline alone: one thread, stage by stage, the first time and once more.
+
+Every other batch is measured by the processor's clock instead of the wall's. So there is a share of waiting for each
+stage, and no stage is slowed down by a second clock.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.datasets import ImageDataset
+from penstock.datasets.share_dataset import ShareDataset
+from penstock.loader.fetch import Maker
+from penstock.loader.probe import Probe, make
+from penstock.loader.work import Task, Work
+from penstock.manifest import Manifest
+from penstock.stages import by_clock
+from penstock.storage import is_remote
+
+__all__ = ["Account", "account", "drop_from_page_cache", "one_thread"]
+
+_LITTLE = 0.02  # share of all stages: what is that short, clocks cannot tell
+
+
+class Account:
+    """Seconds by stage, by both clocks, of some samples."""
+
+    def __init__(self) -> None:
+        self.wall: dict[str, float] = {}
+        self.cpu: dict[str, float] = {}
+        self.wall_samples = self.cpu_samples = self.batches = 0
+
+    @property
+    def samples(self) -> int:
+        """How many, by either clock."""
+        return self.wall_samples + self.cpu_samples
+
+    def add(self, spent: dict[str, float], samples: int, *, cpu: bool) -> None:
+        """Count a batch."""
+        seconds = self.cpu if cpu else self.wall
+        for name, value in spent.items():
+            seconds[name] = seconds.get(name, 0.0) + value
+        self.batches += 1
+        if cpu:
+            self.cpu_samples += samples
+        else:
+            self.wall_samples += samples
+
+    def each(self, name: str) -> float:
+        """Seconds of a stage for a sample."""
+        return self.wall.get(name, 0.0) / self.wall_samples if self.wall_samples else 0.0
+
+    def waits(self, name: str) -> float:
+        """Share of a stage's time in which it did not compute; 0 of one that takes next to nothing."""
+        if not self.cpu_samples or self.wall.get(name, 0.0) <= _LITTLE * sum(self.wall.values()):
+            return 0.0
+        return min(1.0, max(0.0, 1 - self.cpu.get(name, 0.0) / self.cpu_samples / self.each(name)))
+
+    @property
+    def waiting(self) -> float:
+        """The same of all stages together."""
+        total = sum(self.wall.values())
+        return sum(seconds * self.waits(name) for name, seconds in self.wall.items()) / total if total else 0.0
+
+
+def account(
+    maker: Maker, tasks: Iterable[Task], seconds: float, *, done: Callable[[float], object] = lambda seconds: None
+) -> Account:
+    """Make batches until the tasks or the time are up; one for each clock at least, if there are two.
+
+    Args:
+        maker: of batches; a stream's begins anew, and once more where it ends early.
+        tasks: what is to be made; endless for a stream.
+        seconds: a batch that has begun is finished.
+        done: told how many seconds have passed.
+    """
+    result = Account()
+    maker.begin(None)
+    start = time.perf_counter()
+    for number, task in enumerate(tasks):
+        passed = time.perf_counter() - start
+        done(min(passed, seconds))
+        if passed >= seconds and result.cpu_samples:
+            break
+        cpu = number % 2 == 1
+        clock = time.thread_time if cpu else time.perf_counter
+        work = Work()
+        try:
+            with by_clock(clock):
+                spent = make(maker, task, work, clock)
+        except StopIteration:
+            break
+        rest = spent.pop("fetch") - sum(work.stages.values())
+        named = {**work.stages, "fetch": max(0.0, rest) + work.stages.get("fetch", 0.0), **spent}
+        result.add(named, work.samples, cpu=cpu)
+    done(seconds)
+    return result
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch and OpenCV compute in the calling thread alone, as they do in workers."""
+    cv2: Any = sys.modules.get("cv2")
+    threads = torch.get_num_threads()
+    others = cv2.getNumThreads() if cv2 is not None else 0
+    torch.set_num_threads(1)
+    if cv2 is not None:
+        cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if cv2 is not None:
+            cv2.setNumThreads(others)
+
+
+def drop_from_page_cache(probe: Probe, tasks: Iterable[Task]) -> int:
+    """Have the system forget the files of these samples, so that they are read from storage; how many were dropped.
+
+    Those of a manifest are known by name. Of other data sets nothing is dropped.
+    """
+    dropped = 0
+    if not hasattr(os, "posix_fadvise"):
+        return dropped
+    for path in _files(probe.samples, tasks):
+        with suppress(OSError):  # what is missing is told when it is loaded
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                dropped += 1
+            finally:
+                os.close(descriptor)
+    return dropped
+
+
+def _files(samples: Any, tasks: Iterable[Task]) -> Iterator[str]:
+    source = samples.source if isinstance(samples, ImageDataset) else samples
+    manifest = source.manifest if isinstance(source, ShareDataset) else source
+    if not isinstance(manifest, Manifest):  # shards, a server, a data set of the user's
+        return
+    for task in tasks:
+        at = () if task.place is None else (task.place,)
+        for record in source.records(np.asarray(task.indices), *at):
+            if not is_remote(record.path):
+                yield record.path

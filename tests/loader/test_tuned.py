@@ -1,0 +1,354 @@
+"""A pass that is made by one setting after the other: the same batches and states, whatever goes wrong, and no rest."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import operator
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from leak_support import left, wait_until_as
+from loader_conformance import check_close, travelled
+from loader_support import Draws, Faulty, Stream, draw_load, outcomes, plain
+from matrix_support import Impure, Pure, bits
+from torch.utils.data import Dataset
+
+import penstock as ps
+from penstock import DataLoader
+from penstock.errors import ConfigError, WorkerError
+from penstock.loader.ladder import INLINE, Ladder, Measured, Setting
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*are being kept")
+
+GENERATOR = torch.Generator()
+P1, P2, T2 = Setting("process", 1), Setting("process", 2), Setting("thread", 2)
+
+
+class Count:
+    """Enough is known after so many batches."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def add(self, *_: Any) -> bool:
+        self.count -= 1
+        return self.count == 0
+
+    def result(self) -> Measured:
+        return Measured(INLINE)
+
+    def at_end(self) -> tuple[Measured, bool]:
+        return Measured(INLINE), False
+
+
+class Script(Ladder):
+    """Goes through certain settings, with so many batches each; then stays with the last one, or goes back."""
+
+    def __init__(self, settings: list[Setting], each: list[int], *, back: Setting | None = None) -> None:
+        super().__init__(["process"], inline="never", cores=2, persistent=False)
+        self.left = [*settings[1:], *([back] if back else [])]
+        self.each = iter(each)
+        self.current = settings[0]
+
+    def tally(self, depth: int, now: float) -> Any:
+        return Count(next(self.each, 1))
+
+    def note(self, result: Measured) -> None:
+        self.results.append(result)
+        self.current = self.left.pop(0) if self.left else self.current
+        self.decided = not self.left
+
+
+def scripted(loader: DataLoader[Any], *args: Any, **options: Any) -> DataLoader[Any]:
+    loader._ladder = Script(*args, **options)
+    return loader
+
+
+def same(one: DataLoader[Any], other: DataLoader[Any]) -> bool:
+    """Without the long story of what differs."""
+    return [bits(batch) for batch in one] == [bits(batch) for batch in other]
+
+
+def pure(**how: Any) -> DataLoader[Any]:
+    return DataLoader(Pure(42), 4, shuffle=True, seed=11, **how)
+
+
+def unseeded(**how: Any) -> DataLoader[Any]:
+    torch.manual_seed(5)
+    return DataLoader(Pure(42), 4, shuffle=True, **how)
+
+
+def impure(**how: Any) -> DataLoader[Any]:
+    return DataLoader(Impure(42), 4, shuffle=True, seed=11, **how)
+
+
+def ranked(manifest: ps.Manifest) -> Callable[..., DataLoader[Any]]:
+    def make(**how: Any) -> DataLoader[Any]:
+        data = ps.RankDataset(manifest, rank=1, world_size=2, mini_epochs=2, seed=1, load=draw_load)
+        return DataLoader(data, batch_size=3, **how)
+
+    return make
+
+
+def streamed(manifest: ps.Manifest) -> Callable[..., DataLoader[Any]]:
+    def make(**how: Any) -> DataLoader[Any]:
+        data = ps.MPDataset(manifest, batch_size=4, rank=0, world_size=2, seed=1, load=draw_load)
+        return DataLoader(data, batch_size=4, **how)
+
+    return make
+
+
+def grouped(**how: Any) -> DataLoader[Any]:
+    order = ps.RandomSampler(range(42), shuffle="global", seed=3)
+    sampler = ps.GroupedBatchSampler(order, [k % 3 for k in range(42)], 4)
+    return DataLoader(Draws(42), batch_sampler=sampler, **how)
+
+
+def out_of_order(**how: Any) -> DataLoader[Any]:
+    return DataLoader(Pure(42), 4, shuffle=True, seed=11, in_order=False, **how)
+
+
+@pytest.mark.parametrize("kind", ["pure", "unseeded", "impure", "ranked", "streamed", "grouped"])
+def test_every_way_through_the_settings_gives_the_same_batches_and_states(
+    write_manifest: Callable[..., Path], kind: str
+) -> None:
+    """Bit for bit, over some passes; and the state after any batch goes on anywhere."""
+    manifest = ps.Manifest.open(write_manifest(61))
+    made = {"ranked": ranked(manifest), "streamed": streamed(manifest)}
+    make: Any = made.get(kind) or {one.__name__: one for one in (pure, unseeded, impure, grouped)}[kind]
+    truth: list[tuple[Any, Any]] = []
+    inline, passes = make(), 4 if kind in made else 2
+    for _ in range(passes):
+        truth += [(bits(batch), travelled(inline.state_dict())) for batch in inline]
+    threads = P1 if kind == "impure" else T2  # threads promise penstock.generator only
+    for number, order in enumerate(itertools.permutations([P2, threads, INLINE])):
+        if number % 2 and kind != "pure":
+            continue
+        each = [1 + (number + k) % 3 for k in range(3)]
+        loader = scripted(make(num_workers="auto"), list(order), each, back=P2 if number == 2 else None)
+        begun = loader.state_dict()
+        assert begun == make().state_dict()
+        found: list[tuple[Any, Any]] = []
+        with loader:
+            for _ in range(passes):
+                found += [(bits(batch), travelled(loader.state_dict())) for batch in loader]
+        assert len(found) == len(truth)
+        wrong = [k for k, (one, other) in enumerate(zip(found, truth, strict=True)) if one != other]
+        assert not wrong
+        last = P2 if number == 2 else order[-1]
+        assert (type(loader.num_workers), loader.num_workers) == (int, last.workers)
+        assert loader.stats()["executor"] == last.executor
+        at = 2 + number
+        resumed = scripted(make(num_workers="auto"), list(order[::-1]), [1, 1, 1])
+        resumed.load_state_dict(truth[at][1])
+        other = make()
+        other.load_state_dict(found[at][1])
+        for one in (resumed, other):
+            with one:
+                rest = [bits(batch) for batch in one]
+                expected = [batch for batch, _ in truth[at + 1 : at + 1 + len(rest)]]
+                assert len(rest) == len(expected) > 0
+                assert all(map(operator.eq, rest, expected))
+
+
+def test_out_of_order_every_batch_comes_once_and_states_know_which() -> None:
+    expected = sorted(str(bits(batch)) for batch in out_of_order())
+    loader = scripted(out_of_order(num_workers="auto"), [P2, T2, INLINE, P1], [2, 3, 1])
+    found = [str(bits(batch)) for batch in loader]
+    assert sorted(found) == expected
+    loader = scripted(out_of_order(num_workers="auto"), [P2, T2, INLINE, P1], [2, 3, 1])
+    iterator = iter(loader)
+    head = [str(bits(next(iterator))) for _ in range(6)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    loader.close()
+    rest = out_of_order()
+    rest.load_state_dict(state)
+    assert sorted(head + [str(bits(batch)) for batch in rest]) == expected
+
+
+def test_an_error_of_a_worker_is_the_samples_alone() -> None:
+    """Workers that are forked when the setting before has ended do not know how it ended."""
+    data = Faulty(40, {39})
+    data.pure = True  # type: ignore[attr-defined]
+    loader = DataLoader(data, 2, seed=0, num_workers="auto")
+    with pytest.raises(KeyError, match="sample 39 is bad") as raised:
+        list(scripted(loader, [T2, P2], [2]))
+    assert "StopIteration" not in str(raised.value)
+
+
+@pytest.mark.parametrize("executor", ["auto", "process", "thread"])
+def test_errors_come_in_their_places(executor: str) -> None:
+    data = Faulty(20, {0, 5, 9, 19})
+    data.pure = True  # type: ignore[attr-defined]
+    expected = outcomes(DataLoader(data, 2))
+    settings = {"auto": [P1, T2, INLINE, P2], "process": [P1, P2, P1, P2], "thread": [T2, Setting("thread", 1), T2, T2]}
+    loader = scripted(DataLoader(data, 2, num_workers="auto", executor=executor), settings[executor], [1, 2, 1])
+    with loader:
+        assert outcomes(loader) == expected
+        assert loader.stats()["failed_batches"] == 4
+
+
+class Kills(Pure):
+    """Ends its worker at a sample."""
+
+    def __init__(self, n: int, at: int, here: int) -> None:
+        super().__init__(n)
+        self.at = at
+        self.here = here
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at and os.getpid() != self.here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("at", [1, 9, 25])
+def test_a_worker_that_is_killed_in_any_segment_is_said_and_nothing_is_left(at: int) -> None:
+    before = left()
+    loader = DataLoader(Kills(40, at, os.getpid()), 2, num_workers="auto", dispatch="batch")
+    scripted(loader, [P2, P1, P2], [3, 3])
+    iterator = iter(loader)
+    had = 0
+    with pytest.raises(WorkerError, match="killed by signal"):
+        while True:
+            next(iterator)
+            had += 1
+    assert had <= at // 2
+    with pytest.raises(WorkerError):
+        next(iterator)
+    del iterator
+    loader.close()
+    del loader
+    wait_until_as(before)
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_nothing_is_left_of_a_pass_that_is_given_up_anywhere(how: str, persistent: bool) -> None:
+    before = left()
+    for had in (0, 1, 2, 3, 6, 9):  # behind the second one workers wait for their turn
+        loader = pure(num_workers="auto", persistent_workers=persistent)
+        iterator = iter(scripted(loader, [P2, P1, T2, INLINE], [2, 2, 2]))
+        for _ in range(had):
+            next(iterator)
+        if how == "close":
+            loader.close()
+            with pytest.raises(WorkerError, match="its DataLoader was closed"):
+                next(iterator)
+            assert len(list(loader)) == 11, "it goes on anew"
+        del iterator
+        if not persistent:
+            wait_until_as((before[0], left()[1], *before[2:]))  # the loader keeps the ring
+        del loader
+    wait_until_as(before)
+
+
+def test_close_while_settings_are_tried() -> None:
+    check_close(lambda: pure(num_workers="auto"))
+
+
+# What is chosen, and what it says.
+
+
+class Sleepy(Dataset[int]):
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.02)
+        return index
+
+
+def test_a_run_that_waits_for_storage_gets_more_workers_and_keeps_them(capsys: Any) -> None:
+    loader = DataLoader(Sleepy(), 2, seed=0, num_workers="auto", persistent_workers=True, executor="process")
+    assert isinstance(loader.num_workers, int)
+    assert repr(loader.num_workers) == "'auto'"
+    loader._ladder = Ladder(["process"], inline="never", cores=2, persistent=True, seconds=0.15)
+    iterator = iter(loader)
+    loader._ladder.length = 4  # more workers than batches in a pass are not tried
+    had = []
+    while loader.stats()["tuning"]["chosen"] is None:
+        had += plain(next(iterator))
+    assert had == list(range(len(had)))
+    tuning = loader.stats()["tuning"]
+    workers = loader.num_workers
+    assert type(workers) is int
+    assert workers in (2, 4)
+    assert tuning["chosen"] == {"executor": "process", "workers": workers}
+    assert [one["workers"] for one in tuning["tried"]][:2] == [1, 2]
+    loader.report()
+    said = " ".join(capsys.readouterr().out.split())
+    assert f'Workers chosen: executor="process", num_workers={workers}, ' in said
+    assert "Tried: 1 process: " in said
+    assert "Memory limits" not in said
+    iterator = None
+    loader.close()
+
+
+def test_a_training_that_takes_its_time_needs_one_worker() -> None:
+    loader = pure(num_workers="auto")
+    loader._ladder = Ladder(["process", "thread"], inline="never", cores=2, persistent=False, seconds=0.1)
+    with loader:
+        while loader.stats()["tuning"]["chosen"] is None:
+            for _ in loader:
+                time.sleep(0.03)
+        assert (loader.executor, loader.num_workers) in {("auto", 1), ("auto", 2), ("thread", 2)}
+        assert len(list(loader)) == 11
+
+
+def test_loaders_made_of_it_are_tuned_too() -> None:
+    import copy
+    import pickle
+
+    loader = pure(num_workers="auto")
+    again = DataLoader(loader.dataset, 4, shuffle=True, seed=11, num_workers=loader.num_workers)
+    for one in (again, copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        with one:
+            assert one.stats()["tuning"]["chosen"] is None
+            one.set_epoch(0)
+            assert same(one, pure())
+    loader.num_workers = 2
+    with loader:
+        loader.set_epoch(0)
+        assert same(loader, pure())
+        assert loader.stats()["workers"] == 2
+        assert "tuning" not in loader.stats()
+        loader.num_workers = "auto"
+        loader.set_epoch(0)
+        assert same(loader, pure())
+        assert loader.stats()["tuning"]["chosen"] is None
+
+
+class Counting(Pure):
+    def state_dict(self) -> Any:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"dataset": Impure(8)}, "needs seed="),
+        ({"dataset": Stream(8)}, "map-style"),
+        ({"dataset": Counting(8), "seed": 1}, "a state of its own"),
+        (
+            {"dataset": Pure(8), "sampler": torch.utils.data.RandomSampler(range(8), generator=GENERATOR)},
+            "sampler",
+        ),
+        ({"dataset": Pure(8), "executor": "ray"}, "min_workers"),
+        ({"dataset": Pure(8), "executor": "inline"}, "no workers"),
+        ({"dataset": Pure(8), "num_workers": "many"}, "neither a number nor 'auto'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_tuned_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        DataLoader(**{"num_workers": "auto", **options})
