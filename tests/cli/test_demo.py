@@ -45,15 +45,6 @@ def test_version(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout.strip()) == (0, f"penstock {version('penstock')}")
 
 
-def test_help_names_the_commands_and_imports_no_torch(tmp_path: Path) -> None:
-    result = penstock("--help", cwd=tmp_path)
-    assert result.returncode == 0
-    assert "demo" in result.stdout
-    assert "manifest" in result.stdout
-    code = "import sys, penstock.cli; assert not {'torch', 'numpy', 'pyarrow'} & set(sys.modules), sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
-
-
 def test_missing_data_is_one_line_on_stderr(tmp_path: Path) -> None:
     result = penstock("demo", "--data", "nowhere", cwd=tmp_path)
     assert result.returncode == 1

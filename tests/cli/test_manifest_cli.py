@@ -59,19 +59,6 @@ class TestHelp:
         for option in ("--root", "--format", "--label", "--columns", "--header", "--blank", "--comment", "--cache-dir"):
             assert option in text
 
-    def test_help_imports_nothing_heavy(self) -> None:
-        """``--help`` of a command has to answer at once: no torch, NumPy, Arrow or OpenCV."""
-        program = (
-            "import sys\n"
-            "from penstock.cli.manifest import app\n"
-            "try: app(['check', '--help'])\n"
-            "except SystemExit: pass\n"
-            "heavy = {'torch', 'numpy', 'pyarrow', 'cv2', 'simplejpeg'} & set(sys.modules)\n"
-            "sys.exit(f'imported {heavy}' if heavy else 0)\n"
-        )
-        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-        assert result.returncode == 0, result.stderr
-
 
 class TestCheck:
     def test_a_good_file(self, images: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.layout import App
 from penstock.cli.manifest_options import bar, console
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True)
+app = App()
 
 _WIDTH = 24  # characters of the longest bar
 
 
 @app.callback()
 def _group() -> None:
-    """Keeps `readers` a command of its own while it is the only one."""
+    """Measure with your own files which library is best."""  # and `readers` stays a command, though it is the only one
 
 
 @app.command(epilog="Example:  penstock bench readers /data/imagenet/val --files 500 --plot readers.png")
@@ -47,6 +48,7 @@ def readers(
 ) -> None:
     """Compare the installed image back ends on your files: header, whole decode, decode to a size, crop."""
     from penstock.images import compare
+    from penstock.loader.cores import cores
 
     if backend:
         from penstock.images.backends import choose
@@ -56,8 +58,8 @@ def readers(
     if plot is not None:
         _check_plot(plot)
     found = compare.made_up() if folder is None else compare.sample(folder, count=files)
-    counts = list(dict.fromkeys((1, threads or len(os.sched_getaffinity(0)))))
-    with bar("measuring") as progress:
+    counts = list(dict.fromkeys((1, threads or cores())))
+    with bar("measuring", show=not as_json) as progress:
         result = compare.compare(
             found, target=target, threads=counts, rounds=rounds, backends=backend or None, progress=progress
         )

@@ -4,7 +4,7 @@ Two ranks train a small network on 5,000 JPEG files, are killed in the middle of
 killed again, and come to the end as two. The logs of the ranks show that every sample was trained on exactly once per
 epoch. Then the order itself is put to the test: class-sorted, shuffled by Penstock, shuffled by torch.
 
-The training program is ``examples/train_ddp.py`` of a checkout, started as it stands.
+The training program is ``examples/train_ddp.py``, started as it stands; wheels hold it, too.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Of the whole job: batches of ten classes, the last one may be smaller."""
         return math.ceil(10 * self.per_class / self.batch_size)
 
     def kills(self) -> tuple[int, int]:
@@ -77,29 +78,37 @@ class Data:
 
 def command(
     data: Annotated[
-        Path | None, typer.Option(help="The folder examples/data of a checkout; found by itself inside of one.")
+        Path | None, typer.Option(help="The folder examples/data of a checkout, if it is not found.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where images, logs and the plot are written.")] = Path("demo-output"),
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs of each training run: 5, or 2 with --quick.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the images, and one seed.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end; all else goes to standard error.")
+    ] = False,
 ) -> None:
     """Train on real images, be killed twice, resume on other numbers of ranks, and count the samples."""
     from rich.console import Console
 
+    from penstock.cli.manifest_options import print_json
+
     started = time.perf_counter()
     archive, program = _find(data)
     plan = _plan(epochs, quick=quick)
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        good = _run(console, plan, archive, program, out)
+        report = _run(console, plan, archive, program, out)
     finally:
         signal.signal(signal.SIGTERM, before)
         console.show_cursor()
-    console.print(f"All of it took {time.perf_counter() - started:.0f} s.")
-    if not good:
+    seconds = time.perf_counter() - started
+    console.print(f"All of it took {seconds:.0f} s.")
+    if as_json:
+        print_json({**report, "seconds": seconds})
+    if not report["ok"]:
         raise typer.Exit(1)
 
 
@@ -111,12 +120,13 @@ def _find(data: Path | None) -> tuple[Path, Path]:
     """The archive of images and the training program."""
     if data is None:
         checkout = Path(__file__).resolve().parents[3]
-        places = [checkout / "examples" / "data", Path("examples/data")]
+        installed = Path(__file__).resolve().parents[1]  # wheels hold the examples, too (setup.py)
+        places = [folder / "examples" / "data" for folder in (checkout, installed, Path())]
         data = next((place for place in places if (place / _ARCHIVE).is_file()), None)
         if data is None:
             raise ConfigError(
-                "the demo's images are part of a checkout of Penstock, not of the installed package: "
-                "run it in a checkout, or give --data CHECKOUT/examples/data"
+                "the demo's images are not here: wheels and checkouts of Penstock have them in examples/data; "
+                "give that folder as --data"
             )
     archive, program = data / _ARCHIVE, data.resolve().parent / "train_ddp.py"
     for path in (archive, program):
@@ -125,9 +135,10 @@ def _find(data: Path | None) -> tuple[Path, Path]:
     return archive, program
 
 
-def _run(console: Console, plan: Plan, archive: Path, program: Path, out: Path) -> bool:
+def _run(console: Console, plan: Plan, archive: Path, program: Path, out: Path) -> dict[str, Any]:
+    """All of it; returns what ``--json`` prints."""
     from penstock.cli.demo_plot import draw
-    from penstock.cli.demo_report import print_results
+    from penstock.cli.demo_report import print_results, summary
 
     console.rule("[bold]1  Images and meta file", align="left")
     data = _prepare(console, plan, archive, program, out)
@@ -137,12 +148,13 @@ def _run(console: Console, plan: Plan, archive: Path, program: Path, out: Path) 
     runs = _compare(console, plan, data, out / "runs")
     console.rule("[bold]4  Results", align="left")
     good = print_results(console, plan, data, attempts, runs, _ORDERS)
-    plot = out / "demo.png"
-    if draw(plot, plan, attempts, runs, _ORDERS):
+    plot: Path | None = out / "demo.png"
+    if draw(out / "demo.png", plan, attempts, runs, _ORDERS):
         console.print(f"Plot: {plot}")
     else:
+        plot = None
         console.print("No plot: it needs matplotlib (pip install matplotlib).", style="yellow")
-    return good
+    return {"ok": good, **summary(plan, data, attempts, runs), "plot": plot}
 
 
 def _prepare(console: Console, plan: Plan, archive: Path, program: Path, out: Path) -> Data:
@@ -213,7 +225,8 @@ def _interrupted(console: Console, plan: Plan, data: Data, folder: Path) -> list
         what = "start" if start == 0 else f"resume from the checkpoint of step {start}"
         console.print(f"[bold]{what} on {ranks} rank{'s' * (ranks > 1)}[/bold]")
         with Fleet() as fleet:
-            fleet.start(Job(name, data.program, arguments, folder, ranks=ranks, dies=kill is not None, shown=True))
+            shown = not console.stderr  # its bar goes to standard output, where --json has its object alone
+            fleet.start(Job(name, data.program, arguments, folder, ranks=ranks, dies=kill is not None, shown=shown))
             fleet.wait()
         attempts.append(read_attempt(metrics, ranks))
         if kill is not None:

@@ -55,6 +55,7 @@ class Attempt:
 
     @property
     def end(self) -> int:
+        """The last step that all ranks have logged; the start if there is none."""
         return self.steps[-1].number if self.steps else self.start
 
 

@@ -47,6 +47,7 @@ class Job:
         self.over = False
 
     def log(self, rank: int) -> Path:
+        """The file of what a rank writes to standard error, and of its output where that is not shown."""
         return self.folder / f"{self.name}.rank{rank}.log"
 
     def last_words(self) -> str:

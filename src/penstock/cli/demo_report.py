@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -15,7 +15,7 @@ from penstock.cli.demo_history import Attempt, Step, count_samples, final_accura
 if TYPE_CHECKING:
     from penstock.cli.demo import Data, Plan
 
-__all__ = ["print_results"]
+__all__ = ["print_results", "summary"]
 
 # 97.5 % quantiles of Student's t for 2, 4, 6, 8 degrees of freedom: two groups of 2, 3, 4, 5 seeds.
 _STUDENT = {2: 4.303, 4: 2.776, 6: 2.447, 8: 2.306}
@@ -36,6 +36,28 @@ def print_results(
     _print_orders(console, runs, names)
     _print_verdict(console, runs)
     return good
+
+
+def summary(
+    plan: Plan, data: Data, attempts: Sequence[Attempt], runs: Mapping[str, Sequence[Attempt]]
+) -> dict[str, Any]:
+    """What the tables show, for programs."""
+    counts = count_samples(surviving(attempts), samples=data.samples, epochs=plan.epochs)
+    jobs = [
+        {
+            "ranks": attempt.ranks,
+            "steps": [attempt.start, attempt.end],
+            "samples_per_second": attempt.samples_per_second,
+            "waiting": attempt.waiting,
+        }
+        for attempt in attempts
+    ]
+    return {
+        "samples": data.samples,
+        "epochs": [{"fewest": int(seen.min()), "most": int(seen.max())} for seen in counts],
+        "jobs": jobs,
+        "accuracy": {order: [final_accuracy(run) for run in some] for order, some in runs.items()},
+    }
 
 
 def _print_epochs(console: Console, plan: Plan, data: Data, attempts: Sequence[Attempt]) -> bool:

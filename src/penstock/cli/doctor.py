@@ -1,64 +1,163 @@
-"""``penstock doctor``: what is installed here, what is missing, and what that costs.
+"""``penstock doctor``: what is here, what is missing, what that costs, and what to do.
 
-Goes to standard output, with ``--json`` as one JSON object. What is missing is no error: the exit code is 0.
+The checks are `penstock.diagnosis`; this prints them, tables on standard output or with ``--json`` one JSON object. The
+exit code is 1 when something does not work that is required or was asked for; what could be better is no failure.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import platform
-from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.manifest_options import console, pairs
+from penstock.cli.manifest_options import bar, byte_size, console, pairs, shown
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.diagnosis import Diagnosis
+    from penstock.diagnosis.places import Place
 
 __all__ = ["command"]
 
-_PACKAGES = ("penstock", "torch", "numpy", "pyarrow", "simplejpeg", "opencv-python-headless", "pillow")
-_EXTRAS = {"ray": "ray", "albumentations": "augment", "prometheus-client": "metrics", "lmdb": "lmdb", "s3fs": "cloud"}
-_NO_EXTENSION = (
-    "The C extension for JPEG is not built: crops decode the whole image, which takes about 1.4 times as long on "
-    "ImageNet's files, and twice as long at 11 megapixels. Install a C compiler and the headers of libjpeg-turbo "
-    "(Debian: apt-get install gcc libjpeg62-turbo-dev), then install penstock again."
-)
 
+def command(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH", help="Files and folders that training uses.  [default: this folder]"),
+    ] = None,
+    *,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="ADDRESS", help="A Ray cluster that has to answer: HOST:PORT, auto.")
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option("--server", metavar="HOST:PORT", help="A metadata server that has to answer; grpc+tls://... too."),
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option("--token-file", help="File with the server's token.")] = None,
+    tls_roots: Annotated[
+        Path | None, typer.Option("--tls-roots", help="File (PEM) with the server's authority, for grpc+tls://.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Look at this machine: what is here, what is missing and what that costs, and what to do.
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    The exit code is 1 when something does not work that is required, or that was asked for.
+    """
+    from penstock.diagnosis import diagnose
 
-
-def command(*, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Show what is installed here, what is missing, and what that costs."""
-    from penstock.images import native
-    from penstock.images.backends import BACKENDS, installed
-
-    packages = {name: _version(name) for name in _PACKAGES}
-    extras = {name: _version(name) for name in _EXTRAS}
-    backends = installed()
-    hints = [] if native.is_available() else [_NO_EXTENSION]
+    if server is None and (token_file, tls_roots) != (None, None):
+        raise ConfigError("--token-file and --tls-roots are for --server: give that too")
+    with bar("looking", show=not as_json) as progress:
+        found = diagnose(
+            paths or ["."], ray=ray, server=server, token_file=token_file, tls_roots=tls_roots, progress=progress
+        )
     if as_json:
-        report = {
-            "python": platform.python_version(),
-            "cpus": len(os.sched_getaffinity(0)),
-            "packages": packages,
-            "extras": extras,
-            "image_backends": {name: name in backends for name in BACKENDS},
-            "extension": native.is_available(),
-            "hints": hints,
-        }
-        print(json.dumps(report))
-        return
+        print(json.dumps(found.as_dict()))
+    else:
+        _print(found)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _print(found: Diagnosis) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
     out = console()
-    rows = [("Python", platform.python_version()), ("CPUs", str(len(os.sched_getaffinity(0))))]
-    rows += [(name, found or "not installed") for name, found in packages.items()]
-    rows += [(name, found or f"not installed (penstock[{_EXTRAS[name]}])") for name, found in extras.items()]
-    rows += [(f"images: {name}", "yes" if name in backends else "no") for name in BACKENDS]
-    out.print(pairs("Here", rows))
-    for hint in hints:
-        out.print(hint)
+    out.print(pairs("Installed", list(_installed(found))))
+    out.print(pairs("Optional", list(_optional(found))))
+    out.print(pairs("This machine", list(_machine(found))))
+    out.print(pairs("Paths", list(_places(found))))
+    services = list(_services(found))
+    if services:
+        out.print(pairs("Services", services))
+    failures = [advice for advice in found.advice if advice.failure]
+    for title, some, style in (
+        ("Does not work", failures, "red"),
+        ("Could be better", [advice for advice in found.advice if not advice.failure], "yellow"),
+    ):
+        if some:
+            out.print(title, style=f"bold {style}")
+        for advice in some:
+            out.print(
+                Padding(Text(shown(f"{advice.about}: {advice.what}")), (0, 0, 0, 2), expand=False), soft_wrap=False
+            )
+            out.print(
+                Padding(Text(shown(f"-> {advice.do}"), style="bold"), (0, 0, 0, 4), expand=False), soft_wrap=False
+            )
+    if not found.advice:
+        out.print("All is well.", style="green")
+
+
+def _installed(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    yield "penstock", found.penstock
+    yield "Python", f"{found.python}, {found.system}"
+    for package in found.packages:
+        if package.extra is None:
+            text = package.version or "not installed"
+            yield package.name, text if package.error is None else f"{text}: {package.error}"
+            if package.name == "torch" and found.torch is not None:
+                cuda = f"CUDA {found.torch.cuda}" if found.torch.cuda else "without CUDA"
+                yield "", f"{cuda}, {found.torch.gpus} GPUs, {found.torch.threads} threads"
+
+
+def _optional(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    if found.images is not None:
+        yield "C extension", "yes" if found.images.extension else "no: crops decode the whole image"
+        here = [name for name, there in found.images.backends.items() if there]
+        others = [name for name, there in found.images.backends.items() if not there]
+        yield "image back ends", ", ".join(here) + (f" (not here: {', '.join(others)})" if others else "")
+    for package in found.packages:
+        if package.extra is not None:
+            yield package.name, package.version or f"no: {package.needed_for} (penstock[{package.extra}])"
+
+
+def _machine(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    cores, memory = found.cores, found.memory
+    limits = [f"{cores.machine} in the machine"] if cores.affinity < cores.machine else []
+    limits += ["a container's quota"] if cores.usable < cores.affinity else []
+    yield "cores", f"{cores.usable} ({', '.join(limits)})" if limits else f"{cores.usable}"
+    if memory.usable is not None and memory.available is not None and memory.total is not None:
+        limited = memory.usable < memory.available
+        usual = f"{byte_size(memory.available)} free of {byte_size(memory.total)}"
+        yield "memory", f"{byte_size(memory.usable)} (a container's limit; {usual})" if limited else usual
+    if found.shared_memory is not None:
+        shared = found.shared_memory
+        yield "/dev/shm", f"{byte_size(shared.free)} free of {byte_size(shared.size)}"
+    if found.open_files is not None:
+        soft, hard = ("no limit" if n is None else f"{n:,}" for n in (found.open_files.soft, found.open_files.hard))
+        yield "open files", soft if soft == hard else f"{soft}, can be raised to {hard}"
+
+
+def _places(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    for place in found.places:
+        yield shown(place.path), _place(place)
+    cache = found.cache
+    if cache.path is None:
+        yield "cache folder", f"none: {cache.error}"
+    else:
+        free = "" if cache.free is None else f", {byte_size(cache.free)} free"
+        yield "cache folder", f"{shown(cache.path)}: {cache.kind}, mode {cache.mode}{free}"
+
+
+def _place(place: Place) -> str:
+    if place.error is not None:
+        return place.error
+    what = "" if place.type is None else f" ({place.type}, mounted on {shown(place.mount or '')})"
+    free = "" if place.free is None else f", {byte_size(place.free)} free"
+    return f"{place.kind}{what}{free}{'' if place.writable else ', not writable'}"
+
+
+def _services(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    if (ray := found.ray) is not None:
+        answer = "runs here" if ray.cpus is None else f"{ray.nodes} nodes, {ray.cpus:,.0f} CPUs"
+        yield "Ray", f"{ray.address}: {'cannot be used, see below' if ray.error else answer}"
+    if (server := found.server) is not None:
+        if server.datasets is None:
+            yield "server", f"{server.address}: cannot be used, see below"
+        else:
+            rows = ", ".join(f"{shown(name)} ({rows:,} rows)" for name, rows in server.datasets.items())
+            yield "server", f"{server.address}: {rows}"

@@ -1,18 +1,21 @@
 """``penstock manifest``: look at, index, check and prepare lists of samples.
 
-Results go to standard output, progress bars to standard error. Exit code 1 means that problems were found in the data;
-a `PenstockError` is left to `penstock.cli.app.main`, which prints it and exits with 1 as well.
+Results go to standard output, with ``--json`` as one JSON object, progress bars to standard error. Exit code 1 means
+that problems were found in the data; a `PenstockError` is left to `penstock.cli.app.main`, which exits with 1 as well.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.layout import App
 from penstock.cli.manifest_options import (
+    Json,
     Reading,
     bar,
     byte_size,
@@ -20,6 +23,7 @@ from penstock.cli.manifest_options import (
     duration,
     index_files,
     pairs,
+    print_json,
     reading,
     shown,
     speed,
@@ -30,14 +34,18 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True)
+app = App()
 
 _SCANNED = 2_000_000  # rows up to which `info` reads all labels without being asked
 
-File = Annotated[str, typer.Argument(help="A manifest: text, CSV, TSV, JSONL, Parquet or Arrow.", show_default=False)]
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="A manifest: text, CSV, TSV, JSONL, Parquet or Arrow.", show_default=False)
+]
 Files = Annotated[
     list[str],
-    typer.Argument(help="Manifests, read as one in this order; quoted patterns work.", show_default=False),
+    typer.Argument(
+        metavar="FILE", help="Manifests, read as one in this order; quoted patterns work.", show_default=False
+    ),
 ]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Threads; by default 4 for each CPU, at most 32.", show_default=False)
@@ -53,19 +61,27 @@ def check(
     exist: Annotated[bool, typer.Option("--files", help="Also look whether every file is there.")] = False,
     duplicates: Annotated[bool, typer.Option(help="Look for paths that come twice (16 bytes of memory a row).")] = True,
     examples: Annotated[int, typer.Option("--examples", min=0, help="Problems of each kind to show.")] = 5,
+    as_json: Json = False,
 ) -> None:
-    """Read every row and list what is wrong: bad UTF-8, missing fields, bad labels, duplicates, missing files.
+    """Read every row and list what is wrong.
+
+    That is bad UTF-8, missing fields, bad labels, duplicates, and with --files missing files.
 
     The exit code is 1 when there are problems.
     """
     from penstock.manifest import check as check_manifest
 
-    with bar("checking") as show:
+    with bar("checking", show=not as_json) as show:
         started = time.perf_counter()
         report = check_manifest(
             list(files), files=exist, duplicates=duplicates, examples=examples, progress=show, **how.arguments()
         )
-    _print_report(report, time.perf_counter() - started, files=exist, duplicates=duplicates)
+    seconds = time.perf_counter() - started
+    if as_json:
+        problems = [asdict(problem) for problem in report.problems.values()]
+        print_json({"ok": report.ok, "rows": report.rows, "seconds": seconds, "problems": problems})
+    else:
+        _print_report(report, seconds, files=exist, duplicates=duplicates)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -77,6 +93,9 @@ def _print_report(report: CheckReport, seconds: float, *, files: bool, duplicate
 
     out = console()
     looked_for = ["fields", "labels", "UTF-8", *["duplicates"] * duplicates, *["missing files"] * files]
+    if not report.rows and report.ok:
+        out.print("0 rows: there is nothing in it, so nothing to train on", style="yellow")
+        return
     if report.ok:
         out.print(
             f"{report.rows:,} rows checked in {duration(seconds)} ({', '.join(looked_for)}): no problems", style="green"
@@ -111,52 +130,81 @@ def info(
             show_default=False,
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Show rows, size, index, fingerprint, columns, and the range and classes of integer labels."""
     from penstock.errors import ManifestError
 
-    manifest = how.open(list(files))
+    manifest = how.open(list(files), bars=not as_json)
     indexes = index_files(manifest)
+    size = sum(path.stat().st_size for path in indexes)
+    integers = "label" in manifest.columns and str(manifest.schema.field("label").type) == "int64"
+    found: dict[str, Any] | None = None
+    unread = "not read; pass --labels to see their range"
+    if integers and (labels or (labels is None and len(manifest) <= _SCANNED)):
+        try:
+            found = _label_counts(manifest, bars=not as_json)
+        except ManifestError as error:
+            unread = f"{error}; `penstock manifest check` lists all such lines"
+    if as_json:
+        print_json(
+            {
+                "sources": manifest.sources,
+                "rows": len(manifest),
+                "bytes": manifest.nbytes,
+                "indexes": indexes,
+                "index_bytes": size,
+                "fingerprint": manifest.fingerprint,
+                "root": manifest.root,
+                "columns": {field.name: str(field.type) for field in manifest.schema},
+                "labels": found,
+                "labels_unread": unread if integers and found is None else None,
+            }
+        )
+        return
     rows = [
         ("rows", f"{len(manifest):,}"),
         ("size", f"{byte_size(manifest.nbytes)} in {_files(len(manifest.sources))}"),
-        ("index", f"{byte_size(sum(path.stat().st_size for path in indexes))}: {_some(indexes)}"),
+        ("index", f"{byte_size(size)}: {_some(indexes)}"),
         ("fingerprint", manifest.fingerprint),
         ("columns", ", ".join(f"{field.name} ({field.type})" for field in manifest.schema)),
     ]
     if manifest.root is not None:
         rows.append(("root", shown(manifest.root)))
-    if "label" in manifest.columns and str(manifest.schema.field("label").type) == "int64":
-        if labels or (labels is None and len(manifest) <= _SCANNED):
-            try:
-                rows += _label_rows(manifest)
-            except ManifestError as error:
-                rows.append(("labels", f"{error}; `penstock manifest check` lists all such lines"))
-        else:
-            rows.append(("labels", "not read; pass --labels to see their range"))
+    if integers:
+        rows += [("labels", unread)] if found is None else _label_rows(found)
     console().print(pairs(_some(list(manifest.sources)), rows))
 
 
-def _label_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    """Range, number of classes and rows for each class, in one pass with memory for the classes only."""
+def _label_counts(manifest: Manifest, *, bars: bool) -> dict[str, Any]:
+    """Range, number of classes and rows of a class, in one pass with memory for the classes only."""
     import numpy as np
 
     counts: dict[int, int] = {}
     step = 1 << 17
-    with bar("reading labels") as show:
+    with bar("reading labels", show=bars) as show:
         for start in range(0, len(manifest), step):
             stop = min(start + step, len(manifest))
             values, times = np.unique(manifest.take(range(start, stop)).column("label").to_numpy(), return_counts=True)
             for value, count in zip(values.tolist(), times.tolist(), strict=True):
                 counts[value] = counts.get(value, 0) + count
             show(stop, len(manifest))
-    if not counts:
+    return {
+        "classes": len(counts),
+        "lowest": min(counts, default=None),
+        "highest": max(counts, default=None),
+        "fewest_rows": min(counts.values(), default=0),
+        "most_rows": max(counts.values(), default=0),
+    }
+
+
+def _label_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    if not found["classes"]:
         return [("labels", "none")]
-    low, high = min(counts), max(counts)
-    fewest, most = min(counts.values()), max(counts.values())
+    low, high, fewest, most = (found[name] for name in ("lowest", "highest", "fewest_rows", "most_rows"))
     each = f"{fewest:,} rows each" if fewest == most else f"{fewest:,} to {most:,} rows each"
-    rows = [("labels", f"{low} to {high}; {len(counts):,} classes of {each}")]
-    gaps = high - low + 1 - len(counts)
+    rows = [("labels", f"{low} to {high}; {found['classes']:,} classes of {each}")]
+    gaps = high - low + 1 - found["classes"]
     if gaps:
         rows.append(("unused", f"{gaps:,} numbers between the lowest and the highest label"))
     return rows
@@ -169,15 +217,20 @@ def head(
     *,
     how: Reading,
     count: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows.")] = 10,
+    as_json: Json = False,
 ) -> None:
     """Show the first rows as they are read."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    manifest = how.open(list(files))
+    manifest = how.open(list(files), bars=not as_json)
     others = [name for name in manifest.columns if name not in ("path", "label")]
     labelled = ["label"] if "label" in manifest.columns else []
+    if as_json:
+        first = [{"path": one.path, **dict.fromkeys(labelled, one.label), **one.extra} for one in manifest[:count]]
+        print_json({"rows": len(manifest), "first": first})
+        return
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("row", justify="right", style="dim", no_wrap=True)
     for name in ["path", *labelled, *others]:
@@ -198,20 +251,25 @@ def build(
     *,
     how: Reading,
     force: Annotated[bool, typer.Option("--force", help="Build again what is up to date.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Index manifests, so that the first training job need not. Parquet is converted."""
     if force:
-        for path in index_files(how.open(list(files))):
+        for path in index_files(how.open(list(files), bars=not as_json)):
             path.unlink(missing_ok=True)
     began = time.time_ns() - 20_000_000  # the clock of modification times may be a few ms behind this one
     started = time.perf_counter()
-    manifest = how.open(list(files))
+    manifest = how.open(list(files), bars=not as_json)
     seconds = time.perf_counter() - started
     built = [
         source
         for source, index in zip(manifest.sources, index_files(manifest), strict=True)
         if index.stat().st_mtime_ns >= began
     ]
+    if as_json:
+        said = {"sources": manifest.sources, "rows": len(manifest), "indexes": index_files(manifest)}
+        print_json({**said, "built": built, "seconds": seconds})
+        return
     rows = [("rows", f"{len(manifest):,}"), ("index", _some(index_files(manifest)))]
     if built:
         size = sum(path.stat().st_size for path in built)
@@ -232,6 +290,7 @@ def sizes(
         Path | None, typer.Option(help="Where to write, instead of FILE.sizes.arrow.", show_default=False)
     ] = None,
     examples: Annotated[int, typer.Option("--examples", min=0, help="Broken images to show.")] = 10,
+    as_json: Json = False,
 ) -> None:
     """Write widths and heights of all images beside the manifest, for aspect-ratio grouping.
 
@@ -243,34 +302,46 @@ def sizes(
     from penstock.images.sizes import measure, sizes_path, write_sizes
     from penstock.storage import is_writable
 
-    manifest = how.open(file)
+    manifest = how.open(file, bars=not as_json)
     output = output or sizes_path(manifest)
     if not is_writable(output.parent):  # said now, not after an hour of measuring
         raise ManifestIOError(f"cannot write to the folder of {output}; choose another place with --output")
-    with bar("measuring") as show:
+    with bar("measuring", show=not as_json) as show:
         started = time.perf_counter()
         widths, heights, errors = measure(manifest, workers=workers, progress=show)
     seconds = time.perf_counter() - started
     write_sizes(manifest, widths, heights, path=output)
     good = widths > 0
-    rows = [
-        ("images", f"{len(manifest):,} in {duration(seconds)}: {len(manifest) / seconds:,.0f} images/s"),
-        ("written", f"{shown(str(output))} ({byte_size(output.stat().st_size)})"),
-    ]
-    if good.any():
-        w, h = widths[good], heights[good]
-        rows += [
-            ("width", f"{w.min():,} to {w.max():,}, median {np.median(w):,.0f}"),
-            ("height", f"{h.min():,} to {h.max():,}, median {np.median(h):,.0f}"),
-            ("wider than high", f"{np.count_nonzero(w > h) / len(w):.1%}"),
-        ]
-    out = console()
-    out.print(pairs(shown(file), rows))
     broken = len(manifest) - int(np.count_nonzero(good))
-    if broken:
-        for error in errors[:examples]:
+    w, h = widths[good], heights[good]
+    if as_json:
+        report = {"images": len(manifest), "seconds": seconds, "output": output, "broken": broken}
+        for name, values in (("width", w), ("height", h)):
+            some = values.size > 0
+            report[name] = (
+                {"min": int(values.min()), "max": int(values.max()), "median": float(np.median(values))}
+                if some
+                else None
+            )
+        print_json({**report, "errors": [{"row": one.row, "error": one.message} for one in errors[:examples]]})
+    else:
+        rows = [
+            ("images", f"{len(manifest):,} in {duration(seconds)}: {len(manifest) / seconds:,.0f} images/s"),
+            ("written", f"{shown(str(output))} ({byte_size(output.stat().st_size)})"),
+        ]
+        if good.any():
+            rows += [
+                ("width", f"{w.min():,} to {w.max():,}, median {np.median(w):,.0f}"),
+                ("height", f"{h.min():,} to {h.max():,}, median {np.median(h):,.0f}"),
+                ("wider than high", f"{np.count_nonzero(w > h) / len(w):.1%}"),
+            ]
+        out = console()
+        out.print(pairs(shown(file), rows))
+        for error in errors[:examples] if broken else ():
             out.print(f"row {error.row}: {shown(error.message)}")
-        out.print(f"{broken:,} of {len(manifest):,} images have no size (written as 0 x 0)", style="red")
+        if broken:
+            out.print(f"{broken:,} of {len(manifest):,} images have no size (written as 0 x 0)", style="red")
+    if broken:
         raise typer.Exit(1)
 
 
@@ -282,31 +353,39 @@ def warm(
     how: Reading,
     images: Annotated[bool, typer.Option("--files", help="Also read the files that the rows name.")] = False,
     workers: Workers = None,
+    as_json: Json = False,
 ) -> None:
     """Read manifests and their indexes ahead into the page cache, with --files what they name as well."""
     from penstock.cli.manifest_warm import read_files, read_samples
 
-    manifest = how.open(list(files))
-    with bar("reading", unit="B") as show:
+    manifest = how.open(list(files), bars=not as_json)
+    with bar("reading", unit="B", show=not as_json) as show:
         started = time.perf_counter()
         size = read_files([*manifest.sources, *index_files(manifest)], show)
     seconds = time.perf_counter() - started
+    report: dict[str, Any] = {"manifest": {"bytes": size, "seconds": seconds}, "files": None}
     rows = [("manifest", f"{byte_size(size)} in {duration(seconds)}: {speed(size, seconds)}")]
     missing: list[str] = []
     failed = 0
     if images:
-        with bar("reading files") as show:
+        with bar("reading files", show=not as_json) as show:
             started = time.perf_counter()
             size, failed, missing = read_samples(manifest, workers, show)
         seconds = time.perf_counter() - started
         rate = f"{len(manifest) / seconds:,.0f} files/s, {speed(size, seconds)}"
         rows.append(("files", f"{len(manifest) - failed:,}, {byte_size(size)} in {duration(seconds)}: {rate}"))
-    out = console()
-    out.print(pairs(_some(list(manifest.sources)), rows))
-    if failed:
+        read = {"read": len(manifest) - failed, "bytes": size, "seconds": seconds}
+        report["files"] = {**read, "failed": failed, "errors": missing}
+    if as_json:
+        print_json(report)
+    else:
+        out = console()
+        out.print(pairs(_some(list(manifest.sources)), rows))
         for message in missing:
             out.print(shown(message))
-        out.print(f"{failed:,} of {len(manifest):,} files could not be read", style="red")
+        if failed:
+            out.print(f"{failed:,} of {len(manifest):,} files could not be read", style="red")
+    if failed:
         raise typer.Exit(1)
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -31,7 +32,24 @@ if TYPE_CHECKING:
 
     from penstock.manifest import Manifest
 
-__all__ = ["Reading", "bar", "byte_size", "console", "duration", "index_files", "pairs", "reading", "shown", "speed"]
+__all__ = [
+    "Json",
+    "Reading",
+    "bar",
+    "byte_size",
+    "console",
+    "duration",
+    "index_files",
+    "pairs",
+    "print_json",
+    "reading",
+    "shown",
+    "speed",
+    "spread",
+]
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 class _Header(StrEnum):
@@ -85,11 +103,11 @@ class Reading:
             "cache_dir": self.cache_dir,
         }
 
-    def open(self, source: str | list[str]) -> Manifest:
+    def open(self, source: str | list[str], *, bars: bool = True) -> Manifest:
         """The manifest, indexed if it was not; a bar appears for large files."""
         from penstock.manifest import Manifest
 
-        return Manifest.open(source, **self.arguments())
+        return Manifest.open(source, progress=None if bars else False, **self.arguments())
 
 
 def _parse_columns(text: str | None) -> list[str] | dict[str, str] | None:
@@ -104,24 +122,32 @@ def _parse_columns(text: str | None) -> list[str] | dict[str, str] | None:
     return dict([part.strip() for part in spec.split("=", 1)] for spec in specs)
 
 
-def reading(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Reading` in place of its argument ``how``.
+def spread(name: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that gives a command the fields of a dataclass as options, in place of its argument ``name``.
 
     Typer builds a command line from a signature, so the wrapper has that of the command with one keyword-only
     parameter for each field.
     """
-    options = list(inspect.signature(Reading, eval_str=True).parameters.values())
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "how"]
-    parameters = own + [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
 
-    @functools.wraps(command)
-    def wrapper(**arguments: Any) -> None:
-        how = Reading(**{option.name: arguments.pop(option.name) for option in options})
-        command(**arguments, how=how)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        fields = list(inspect.signature(options, eval_str=True).parameters.values())
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != name]
+        parameters = own + [field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in fields]
 
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return wrapper
+        @functools.wraps(command)
+        def wrapper(**arguments: Any) -> None:
+            given = options(**{field.name: arguments.pop(field.name) for field in fields})
+            command(**arguments, **{name: given})
+
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return wrapper
+
+    return decorate
+
+
+reading = spread("how", Reading)
+"""Gives a command the options of `Reading` in place of its argument ``how``."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -133,26 +159,26 @@ def console(*, stderr: bool = False) -> Console:
 
 
 @contextlib.contextmanager
-def bar(title: str, *, unit: str = "") -> Iterator[Callable[[int, int], object]]:
+def bar(title: str, *, unit: str = "", show: bool = True) -> Iterator[Callable[[int, int], object]]:
     """A progress bar on standard error; yields a function to call with what is done and what there is to do.
 
     It appears with the first call, so that the bar of an index that is built before has the line to itself. `unit` "B"
-    counts bytes.
+    counts bytes. There is none unless standard error is a terminal, nor without `show`.
     """
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     count: ProgressColumn = DownloadColumn() if unit == "B" else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
     screen = console(stderr=True)
-    progress = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+    progress = Progress(*columns, console=screen, transient=True, disable=not (show and screen.is_terminal))
     task = progress.add_task(title, total=None)
 
-    def show(done: int, total: int) -> None:
+    def advance(done: int, total: int) -> None:
         progress.start()
         progress.update(task, completed=done, total=total)
 
     try:
-        yield show
+        yield advance
     finally:
         progress.stop()
 
@@ -171,6 +197,19 @@ def pairs(title: str, rows: list[tuple[str, str]]) -> Table:
     return table
 
 
+def print_json(report: Mapping[str, Any]) -> None:
+    """One JSON object in one line; what JSON has no type for is written as text, and a number that is none as null."""
+    print(json.dumps(_plain(report), default=str, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def shown(text: str) -> str:
     """Text of a file, safe to print: bytes that are no UTF-8 and control characters are escaped."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -179,8 +218,8 @@ def shown(text: str) -> str:
 
 def byte_size(count: float) -> str:
     """1536 -> "1.5 kB", as disks are sold: steps of 1000."""
-    step = min(4, int(math.log10(count) / 3)) if count >= 1 else 0
-    return f"{count:,.0f} B" if step == 0 else f"{count / 1000**step:,.3g} {'kMGT'[step - 1]}B"
+    step = min(6, int(math.log10(count) / 3)) if count >= 1 else 0
+    return f"{count:,.0f} B" if step == 0 else f"{count / 1000**step:,.3g} {'kMGTPE'[step - 1]}B"
 
 
 def duration(seconds: float) -> str:

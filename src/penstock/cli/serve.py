@@ -1,7 +1,7 @@
 """``penstock serve``: a metadata server in the foreground, for people, systemd and Kubernetes.
 
-Standard output tells people where it listens, standard error gets one JSON object a line. SIGTERM and Ctrl-C let
-streams finish, SIGHUP opens changed manifests again.
+Standard output tells people where it listens, with ``--json`` programs; standard error gets one JSON object a line.
+SIGTERM and Ctrl-C let streams finish, SIGHUP opens changed manifests again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from penstock.cli.manifest_options import Reading, reading, shown
+from penstock.cli.manifest_options import Reading, print_json, reading, shown
 from penstock.cli.signals import Signals
 from penstock.errors import ConfigError
 
@@ -51,7 +51,7 @@ _ADDRESS = {"show_default": True}
 
 Files = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[MANIFEST]...", help="Each is a data set with its stem as name.", show_default=False),
+    typer.Argument(metavar="MANIFEST", help="Each is a data set with its stem as name.", show_default=False),
 ]
 Names = Annotated[
     list[str] | None,
@@ -70,6 +70,7 @@ MetricsPort = Annotated[
 ]
 MetricsHost = Annotated[str | None, _option("Address for that; by default loopback.", panel=_WATCH)]
 Level = Annotated[_Level, _option("Least level of log lines; debug has every stream.", panel=_WATCH, **_ADDRESS)]
+Json = Annotated[bool, typer.Option("--json", help="Say where it listens as one JSON object.")]
 MaxStreams = Annotated[int, _option("Streams at once; who comes beyond that has to wait.", min=1, **_ADDRESS)]
 Grace = Annotated[float, _option("Seconds that streams get to finish when it stops.", min=0.0, **_ADDRESS)]
 
@@ -109,6 +110,7 @@ def command(
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = None,
     log_level: Level = _Level.info,
+    as_json: Json = False,
 ) -> None:
     """Serve manifests to training jobs, over Arrow Flight.
 
@@ -131,13 +133,13 @@ def command(
     logging.getLogger().addHandler(LogHandler(log))
     traffic, limits = Traffic(log), Limits(streams=max_streams)
     with Signals(*_RELOAD) as signals:
-        manifests = {each: how.open(source) for each, source in sources.items()}
+        manifests = {each: how.open(source, bars=not as_json) for each, source in sources.items()}
         with Server(manifests, host=host, port=port, limits=limits, observer=traffic, **access._asdict()) as server:
             traffic.serve(manifests)
             with _status(traffic, server, metrics_host or "127.0.0.1", metrics_port, log) as status:
                 signals.catch(*_STOP)
                 with _ready(ready_file, server.address):
-                    _announce(server, status, log)
+                    _announce(server, status, log, as_json=as_json)
                     if weakness := access.weakness(server.address):
                         log.write("warning", "insecure", what=weakness)
                     last = _until_stopped(signals, server, log)
@@ -206,17 +208,21 @@ def _status(traffic: Traffic, server: Server, host: str, port: int | None, log: 
         yield status
 
 
-def _announce(server: Server, status: Status | None, log: Log) -> None:
-    """Tell people, and the log, what is served and where."""
+def _announce(server: Server, status: Status | None, log: Log, *, as_json: bool) -> None:
+    """Tell people, or the program that started it, and the log what is served and where."""
     datasets = server.datasets
-    print(f"listening on {server.address}")
-    for one in datasets:
-        print(f"  {shown(one.name)}: {one.rows:,} rows, fingerprint {one.fingerprint}")
-    if status is not None:
-        print(f"status page and metrics on {status.url}")
-    sys.stdout.flush()
     served = [{"name": one.name, "rows": one.rows, "fingerprint": one.fingerprint} for one in datasets]
-    log.write("info", "listening", address=server.address, datasets=served, status=status and status.url)
+    said: dict[str, Any] = {"address": server.address, "datasets": served, "status": status and status.url}
+    if as_json:
+        print_json(said)
+    else:
+        print(f"listening on {server.address}")
+        for one in datasets:
+            print(f"  {shown(one.name)}: {one.rows:,} rows, fingerprint {one.fingerprint}")
+        if status is not None:
+            print(f"status page and metrics on {status.url}")
+    sys.stdout.flush()
+    log.write("info", "listening", **said)
 
 
 def _is_loopback(address: str) -> bool:

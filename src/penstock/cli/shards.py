@@ -1,7 +1,7 @@
 """``penstock shards``: index, look at, check, pack, cut and join tar shards.
 
-Results go to standard output, progress bars to standard error. Exit code 1 means that problems were found in the data;
-a `PenstockError` is left to `penstock.cli.app.main`, which prints it and exits with 1 as well.
+Results go to standard output, with ``--json`` as one JSON object, progress bars to standard error. Exit code 1 means
+that problems were found in the data; a `PenstockError` is left to `penstock.cli.app.main`, which exits with 1 as well.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.manifest_options import bar, byte_size, console, duration, pairs, shown, speed
+from penstock.cli import quantities
+from penstock.cli.layout import App
+from penstock.cli.manifest_options import Json, bar, byte_size, console, duration, pairs, print_json, shown, speed
 
 if TYPE_CHECKING:
     from penstock.shards import ShardSet
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True)
-
-Urls = Annotated[
-    list[str],
-    typer.Argument(help="Shards: names, 'train-{000..099}.tar', 'train-*.tar', a::b.", show_default=False),
-]
-Workers = Annotated[int, typer.Option(min=1, help="Processes.")]
-MaxBytes = Annotated[str, typer.Option("--maxsize", help="Bytes of a shard at most: 500MB, 1GB, 2GiB.")]
-MaxCount = Annotated[int | None, typer.Option("--maxcount", min=1, help="Samples of a shard.", show_default=False)]
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+app = App()
 
 
 def _size(text: str) -> int:
-    digits = text.strip().rstrip("BbKkMmGgTtIi ")
-    unit = text.strip()[len(digits) :].strip().upper()
-    try:
-        size = int(float(digits) * _UNITS[unit])
-    except (ValueError, KeyError):
-        raise typer.BadParameter(f"{text!r} is no size: write 500MB, 1GB or 2GiB") from None
+    size = quantities.size(text)
     if size < 1:
-        raise typer.BadParameter(f"{text!r} is no size: it must be positive")
+        raise typer.BadParameter(f"{text!r} is too small for a shard")
     return size
 
 
-def _open(urls: list[str]) -> ShardSet:
+Urls = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SHARD", help="Shards: names, 'train-{000..099}.tar', 'train-*.tar', a::b.", show_default=False
+    ),
+]
+
+Workers = Annotated[int, typer.Option(min=1, help="Processes.")]
+_SIZE_HELP = "Bytes of a shard at most: 500MB, 1GB, 2GiB."
+MaxBytes = Annotated[int, typer.Option("--maxsize", parser=_size, metavar="SIZE", show_default="1GB", help=_SIZE_HELP)]
+MaxCount = Annotated[int | None, typer.Option("--maxcount", min=1, help="Samples of a shard.", show_default=False)]
+
+
+def _open(urls: list[str], *, bars: bool = True) -> ShardSet:
     from penstock.shards import ShardSet
 
-    return ShardSet(urls)
+    return ShardSet(urls, progress=None if bars else False)
 
 
 @app.command(epilog="Example:  penstock shards index 'train-{000..099}.tar' --workers 8")
@@ -62,6 +62,7 @@ def index(
     out: Annotated[
         Path | None, typer.Option(help="Also write the indexes here, as NAME.tar.pidx.", show_default=False)
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Index shards, so that the first training job need not.
 
@@ -82,31 +83,36 @@ def index(
         if where is None or force:
             todo.append(path)
     started = time.perf_counter()
-    with bar("indexing") as show:
+    with bar("indexing", show=not as_json) as show:
         for done, _ in enumerate(build_all(todo, workers), 1):
             show(done, len(todo))
     seconds = time.perf_counter() - started
     shards = [LocalShard(name, None, None) for name in names]
-    build(shards)
+    build(shards, progress=False if as_json else None)
     samples = sum(shard.header.samples for shard in shards if shard.header is not None)
+    if out is not None:
+        write_indexes(shards, out)
+    size = sum(Path(path).stat().st_size for path in todo)
+    if as_json:
+        built = {"indexed": len(todo), "bytes": size, "seconds": seconds, "out": out}
+        print_json({"shards": len(names), "samples": samples, **built})
+        return
     rows = [("shards", f"{len(names):,}"), ("samples", f"{samples:,}")]
     if todo:
-        size = sum(Path(path).stat().st_size for path in todo)
         rows.append(("indexed", f"{len(todo):,}, {byte_size(size)} in {duration(seconds)}: {speed(size, seconds)}"))
     else:
         rows.append(("indexed", "no files, all up to date (--force builds again)"))
     if out is not None:
-        write_indexes(shards, out)
         rows.append(("written to", shown(str(out))))
     console().print(pairs(_title(names), rows))
 
 
 @app.command(epilog="Example:  penstock shards info 'train-*.tar'")
-def info(urls: Urls) -> None:
+def info(urls: Urls, *, as_json: Json = False) -> None:
     """Show how many samples there are, how large, and what they are made of."""
     import numpy as np
 
-    shards = _open(urls)
+    shards = _open(urls, bars=not as_json)
     counts = np.array(shards.counts)
     parts: dict[str, tuple[int, int]] = {}
     for number in range(len(counts)):
@@ -116,6 +122,12 @@ def info(urls: Urls) -> None:
             files, size = parts.get(name, (0, 0))
             mine = which == k
             parts[name] = files + int(mine.sum()), size + int(sizes[mine].sum())
+    if as_json:
+        report = {"shards": len(counts), "bytes": shards.nbytes, "samples": len(shards)}
+        more = {"fewest": int(counts.min()), "most": int(counts.max()), "fingerprint": shards.fingerprint}
+        files_of = {name: {"files": files, "bytes": size} for name, (files, size) in parts.items()}
+        print_json({**report, **more, "parts": files_of})
+        return
     each = f"{counts.min():,} to {counts.max():,} in a shard"
     rows = [
         ("shards", f"{len(counts):,}, {byte_size(shards.nbytes)}"),
@@ -135,14 +147,24 @@ def list_samples(
     urls: Urls,
     *,
     long: Annotated[bool, typer.Option("--long", "-l", help="Also sizes, and where in the shard.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each sample, a line each.")
+    ] = False,
 ) -> None:
     """List the samples: one line each, key and parts."""
-    shards = _open(urls)
+    shards = _open(urls, bars=not as_json)
     for number, count in enumerate(shards.counts):
         one = shards.index(number)
         for sample in range(count):
             files = range(one.first[sample], one.first[sample + 1])
             names = [one.extensions[one.extension[k]] for k in files]
+            if as_json:
+                parts = {
+                    name: {"offset": int(one.offset[k]), "bytes": int(one.size[k])}
+                    for name, k in zip(names, files, strict=True)
+                }
+                print_json({"shard": shards.urls[number], "key": one.key(sample), "parts": parts})
+                continue
             if long:
                 names = [f"{name} ({one.size[k]:,} at {one.offset[k]:,})" for name, k in zip(names, files, strict=True)]
             sys.stdout.write(shown(f"{one.key(sample)}  {' '.join(names)}") + "\n")
@@ -152,6 +174,8 @@ def list_samples(
 def cat(
     url: Annotated[str, typer.Argument(help="A shard, or several of them.", show_default=False)],
     name: Annotated[str, typer.Argument(help="Key and extension of a file, KEY.EXTENSION.", show_default=False)],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print where the file is instead: one JSON object.")] = False,
 ) -> None:
     """Write one file of a sample to standard output."""
     from penstock.errors import ShardError
@@ -160,13 +184,20 @@ def cat(
     parts = split_name(name)
     if parts is None:
         raise typer.BadParameter(f"{name!r} has no extension: write KEY.EXTENSION")
-    shards = _open([url])
+    shards = _open([url], bars=not as_json)
     key, extension = parts
     for number, count in enumerate(shards.counts):
         shard = shards.shard(number)
         for sample in range(count):
             if shard.index.key(sample) == key:
                 found = shard.sample(sample)
+                if extension in found and as_json:
+                    one = shard.index
+                    files = range(one.first[sample], one.first[sample + 1])
+                    k = next(k for k in files if one.extensions[one.extension[k]] == extension)
+                    place = {"offset": int(one.offset[k]), "bytes": int(one.size[k])}
+                    print_json({"shard": shards.urls[number], "key": key, "extension": extension, **place})
+                    return
                 if extension in found:
                     sys.stdout.buffer.write(found[extension])
                     return
@@ -179,6 +210,7 @@ def verify(
     *,
     decode: Annotated[bool, typer.Option("--decode", help="Also decode every image, number and text.")] = False,
     workers: Workers = 1,
+    as_json: Json = False,
 ) -> None:
     """Read every byte and list what is wrong: structure, duplicates, missing parts, index, checksum.
 
@@ -191,18 +223,25 @@ def verify(
     paths = [file_of(url) for url in expand(urls)]
     started = time.perf_counter()
     reports = []
-    with bar("verifying") as show:
+    with bar("verifying", show=not as_json) as show:
         for report in verify_all(paths, workers, decode=decode):
             reports.append(report)
             show(len(reports), len(paths))
     seconds = time.perf_counter() - started
-    out = console()
-    for report in reports:
-        for problem in report.problems:
-            text = problem if report.path in problem else f"{report.path}: {problem}"
-            out.print(shown(text), style="red")
+    problems = [
+        problem if report.path in problem else f"{report.path}: {problem}"
+        for report in reports
+        for problem in report.problems
+    ]
     size, samples = sum(report.nbytes for report in reports), sum(report.samples for report in reports)
     bad = sum(not report.ok for report in reports)
+    if as_json:
+        counted = {"shards": len(reports), "samples": samples, "bytes": size, "seconds": seconds}
+        print_json({"ok": not bad, **counted, "bad_shards": bad, "problems": problems})
+        raise typer.Exit(int(bad > 0))
+    out = console()
+    for problem in problems:
+        out.print(shown(problem), style="red")
     said = f"{len(reports):,} shards, {samples:,} samples, {byte_size(size)} in {duration(seconds)}"
     out.print(f"{said}: {f'{bad:,} with problems' if bad else 'no problems'}", style="red" if bad else "green")
     if bad:
@@ -219,7 +258,7 @@ def pack(
     ] = None,
     prefix: Annotated[str, typer.Option(help="What the names of shards begin with.")] = "train",
     workers: Workers = 1,
-    maxsize: MaxBytes = "1GB",
+    maxsize: MaxBytes = 1_000_000_000,
     maxcount: MaxCount = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Put the samples into a random order.")] = False,
     seed: Annotated[int, typer.Option(help="Of that order.")] = 0,
@@ -227,6 +266,7 @@ def pack(
         int | None, typer.Option(min=1, help="Make images smaller whose longer side is longer.", show_default=False)
     ] = None,
     quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of those.")] = 90,
+    as_json: Json = False,
 ) -> None:
     """Pack single files into shards, with indexes and checksums. Run it again to go on after a kill."""
     from penstock.shards.pack import pack as pack_files
@@ -238,14 +278,19 @@ def pack(
         root=root,
         prefix=prefix,
         workers=workers,
-        max_bytes=_size(maxsize),
+        max_bytes=maxsize,
         max_count=maxcount,
         shuffle=shuffle,
         seed=seed,
         resize_max_side=resize_max_side,
         quality=quality,
+        progress=False if as_json else None,
     )
     seconds = time.perf_counter() - started
+    if as_json:
+        counted = {"samples": report.samples, "bytes": report.nbytes, "kept": report.kept, "seconds": seconds}
+        print_json({"folder": out, "shards": report.shards, **counted})
+        return
     kept = f", {report.kept:,} of them were there" if report.kept else ""
     rows = [
         ("shards", f"{len(report.shards):,}, {byte_size(report.nbytes)}{kept}"),
@@ -259,8 +304,9 @@ def split(
     urls: Urls,
     pattern: Annotated[str, typer.Argument(help="Names of the new shards, with a place for a number.")],
     *,
-    maxsize: MaxBytes = "1GB",
+    maxsize: MaxBytes = 1_000_000_000,
     maxcount: MaxCount = None,
+    as_json: Json = False,
 ) -> None:
     """Copy samples into more, or fewer, shards of a size. The files of a sample stay together, byte for byte."""
     try:
@@ -269,21 +315,28 @@ def split(
         distinct = False
     if not distinct:
         raise typer.BadParameter(f"{pattern!r} needs one place for the number of the shard, such as %04d")
-    _rewrite(urls, (pattern % number for number in itertools.count()), _size(maxsize), maxcount)
+    _rewrite(urls, (pattern % number for number in itertools.count()), maxsize, maxcount, as_json=as_json)
 
 
 @app.command(epilog="Example:  penstock shards merge a.tar b.tar all.tar")
-def merge(urls: Urls, out: Annotated[str, typer.Argument(help="The new shard.", show_default=False)]) -> None:
+def merge(
+    urls: Urls,
+    out: Annotated[str, typer.Argument(help="The new shard.", show_default=False)],
+    *,
+    as_json: Json = False,
+) -> None:
     """Copy the samples of shards into one."""
-    _rewrite(urls, iter([out]), None, None)
+    _rewrite(urls, iter([out]), None, None, as_json=as_json)
 
 
-def _rewrite(urls: list[str], names: Iterator[str], maxsize: int | None, maxcount: int | None) -> None:
+def _rewrite(
+    urls: list[str], names: Iterator[str], maxsize: int | None, maxcount: int | None, *, as_json: bool
+) -> None:
     from penstock.shards.check import rewrite
     from penstock.shards.index import load_or_build
 
-    shards = _open(urls)
-    with bar("copying") as show:
+    shards = _open(urls, bars=not as_json)
+    with bar("copying", show=not as_json) as show:
         done = itertools.count(1)
         written = rewrite(
             shards,
@@ -294,6 +347,9 @@ def _rewrite(urls: list[str], names: Iterator[str], maxsize: int | None, maxcoun
         )
         for name in written:
             load_or_build(name)
+    if as_json:
+        print_json({"samples": len(shards), "shards": written})
+        return
     out = console()
     for name in written:
         out.print(shown(name))

@@ -1,0 +1,185 @@
+"""``penstock plan``: what a run will need, before it is paid for.
+
+The arithmetic is `penstock.planning`; this prints it, tables on standard output or with ``--json`` one JSON object, and
+draws it with ``--plot``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.manifest_options import byte_size, console, duration, pairs, spread
+from penstock.cli.plan_options import AssumedOptions, JobOptions
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from penstock.planning import Epoch, Plan
+
+__all__ = ["command"]
+
+
+@spread("assumed", AssumedOptions)
+@spread("run", JobOptions)
+def command(
+    *,
+    run: JobOptions,
+    assumed: AssumedOptions,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the plan into this file (matplotlib).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Plan a run: batches, memory, cache, what limits it, how well it mixes, how soon it resumes.
+
+    Nothing is read and nothing is measured but the order itself, which is looked at in its real size.
+    """
+    from penstock.planning import make_plan
+
+    job, assumptions = run.job(), assumed.assumptions()
+    if plot is not None:
+        from penstock.cli.plan_plot import check_matplotlib
+
+        check_matplotlib()  # said now, not after everything else
+    plan = make_plan(job, assumptions)
+    if as_json:
+        print(json.dumps({**asdict(plan), "nodes": job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}}))
+    else:
+        _print(plan)
+    if plot is not None:
+        from penstock.cli.plan_plot import draw
+
+        draw(plot, plan)
+
+
+def _print(plan: Plan) -> None:
+    job = plan.job
+    out = console()
+    size = byte_size(job.samples * job.sample_bytes)
+    out.print(
+        f"{job.samples:,} samples of {byte_size(job.sample_bytes)} ({size}), {_several(job.ranks, 'rank')} on "
+        f"{_several(job.nodes, 'node')}, {job.shuffle} shuffle"
+    )
+    out.print(pairs("An epoch", _epoch_rows(plan)))
+    out.print(pairs("Memory", _memory_rows(plan)))
+    out.print(pairs("Time", _time_rows(plan)))
+    if plan.needs.samples_per_s is not None:
+        out.print(pairs("What training asks for, a node", _need_rows(plan)))
+    out.print(_rates(plan))
+    out.print(_shuffles(plan))
+    for note in plan.notes:
+        out.print(note)
+    out.print("Memory of processes, start-up and hand-over are assumed as measured on a small machine: see --help.")
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _time(seconds: float) -> str:
+    """As `duration`, and longer ones in hours or days."""
+    if seconds < 3600:
+        return duration(seconds)
+    hours = seconds / 3600
+    return f"{hours:,.1f} h" if hours < 48 else f"{hours / 24:,.1f} days"
+
+
+def _epoch_rows(plan: Plan) -> list[tuple[str, str]]:
+    job, dealing, check = plan.job, plan.dealing, plan.check
+    parts = f" in {job.mini_epochs:,} mini-epochs of {dealing.batches_mini_epoch:,}" if job.mini_epochs > 1 else ""
+    rows = [("batches of a rank", f"{dealing.batches:,}{parts}, the last of each with {dealing.last_batch:,} samples")]
+    if dealing.batches_fewest < dealing.batches:
+        rows.append(("fewest of a rank", f"{dealing.batches_fewest:,}"))
+    rows.append(("come twice", f"{dealing.padded:,} samples"))
+    rows.append(("left out", f"{dealing.dropped + dealing.dropped_last:,} samples"))
+    counts = "counts differ by one at most" if job.remainder == "uneven" else "equal counts"
+    held = f"disjoint, complete, {counts}" if check.ok else "FAILED"
+    rows.append(("checked", f"{check.ranks:,} ranks, {check.samples:,} rows of the real order: {held}"))
+    return rows
+
+
+def _memory_rows(plan: Plan) -> list[tuple[str, str]]:
+    job, memory = plan.job, plan.memory
+    return [
+        ("a rank", f"{byte_size(memory.rank)} private, without its model"),
+        ("a worker", f"{byte_size(memory.worker)} private; {job.workers} a rank"),
+        ("the ring", f"{byte_size(memory.ring)} a rank: {memory.slots} slots of {byte_size(memory.slot_bytes)}"),
+        ("a node", f"{byte_size(memory.node)} for {job.ranks_here} ranks"),
+        ("mapped", f"{byte_size(memory.node_mapped)}, once a node, given back when memory is short"),
+        ("index on disk", f"{byte_size(memory.index_bytes)} beside {byte_size(memory.manifest_bytes)} of manifest"),
+    ]
+
+
+def _time_rows(plan: Plan) -> list[tuple[str, str]]:
+    start = plan.start_up
+    return [
+        ("index", f"{_time(start.index)}, once"),
+        ("start", f"{_time(start.start)} to the first batch, which takes {_time(start.first_batch)} of it"),
+        ("resume", f"{_time(start.resume)}, anywhere in an epoch, on any number of ranks"),
+        ("by reading again", f"{_time(start.replay)} more on average, with a loader that has no positions"),
+    ]
+
+
+def _need_rows(plan: Plan) -> list[tuple[str, str]]:
+    needs = plan.needs
+    assert needs.samples_per_s is not None
+    assert needs.bandwidth is not None
+    assert needs.bandwidth_cached is not None
+    assert needs.total_bandwidth is not None
+    total = f"{byte_size(needs.total_bandwidth)}/s for all nodes"
+    cached = f"{byte_size(needs.bandwidth_cached)}/s in epoch {plan.job.epochs}"
+    return [
+        ("samples", f"{needs.samples_per_s:,.0f}/s"),
+        ("bandwidth", f"{byte_size(needs.bandwidth)}/s in the first epoch, {cached}; {total}"),
+        ("cores", f"{needs.cores:,.1f}, so {needs.workers} workers a rank"),
+    ]
+
+
+def _rates(plan: Plan) -> Table:
+    """Epoch by epoch, what each thing allows."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title="Samples a second of a node", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    things = list(dict.fromkeys(name for epoch in plan.epochs for name in epoch.ceilings))
+    for name in ("epoch", "cache hits", "read", *things, "limit", "time", "waiting"):
+        table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
+    for number, epoch in enumerate(plan.epochs):
+        table.add_row(*_rate_row(number, epoch, things))
+    return table
+
+
+def _rate_row(number: int, epoch: Epoch, things: list[str]) -> list[str]:
+    ceilings = [f"{epoch.ceilings[name]:,.0f}" if name in epoch.ceilings else "" for name in things]
+    times = [_time(epoch.seconds), f"{epoch.waiting:.0%}"]
+    return [f"{number + 1}", f"{epoch.hit_rate:.1%}", byte_size(epoch.read_bytes), *ceilings, epoch.limit, *times]
+
+
+def _shuffles(plan: Plan) -> Table:
+    """Kind by kind: how well it mixes, what the cache makes of it, what it reads."""
+    from rich import box
+    from rich.table import Table
+
+    classes = plan.job.classes is not None
+    last = plan.job.epochs
+    table = Table(title="Shuffles", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    names = ["displacement", *["classes a batch"] * classes, "hits, epoch 1", f"hits, epoch {last}", "runs read"]
+    table.add_column("", style="bold", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for kind, rates in plan.hit_rates.items():
+        quality = plan.quality.get(kind)
+        if quality is None:
+            cells = [""] * (1 + classes)
+        else:
+            cells = [f"{quality.displacement:.4f}", *[f"{quality.classes or 0:,.1f}"] * classes]
+        runs = "" if quality is None else f"{quality.runs:,.0f} in {quality.window:,} rows"
+        table.add_row(kind, *cells, f"{rates[0]:.1%}", f"{rates[-1]:.1%}", runs)
+    some = next(iter(plan.quality.values()), None)
+    if classes and some is not None:
+        table.add_section()
+        table.add_row("at random", "0.3333", f"{some.classes_random or 0:,.1f}", "", "", "", style="dim")
+    return table

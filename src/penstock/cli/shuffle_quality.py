@@ -1,0 +1,186 @@
+"""``penstock shuffle-quality``: how well orders mix a manifest, and what they read.
+
+The measuring is `penstock.quality`; this prints it, a table on standard output or with ``--json`` one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.manifest_options import Reading, bar, console, reading
+
+if TYPE_CHECKING:
+    from penstock.manifest import Manifest
+    from penstock.quality import Quality
+    from penstock.quality.measure import Labels, Make
+
+__all__ = ["command"]
+
+
+class _Kind(StrEnum):
+    NONE = "none"
+    BLOCK = "block"
+    GLOBAL = "global"
+    TORCH = "torch"
+
+
+@reading
+def command(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="Manifests, read as one in this order.", show_default=False)
+    ],
+    *,
+    how: Reading,
+    kind: Annotated[
+        list[_Kind] | None,
+        typer.Option(
+            "--kind",
+            help="Measure this one (torch takes 8 bytes a row); may be repeated.  [default: none, block, global]",
+        ),
+    ] = None,
+    buffer: Annotated[
+        list[int] | None,
+        typer.Option("--buffer", min=1, help="A shuffle buffer of so many rows, to compare; may be repeated."),
+    ] = None,
+    block_size: Annotated[
+        int, typer.Option("--block-size", min=1, help="Rows in a block of the block shuffle.")
+    ] = 1024,
+    window: Annotated[int, typer.Option("--window", min=1, help="Blocks that are mixed with one another.")] = 64,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of all orders.")] = 0,
+    epochs: Annotated[
+        int, typer.Option("--epochs", min=1, help="Epochs to measure, each compared with the next one.")
+    ] = 2,
+    batch: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in a batch of one rank.")] = 256,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Ranks that share the epoch.")] = 1,
+    batches: Annotated[
+        int, typer.Option("--batches", min=1, help="Batches looked at in each epoch, evenly spread.")
+    ] = 256,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure how well orders mix a manifest: displacement, classes in a batch, repeats, and runs read.
+
+    Large manifests are sampled: neither memory nor time depend on the number of rows.
+    """
+    from penstock.quality import measure
+
+    manifest = how.open(list(files), bars=not as_json)
+    makers = _makers(len(manifest), kind, buffer, seed=seed, block_size=block_size, window=window)
+    labels = _labels(manifest)
+    found: dict[str, Quality] = {}
+    for name, make in makers.items():
+        with bar(name, show=not as_json) as show:
+            found[name] = measure(
+                make,
+                batch_size=batch,
+                ranks=ranks,
+                epochs=epochs,
+                labels=labels,
+                batches=batches,
+                window=block_size * window,
+                progress=show,
+            )
+    if as_json:
+        orders = [
+            {"order": name, **asdict(quality), "rows_a_run": quality.rows_a_run} for name, quality in found.items()
+        ]
+        print(json.dumps({"rows": len(manifest), "fingerprint": manifest.fingerprint, "seed": seed, "orders": orders}))
+        return
+    out = console()
+    some = next(iter(found.values()))
+    each = "batch" if ranks == 1 else f"batch of each of {ranks:,} ranks"
+    out.print(f"{len(manifest):,} rows, {batch:,} in a {each}, {some.batches:,} batches looked at in each epoch")
+    if labels is None:
+        out.print("no classes: this manifest has no labels that are numbers or texts (--label)")
+    _print(found)
+
+
+def _makers(
+    n: int, kinds: list[_Kind] | None, buffers: list[int] | None, *, seed: int, block_size: int, window: int
+) -> dict[str, Make]:
+    """What makes the order of an epoch, by the order's name."""
+    from penstock.order.hashing import derive_key
+    from penstock.quality import ShuffleBuffer, TableOrder
+
+    def ours(kind: str) -> Make:
+        from penstock.order import make_order
+
+        return lambda epoch: _invertible(
+            make_order(kind, n, seed=seed, epoch=epoch, block_size=block_size, window=window)
+        )
+
+    def torchs(epoch: int) -> TableOrder:
+        from penstock.samplers.orders import TorchOrder
+
+        return TableOrder(TorchOrder(n, seed, epoch)[:])
+
+    def buffered(size: int) -> Make:
+        return lambda epoch: ShuffleBuffer(n, size, derive_key(seed, epoch, "buffer"))
+
+    makers: dict[str, Make] = {}
+    for kind in kinds or (_Kind.NONE, _Kind.BLOCK, _Kind.GLOBAL):
+        name = f"block, {block_size} x {window}" if kind is _Kind.BLOCK else str(kind)
+        makers[name] = torchs if kind is _Kind.TORCH else ours(kind)
+    for size in buffers or ():
+        makers[f"buffer of {size:,} (peer)"] = buffered(size)
+    return makers
+
+
+def _invertible(order: Any) -> Any:
+    """Orders that are registered by users may have no inverse: then they are listed."""
+    import numpy as np
+
+    from penstock.quality import TableOrder
+
+    return order if hasattr(order, "inverse") else TableOrder(order[np.arange(len(order))])
+
+
+def _labels(manifest: Manifest) -> Labels | None:
+    """The labels of rows, read as they are asked for; None where there are none to count."""
+    import pyarrow as pa
+
+    if "label" not in manifest.columns:
+        return None
+    kind = manifest.schema.field("label").type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_string(kind)):
+        return None
+    return lambda rows: manifest.take(rows).column("label").to_numpy(zero_copy_only=False)
+
+
+def _print(found: dict[str, Quality]) -> None:
+    """The table of orders: what was measured, and beside it what a random order has."""
+    from rich import box
+    from rich.table import Table
+
+    some = next(iter(found.values()))
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("order", style="bold", no_wrap=True)
+    names = ["displacement"]
+    names += [] if some.classes is None else ["classes a batch", "5th percentile"]
+    names += [] if some.overlap is None else ["pairs again", "overlap"]
+    for name in [*names, "window", "runs read", "rows a run"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, quality in found.items():
+        streams = quality.runs == 1 and quality.window == quality.rows
+        reads = ["streams" if streams else f"{quality.window:,}", f"{quality.runs:,.0f}", f"{quality.rows_a_run:,.1f}"]
+        table.add_row(name, *_mixing(quality), *reads)
+    table.add_section()
+    chance = ["0.3333"]
+    chance += [] if some.classes_random is None else [f"{some.classes_random:,.1f}", ""]
+    chance += [] if some.overlap is None else [f"{some.pairs_random:.2g}", f"{some.overlap_random:,.1f}"]
+    table.add_row("expected at random", *chance, "", "", "", style="dim")
+    console().print(table)
+
+
+def _mixing(quality: Quality) -> list[str]:
+    """The cells that say how well an order mixes."""
+    cells = [f"{quality.displacement:.4f}"]
+    if quality.classes is not None and quality.classes_low is not None:
+        cells += [f"{quality.classes:,.1f}", f"{quality.classes_low:,.0f}"]
+    if quality.pairs_again is not None and quality.overlap is not None:
+        cells += [f"{quality.pairs_again:.2g}", f"{quality.overlap:,.1f}"]
+    return cells

@@ -1,0 +1,213 @@
+"""``penstock plan``: what it prints is what `penstock.planning` computes, soon, at any size."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import Any
+
+import cv2
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from penstock.cli.app import app
+from penstock.cli.plan_options import AssumedOptions, JobOptions
+from penstock.cli.quantities import count, size
+from penstock.errors import ConfigError
+from penstock.planning import Assumptions, Job, make_plan
+
+SMALL = ("--samples", "1.28M", "--bytes", "110kB", "--ranks", "16", "--step-ms", "200", "--node-bandwidth", "1GB/s")
+
+
+def invoke(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return re.sub(r"[ \t]+", " ", result.stdout)
+
+
+def test_json_is_the_plan() -> None:
+    options = ("--cache", "64GB", "--classes", 1000, "--shuffle", "block", "--mini-epochs", 3, "--cpu-ms", 4)
+    options += ("--delivered", "150528", "--workers", 5, "--read-rows", 4, "--seed", 9, "--rank-memory", "1GiB")
+    report = json.loads(invoke(*SMALL, *options, "--json"))
+    job = Job(
+        samples=1_280_000,
+        sample_bytes=110_000,
+        ranks=16,
+        step_s=0.2,
+        node_bandwidth=10**9,
+        cache_bytes=64 * 10**9,
+        classes=1000,
+        shuffle="block",
+        mini_epochs=3,
+        cpu_s=0.004,
+        delivered_bytes=150_528,
+        workers=5,
+        read_rows=4,
+        seed=9,
+    )
+    plan = make_plan(job, Assumptions(rank_memory=1 << 30))
+    expected: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
+    expected |= {"nodes": 2, "check": {**expected["check"], "ok": True}}
+    assert report == expected
+
+
+def test_defaults_are_those_of_the_library() -> None:
+    given = {field.name: field.default for field in fields(AssumedOptions)}
+    assert given == asdict(Assumptions())
+    assert JobOptions(samples=5, sample_bytes=7).job() == Job(samples=5, sample_bytes=7)
+    required = [field.name for field in fields(JobOptions) if field.default is MISSING]
+    assert required == ["samples", "sample_bytes"]
+
+
+def test_the_tables() -> None:
+    text = invoke(*SMALL, "--cache", "64GB", "--classes", 1000)
+    for line in (
+        r"^1,280,000 samples of 110 kB \(141 GB\), 16 ranks on 2 nodes, global shuffle",
+        r" batches of a rank 313, the last of each with 128 samples",
+        r" checked 16 ranks, 128 rows of the real order: disjoint, complete, equal counts",
+        r" the ring 387 MB a rank: 11 slots of 35.2 MB",
+        r" index on disk 10.2 MB beside 48.6 MB of manifest",
+        r" cores 25.6, so 4 workers a rank",
+        r" epoch cache hits read storage CPU hand-over step limit time waiting ",
+        r" 1 0.0% 70.4 GB 9,091 12,800 453,097 10,240 storage 70.4 s 11% ",
+        r" 2 24.8% 53 GB 12,0\d\d 12,800 453,097 10,240 step 62.5 s 0% ",
+        r" global 0.3\d+ 22\d\.\d 0.0% 24.8% ",
+        r"^training waits for data in 11% of the first epoch: storage limits",
+        r"^from epoch 2 on the cache makes up for it",
+    ):
+        assert re.search(line, text, re.MULTILINE), line
+    plain = invoke("--samples", 1000, "--bytes", 100)
+    assert "What training asks for" not in plain
+    assert "classes a batch" not in plain
+
+
+def test_what_stands_out_is_said() -> None:
+    few = invoke("--samples", 100, "--bytes", 100, "--ranks", 3, "--remainder", "uneven", "--batch-size", 33)
+    assert "fewest of a rank" in few
+    assert "for evaluation only" in few
+    assert "counts differ by one at most" in few
+    padded = invoke("--samples", 100, "--bytes", 100, "--ranks", 32, "--mini-epochs", 2, "--batch-size", 3)
+    assert "28% of the samples come twice" in padded
+    pages = invoke("--samples", "1M", "--bytes", "10kB", "--ranks", 64, "--read-rows", 100)
+    assert "times the bytes that it trains on" in pages
+    cores = invoke("--samples", "1M", "--bytes", "10kB", "--step-ms", 10, "--workers", 1, "--cores", 8)
+    assert "the step needs 64 workers for each rank, and 64 cores a node" in cores
+
+
+def test_ten_to_the_twelve_in_two_seconds() -> None:
+    """Of processor time, start of the program included, since the machine of a test may be busy."""
+    arguments = [
+        "--samples",
+        "1e12",
+        "--bytes",
+        "110kB",
+        "--ranks",
+        "10000",
+        "--mini-epochs",
+        "3",
+        "--classes",
+        "20000",
+    ]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "plan", *arguments, "--shuffle", "block", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["check"]["ok"]
+    assert report["check"]["ranks"] == 10_000
+    assert report["dealing"]["share"] * 30_000 == 10**12 + report["dealing"]["padded"]
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
+
+
+def test_help_and_plans_import_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "from penstock.cli.app import app\n"
+        "for arguments in (['plan', '--help'], ['plan', '--samples', '1000', '--bytes', '10']):\n"
+        "    try: app(arguments)\n"
+        "    except SystemExit as end: assert not end.code, end.code\n"
+        "    heavy = {'torch', 'cv2', *(['numpy'] if '--help' in arguments else [])} & set(sys.modules)\n"
+        "    if heavy: sys.exit(f'imported {heavy}')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.png"
+    invoke(*SMALL, "--cache", "64GB", "--plot", path)
+    picture = cv2.imread(str(path))
+    assert picture is not None
+    assert picture.shape[1] > 1200
+    with pytest.raises(ConfigError, match="cannot draw into"):
+        invoke(*SMALL, "--plot", tmp_path / "nowhere" / "plan.png")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match="pip install matplotlib"):
+        invoke(*SMALL, "--plot", tmp_path / "other.png")
+    assert not (tmp_path / "other.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("12", 12), ("1_281_167", 1_281_167), ("1,281,167", 1_281_167), ("1.28M", 1_280_000), ("1e12", 10**12)],
+)
+def test_counts(text: str, value: int) -> None:
+    assert count(text) == value
+    assert count("4611686018427387904") == 2**62  # not by way of a float
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("110kB", 110_000), ("2 GiB", 2 << 30), ("1.5GB/s", 1_500_000_000), ("7", 7), ("3B", 3), ("1T", 10**12)],
+)
+def test_sizes(text: str, value: int) -> None:
+    assert size(text) == value
+
+
+def test_what_makes_no_sense() -> None:
+    for text in ("", "x", "-3", "12x", "5iB", "1.2.3"):
+        with pytest.raises(typer.BadParameter, match="write it as in"):
+            size(text)
+    with pytest.raises(typer.BadParameter):
+        count("5kB")
+    for text in ("2.5", "1.2811675M"):
+        with pytest.raises(typer.BadParameter, match="not a whole number"):
+            count(text)
+    assert size("1.5") == 2  # an average may be
+    for text, message in {"1e400": "too large", "0.4": "less than one", "0.5": "less than one", "0.0": ""}.items():
+        if message:
+            with pytest.raises(typer.BadParameter, match=message):
+                size(text)
+        else:
+            assert size(text) == 0
+    assert CliRunner().invoke(app, ["plan", "--samples", "many", "--bytes", "1"]).exit_code == 2
+    assert CliRunner().invoke(app, ["plan", "--samples", "5"]).exit_code == 2
+    for wrong in (["--shuffle", "random"], ["--remainder", "keep"], ["--cpu-ms", "-1"], ["--step-ms", "0"]):
+        assert CliRunner().invoke(app, ["plan", "--samples", "5", "--bytes", "1", *wrong]).exit_code == 2
+    for options, message in {
+        ("--ranks", "0"): "--ranks must be positive",
+        ("--shuffle", "block", "--read-rows", "5000"): "Make --block-size a multiple of --read-rows",
+        ("--cpu-ms", "inf"): "--cache and --cpu-ms must be 0 or more",
+        ("--batch-size", "0"): "--batch-size must be positive",
+        ("--bytes", "0"): "--bytes must be positive",
+        ("--index-rate", "0"): "--index-rate must be positive",
+        ("--step-ms", "inf"): "--step-ms must be positive",
+        ("--line-bytes", "nan"): "--line-bytes must be positive",
+        ("--epochs", "1000000"): "1,000 at most",
+    }.items():
+        done = CliRunner().invoke(app, ["plan", "--samples", "1000", "--bytes", "10", *options])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert message in " ".join(done.stderr.replace("│", "").split())
