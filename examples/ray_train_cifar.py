@@ -154,13 +154,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--images", type=int, help="train on so many of them (default: all)")
     parser.add_argument("--batch-size", type=int, default=100, help="of all ranks together")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="to train (default: all)")
     args = parser.parse_args()
     table = Table("", "last loss", "accuracy", "images/s", "the same at every step")
     with tempfile.TemporaryDirectory() as folder:
         args.folder = Path(folder)
         unpack(args.folder, args.images)
         address = attach(args.address)
-        for way in WAYS:
+        for way in args.ways:
             without, there = run(args, way, None), run(args, way, address)
             same = "yes" if without.losses == there.losses else "NO"
             for name, outcome in (("", without), (", Ray", there)):

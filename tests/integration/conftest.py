@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / name) for name in ("integration", "distributed", "loader")]
+sys.path[:0] = [str(TESTS / name) for name in ("integration", "distributed", "loader", "docs")]
 
 # The list of tests/conftest.py, and what ranks import: seconds in each of them.
 PRELOADED = ["torch.distributed.device_mesh", "penstock.loader.dataloader", "pytest", "accelerate", "lightning.pytorch"]

@@ -13,6 +13,7 @@ from integration_support import SIZES, Noisy, begin, deal, deal_again, go_on, le
 from loader_support import Range, Stream
 
 import penstock as ps
+from penstock.integrations.accelerate import like
 
 pytest.importorskip("accelerate")
 from accelerate import Accelerator, DataLoaderConfiguration
@@ -167,6 +168,12 @@ def test_loaders_without_a_seed(build: Callable[[], ps.DataLoader[Any]]) -> None
     prepared = Accelerator(cpu=True).prepare(build())
     assert isinstance(prepared.base_dataloader, ps.DataLoader)
     assert rows(prepared) == rows(build())
+
+
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_light_batches_go_on_as_light_unless_somebody_chose(prefetch: int | None) -> None:
+    loader = make(num_workers=2, prefetch_factor=prefetch)
+    assert like(loader, batch_sampler=loader.batch_sampler)._how == loader._how
 
 
 def test_dispatched_batches_are_ours_too() -> None:

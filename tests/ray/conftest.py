@@ -17,7 +17,7 @@ import pytest
 
 FOLDERS = [
     str(Path(__file__).parent),
-    *(str(Path(__file__).parents[1] / name) for name in ("loader", "docs", "shards")),
+    *(str(Path(__file__).parents[1] / name) for name in ("loader", "docs", "shards", "integration")),
 ]
 sys.path[:0] = FOLDERS
 
@@ -35,12 +35,14 @@ def _no_other_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def ray_environment() -> Iterator[None]:
     """Before Ray is imported: everything on 127.0.0.1, nothing sent anywhere, helpers importable. Workers are as
-    important as others: Ray has them at a nice value of 15, with which they hardly start beside other tests.
+    important as others (Ray has them at a nice value of 15, with which they hardly start beside other tests), and none
+    starts before it is asked for.
     """
     before = dict(os.environ)
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112
     os.environ["PYTHONPATH"] = os.pathsep.join([*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])])
     yield
     os.environ.clear()

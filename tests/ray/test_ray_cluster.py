@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from ray_support import STARTS, Numbers, Shares, alive, eventually, rows
 
 from penstock import DataLoader, RayOptions
 from penstock.errors import ClusterError
+from penstock.loader.ray.cluster import _asked, nodes, resources
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -75,6 +77,49 @@ def wait_for(word: str, process: subprocess.Popen[str]) -> None:
     while word not in (line := process.stdout.readline()):
         lines.append(line)
         assert line, "".join(lines)
+
+
+@contextmanager
+def silent_head() -> Iterator[None]:
+    """The cluster's head is stopped."""
+    import psutil
+
+    [head] = [child for child in psutil.Process().children(recursive=True) if child.name() == "gcs_server"]
+    head.suspend()
+    try:
+        yield
+    finally:
+        head.resume()
+
+
+def test_a_head_that_does_not_answer_is_said(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = nodes()
+    with monkeypatch.context() as patched, silent_head():
+        patched.setattr("penstock.loader.ray.cluster._SILENCE", (0.1, 0.4))
+        with pytest.raises(ClusterError, match=r"asked twice, .*has not answered for 0 s.*gcs_server"):
+            nodes()
+        with pytest.raises(ClusterError, match="not answered"):
+            resources()
+    assert nodes() == before
+    assert resources()["CPU"] == 6
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As has been seen once: Ray's process waited for ever, and its head had nothing to do."""
+    asked, lost = [], threading.Event()
+
+    def question() -> int:
+        asked.append(threading.current_thread().name)
+        if len(asked) == 1:
+            lost.wait()
+        return 7
+
+    monkeypatch.setattr("penstock.loader.ray.cluster._SILENCE", (0.1, 30.0))
+    assert _asked(question) == 7
+    assert len(asked) == 2
+    lost.set()
+    with pytest.raises(ZeroDivisionError):
+        _asked(lambda: 1 / 0)
 
 
 def test_workers_have_names_and_keep_to_their_labels(cluster: Any) -> None:
@@ -249,6 +294,7 @@ def test_a_program_that_leaves_the_cluster_and_comes_back(cluster: Any) -> None:
     """
     with program(code, cluster) as process:
         wait_for("done", process)
+        assert process.wait(60) == 0
 
 
 def test_nobody_is_there(ray_environment: None) -> None:

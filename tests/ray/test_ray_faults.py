@@ -322,6 +322,21 @@ def test_close_ends_the_wait_of_another_thread(cluster: Any) -> None:
         assert eventually(lambda: not alive())
 
 
+def test_close_ends_a_pass_that_is_held(cluster: Any) -> None:
+    """At once, and whoever asks for more is told so; the next pass has new workers."""
+    loader = make(Numbers(40), 1)
+    held = iter(loader)
+    next(held)
+    for _ in range(2):
+        loader.close()
+        assert eventually(lambda: not alive())
+        with pytest.raises(WorkerError, match="its DataLoader was closed"):
+            next(held)
+    loader.set_epoch(0)
+    assert rows(loader) == truth(Numbers(40))
+    loader.close()
+
+
 @pytest.mark.parametrize("hedge", [False, True])  # in this order: behind it the cluster takes the node for alive
 def test_a_node_that_joins_and_one_that_is_lost_in_mid_epoch(cluster: Any, hedge: bool) -> None:
     """There are more workers than CPUs until it joins. With hedging (there from the beginning, which is quicker) its

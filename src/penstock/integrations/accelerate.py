@@ -157,6 +157,8 @@ def like(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
     names = set(inspect.signature(DataLoader.__init__).parameters) - {"self", "shuffle", "batch_sampler", "sampler"}
     arguments = {name: getattr(loader, name) for name in names} | changes
+    if not loader._chosen:
+        arguments["prefetch_factor"] = None  # what torch has put there is nobody's choice: light batches go on as light
     if "batch_sampler" in changes:
         del arguments["batch_size"], arguments["drop_last"]
     return DataLoader(**arguments)
