@@ -44,6 +44,8 @@ _HOMES = {
     "ShardSet": "shards",
     "ShardWriter": "shards",
     "StreamShards": "shards",
+    "TableDataset": "tables",
+    "TableFiles": "tables",
     "TarWriter": "shards",
     "TokenDataset": "datasets",
     "WeightedRandomSampler": "samplers",
@@ -89,6 +91,8 @@ __all__ = [
     "ShardSet",
     "ShardWriter",
     "StreamShards",
+    "TableDataset",
+    "TableFiles",
     "TarWriter",
     "TokenDataset",
     "WeightedRandomSampler",
@@ -134,6 +138,7 @@ if TYPE_CHECKING:
     from penstock.shards import ShardDataset, ShardSet, ShardWriter, StreamShards, TarWriter
     from penstock.shards.mds import MDSDataset, MDSFolder
     from penstock.stages import stage
+    from penstock.tables import TableDataset, TableFiles
 
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

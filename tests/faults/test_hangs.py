@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,38 @@ def test_close_is_bounded_though_a_worker_hangs(persistent: bool, stop: bool) ->
         assert time.monotonic() - begin < 9
         assert not wait_gone(pids, 1)
         assert children() <= before
+
+
+def test_close_is_bounded_though_a_sampler_hangs() -> None:
+    """In another thread, which holds what the consumer needs to hand work out."""
+    inside, go = threading.Event(), threading.Event()
+
+    def indices() -> Iterator[int]:
+        yield from range(10)
+        inside.set()
+        go.wait(60)
+
+    loader = DataLoader(Range(20), sampler=indices(), num_workers=2)
+    ended: list[BaseException] = []
+
+    def consume(iterator: Any) -> None:
+        try:
+            list(iterator)
+        except BaseException as error:
+            ended.append(error.with_traceback(None))
+
+    with within(30):
+        iterator = iter(loader)
+        pids = [worker.pid for worker in iterator._workers]
+        consumer = threading.Thread(target=consume, args=(iterator,), daemon=True)
+        consumer.start()
+        assert inside.wait(10)
+        iterator.end(0.1)  # what close() does, which has more patience
+        assert not wait_gone(pids, 1)
+        go.set()
+        consumer.join(10)
+        assert not consumer.is_alive()
+        assert not ended or "closed" in str(ended[0])
 
 
 def test_a_loader_that_was_closed_in_mid_pass_starts_anew() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -238,3 +240,17 @@ def test_closing_leaves_no_descriptor(write: WriteFile) -> None:
 
 def test_neither_torch_nor_what_is_rarely_needed_is_imported(run_python: Callable[..., object]) -> None:
     run_python("import sys, penstock.manifest; assert not {'torch', 'rich', 'typer', 'pandas'} & set(sys.modules)")
+
+
+def test_records_are_read_without_pandas(tmp_path: Path) -> None:
+    """pyarrow imports it for the sake of arrays that may be pandas': 50 MiB in every worker."""
+    pytest.importorskip("pandas")
+    (tmp_path / "train.txt").write_text("".join(f"{k}.jpg {k}\n" for k in range(100)))
+    program = (
+        "import sys; from penstock.manifest import Manifest\n"
+        "manifest = Manifest.open(sys.argv[1]); manifest.raw(range(50)); manifest.records(range(99, 9, -1))\n"
+        "manifest[10:].parse(manifest[10:].gather(range(60)), range(60))\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('pandas', 'torch')])"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "train.txt")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]\n"

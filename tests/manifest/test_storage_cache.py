@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,24 @@ def test_without_a_home_the_temporary_folder_serves(tmp_path: Path, monkeypatch:
             cache_root()
 
 
+def test_the_cache_folder_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    before = os.umask(0o022)
+    try:
+        assert cache_root().stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+
+
+def test_a_link_in_the_temporary_folder_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / f"penstock-{os.getuid()}").symlink_to(tmp_path / "mine")
+    with pytest.raises(PermissionError, match="is a link"):
+        cache_root()
+
+
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
@@ -46,6 +65,17 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         1 / 0  # noqa: B018
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_device_does_not_become_a_file(tmp_path: Path) -> None:
+    """A pipe here, since a test should not try it on /dev/null."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    for other in (path, tmp_path):
+        with pytest.raises(OSError, match="no file"), write_atomically(other) as file:
+            file.write(b"text")
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    assert [found.name for found in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_written_files_are_for_everybody_that_the_umask_allows(tmp_path: Path) -> None:

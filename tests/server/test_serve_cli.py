@@ -432,19 +432,3 @@ class TestNames:
     def test_half_a_pair(self, name: str) -> None:
         with pytest.raises(ConfigError, match="NAME=FILE"):
             named_files([], [name])
-
-
-def test_help_answers_at_once() -> None:
-    """No torch, NumPy or Arrow before the command runs."""
-    program = (
-        "import sys\n"
-        "from penstock.cli.app import app\n"
-        "try: app(['serve', '--help'])\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'pyarrow', 'prometheus_client'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    for option in ("--name", "--host", "--port", "--tls-cert", "--tls-key", "--token-file", "--metrics-port"):
-        assert option in done.stdout

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import os
 import re
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,22 +17,13 @@ import cv2
 import numpy as np
 import pytest
 
+from browser_support import BROWSER, DARK, browse
 from penstock.errors import ConfigError
 from penstock.server.plot import area, short, ticks
 from penstock.server.status import Status
 from penstock.server.traffic import Traffic
 
 pytest.importorskip("prometheus_client")
-
-BROWSERS = (
-    "chromium-headless-shell",
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-    "chrome",
-)
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 @dataclass
@@ -223,26 +211,10 @@ class TestPlot:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 class TestBrowser:
-    def browse(self, url: str, folder: Path, *options: str) -> str:
-        """What the browser writes, after six of its seconds on the page."""
-        command = [
-            str(BROWSER),
-            "--headless",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            f"--user-data-dir={folder / 'user'}",
-        ]
-        command += ["--no-sandbox"] if os.geteuid() == 0 else []  # which it refuses to have as root
-        command += ["--window-size=1160,900", "--virtual-time-budget=6000", *options, url]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=folder)
-        assert done.returncode == 0, done.stderr
-        assert "Content Security Policy" not in done.stderr
-        return done.stdout
-
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_screenshot(self, status: Status, tmp_path: Path, scheme: str) -> None:
-        dark = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-        self.browse(status.url, tmp_path, f"--screenshot={tmp_path / 'page.png'}", *dark)
+        dark = DARK if scheme == "dark" else ()
+        browse(status.url, tmp_path, f"--screenshot={tmp_path / 'page.png'}", *dark)
         image = cv2.imread(str(tmp_path / "page.png"))
         assert image is not None
         assert image.shape == (900, 1160, 3)
@@ -265,7 +237,7 @@ class TestBrowser:
             return [DataSet("train", 5000 + len(asked))]
 
         with Status(traffic, served, address="grpc://127.0.0.1:7") as status:
-            text = self.browse(status.url, tmp_path, "--dump-dom")
+            text = browse(status.url, tmp_path, "--dump-dom")
         assert len(asked) >= 3
         (shown,) = re.findall(r"<td>(5,\d{3})</td>", text)
         assert "5,001" < shown <= f"{5000 + len(asked):,}"
@@ -280,6 +252,6 @@ class TestBrowser:
 
         asked: list[int] = []
         with Status(traffic, served, address="grpc://127.0.0.1:7") as status:
-            text = self.browse(status.url, tmp_path, "--dump-dom")
+            text = browse(status.url, tmp_path, "--dump-dom")
         assert '<body class="stale">' in text
         assert "5,000" in text

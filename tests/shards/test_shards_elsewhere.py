@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,17 @@ import pytest
 from shard_support import write_shards
 
 import penstock as ps
+from penstock import wds
 from penstock.errors import ShardError
 from penstock.storage import Cache, Storage
 
 
 def label(sample: dict[str, Any]) -> int:
     return int(sample["cls"])
+
+
+def no_label(value: Any) -> Any:
+    raise ValueError("a broken value")
 
 
 def test_shards_over_http(server: Any, tmp_path: Path) -> None:
@@ -39,6 +45,23 @@ def test_shards_over_http(server: Any, tmp_path: Path) -> None:
     for kind in ("", ".gz"):
         stream = ps.StreamShards([url + kind for url in urls], shuffle="none", load=label, storage=storage)
         assert list(stream) == list(range(11))
+
+
+def test_signatures_are_not_printed(server: Any, tmp_path: Path) -> None:
+    data = Path(write_shards(tmp_path, [3])[0]).read_bytes()
+    cut, whole = (f"{server.put(name, put)}?signature=hush" for name, put in (("a.tar", data[:700]), ("b.tar", data)))
+    storage = Storage(cache=Cache(tmp_path / "cache"))
+    for make in (
+        lambda: list(ps.StreamShards(cut, storage=storage)),
+        lambda: ps.ShardDataset(cut, storage=storage),
+        lambda: list(ps.StreamShards(whole, decode={"cls": bytes.fromhex}, storage=storage)),  # type: ignore[dict-item]
+        lambda: ps.ShardDataset(whole, decode={"cls": json.loads}, load=no_label, storage=storage)[0],
+        lambda: ps.ImageDataset(ps.ShardDataset(whole, storage=storage))[0],
+        lambda: list(wds.WebDataset(whole, shardshuffle=False).decode(wds.handle_extension("cls", no_label))),
+    ):
+        with pytest.raises(Exception, match=r"[ab]\.tar") as caught:
+            make()
+        assert "hush" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_pipes_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock import DataLoader, ImageDataset, Manifest
+from penstock import DataLoader, ImageDataset, Manifest, RankDataset
+from penstock.datasets.arrays import LoadArray
+from penstock.datasets.loading import LoadImage
 from penstock.errors import (
     ConfigError,
     ImageError,
@@ -24,6 +27,8 @@ from penstock.errors import (
     StorageNotFoundError,
     StorageUnavailableError,
 )
+from penstock.images.sizes import measure
+from penstock.images.transforms import HorizontalFlip
 from penstock.storage import Storage, local_path, open_source, read_object
 
 DATA = os.urandom((5 << 20) + 12345)
@@ -311,6 +316,20 @@ class TestImages:
             dataset.__getitems__([0, 3, 1])
         loader = DataLoader(dataset, batch_size=4, on_error="skip")
         assert [labels.tolist() for _, labels in loader] == [[0, 1, 2], [4, 5, 6, 7]]
+
+    def test_signatures_of_bad_ones_are_not_printed(self, server: Any, tmp_path: Path) -> None:
+        (tmp_path / "list.txt").write_text(server.put("a.jpg", b"\xff\xd8 no image") + "?signature=hush 0\n")
+        for load in (LoadImage(), LoadImage(transform=[HorizontalFlip()]), LoadArray()):
+            dataset = RankDataset(Manifest.open(tmp_path / "list.txt"), load=load, rank=0, world_size=1)
+            with pytest.raises(PenstockError, match=r"/a\.jpg\?\.\.\.") as caught:
+                dataset.__getitems__([0])
+            assert "hush" not in "".join(traceback.format_exception(caught.value))
+
+    def test_sizes_are_measured_as_the_manifest_says(self, server: Any, dataset: ImageDataset, tmp_path: Path) -> None:
+        me = Storage({"headers": {"Authorization": "Bearer me"}})
+        manifest = Manifest.open(tmp_path / "meta.txt", root=dataset.source.root, storage=me)
+        assert measure(manifest)[0].tolist() == [4] * 8
+        assert {given for _, given in server.authorizations} == {"Bearer me"}
 
 
 class TestAddresses:

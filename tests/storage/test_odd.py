@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -148,3 +149,27 @@ class TestCache:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert Path(storage.local_path(url)).read_bytes() == DATA
+
+
+def test_https_does_not_become_http(server: Any, tmp_path: Path) -> None:
+    import ssl
+
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    plain = server.put("a.bin", DATA)
+    server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    secure = plain.replace("http:", "https:")
+    storage = Storage({"ca_file": str(cert)}, idle=2, deadline=5.0, attempts=2)
+    assert storage.read(secure) == DATA
+    server.redirect |= {"/same": secure, "/down": plain}
+    assert storage.read(secure.replace("a.bin", "same")) == DATA
+    with pytest.raises(StorageError, match=r"/down: the server sends us to http://.*, which has no TLS"):
+        storage.read(secure.replace("a.bin", "down"))
+    with pytest.raises(StorageError, match="certificate is not trusted"):
+        QUICK.read(secure)

@@ -190,3 +190,21 @@ def test_tenbin_is_an_error_that_says_what_to_do(tmp_path: Path, extension: str)
         one(tmp_path, {extension: b"~TenBin~"})
     assert "handle_extension" in str(caught.value.__cause__)
     assert one(tmp_path, {extension: b"~TenBin~"}, wds.handle_extension(extension, len)) == {extension: 8}
+
+
+def test_postscript_is_not_run_whatever_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import EpsImagePlugin
+
+    from penstock.images.decode import decode
+
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # Pillow looks for it once
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch '{tmp_path}/was-run'\n")
+    (tmp_path / "gs").chmod(0o755)
+    program = encoded(PIXELS, "EPS")
+    for how in ("pil", "rgb8", "rgb"):
+        with pytest.raises(wds.DecodingError, match="PostScript"):
+            one(tmp_path, {"jpg": program}, how)
+    with pytest.raises(penstock.errors.ImageError, match="PostScript"):
+        decode(program, backend="pillow")
+    assert not (tmp_path / "was-run").exists()

@@ -96,7 +96,14 @@ def test_folders_lists_and_globs(tmp_path: Path) -> None:
 
 
 def test_the_parts_for_stages_of_one_s_own(urls: str) -> None:
-    from penstock.wds.tariterators import base_plus_ext, group_by_keys, tar_file_expander, url_opener, valid_sample
+    from penstock.wds.tariterators import (
+        base_plus_ext,
+        group_by_keys,
+        tar_file_expander,
+        tar_file_iterator,
+        url_opener,
+        valid_sample,
+    )
 
     def stage(src):  # type: ignore[no-untyped-def]
         streams = url_opener(src, handler=wds.ignore_and_continue)
@@ -104,6 +111,8 @@ def test_the_parts_for_stages_of_one_s_own(urls: str) -> None:
 
     found = list(wds.DataPipeline(wds.SimpleShardList(urls), wds.split_by_worker, stage))
     assert classes(s for s in found if "cls" in s) == [*range(17), *range(20, 30)]
+    with wds.gopen(urls.replace("{000..002}", "001")) as cut:
+        assert len(list(tar_file_iterator(cut, handler=wds.ignore_and_stop))) > 7
     assert base_plus_ext("a/b.c/d.seg.png") == ("a/b.c/d", "seg.png")
     assert base_plus_ext("a/b") == (None, None)
     assert valid_sample({"a": 1})

@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 RandomSampler = samplers.RandomSampler
+"""`penstock.RandomSampler`."""
 
 _CONFIG = {"mini_epoch": 1, "seed": 0, "mini_epoch_idx": 0, "group": 1}
 _SERVER_CONFIG = {**_CONFIG, "group": 10, "cache_size": 100_000}

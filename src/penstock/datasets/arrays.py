@@ -34,6 +34,7 @@ from penstock.order.permutation import Indices
 from penstock.shards.urls import Urls, expand
 from penstock.stages import stage
 from penstock.storage import Storage, io_error, write_atomically
+from penstock.storage.urls import shown
 
 __all__ = ["ArrayDataset", "ArrayFiles", "LoadArray", "list_arrays"]
 
@@ -255,7 +256,8 @@ class LoadArray:
                     np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
                 )
         except (ValueError, EOFError, TypeError, AttributeError, OSError) as error:
-            raise DataFileError(f"{record.path} is not an .npy file of numbers, or is truncated: {error}") from error
+            what = "is not an .npy file of numbers, or is truncated"
+            raise DataFileError(f"{shown(record.path)} {what}: {error}") from error
         return item_of(tensor, record, row=self.row)
 
 

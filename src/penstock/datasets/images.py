@@ -61,8 +61,8 @@ class ImageDataset(BatchedDataset):
 
     Args:
         source: a `Manifest`, a path to one, a `RankDataset`, a `ServerDataset` or `RankServerDataset`, a `ShardDataset`
-            or `ShardSet` (the first image of each sample, and its ``cls``), or an `MPDataset` (the result is then
-            iterable-style).
+            or `ShardSet` (the first image of each sample, and its ``cls``), a `TableDataset` or `TableFiles` (the first
+            column of images, and the label), or an `MPDataset` (the result is then iterable-style).
         size, flip, row, transform, target, max_pixels: see `LoadImage`.
         storage: how images at remote addresses are reached; by default as the manifest was told.
 
@@ -145,7 +145,8 @@ class ImageDataset(BatchedDataset):
         """
         rows = np.asarray(indices, dtype=np.int64)
         source: Any = self.source
-        records = source.records(rows) if place is None else source.records(rows, place)
+        read = getattr(source, "image_records", source.records)  # of tables: `records` would decode them
+        records = read(rows) if place is None else read(rows, place)
         if records and isinstance(records[0], dict):
             if self.load.row:
                 raise ConfigError("row=True: samples of shards have keys instead of rows")

@@ -28,6 +28,7 @@ from penstock.manifest import Record
 from penstock.random import generator
 from penstock.stages import stage
 from penstock.storage import Storage
+from penstock.storage.urls import shown
 
 __all__ = ["Encoded", "Item", "LoadImage", "SampleRecord"]
 
@@ -54,7 +55,9 @@ class Encoded:
         try:
             size = size_from_header(data)
         except TruncatedHeader:
-            raise ImageError(f"{str(path)!r} is truncated: {len(data)} bytes, and no image size in them") from None
+            raise ImageError(
+                f"{shown(str(path))!r} is truncated: {len(data)} bytes, and no image size in them"
+            ) from None
         if size is None or min(size) < 1:
             self._pixels = decode(
                 data, path=path, max_pixels=max_pixels
@@ -133,8 +136,8 @@ class LoadImage:
         self.pure = repeats and (transform is None or transform.pure)
 
     def __repr__(self) -> str:
-        shown = ("size", "flip", "row", "transform", "target")
-        given = [f"{name}={value!r}" for name in shown if (value := getattr(self, name)) not in (None, False)]
+        names = ("size", "flip", "row", "transform", "target")
+        given = [f"{name}={value!r}" for name in names if (value := getattr(self, name)) not in (None, False)]
         return f"LoadImage({', '.join(given)})"
 
     @property
@@ -202,9 +205,10 @@ class LoadImage:
             try:
                 transform.apply(canvas)
             except ImageError as error:  # of a step, which does not know the file
-                if str(record.path) in str(error):
+                name = shown(str(record.path))
+                if name in str(error):
                     raise
-                raise ImageError(f"{str(record.path)!r}: {error}") from error
+                raise ImageError(f"{name!r}: {error}") from error
             return canvas.tensor, record.label if self.target is None else close_target(canvas, belongs)
 
 
@@ -215,10 +219,10 @@ class SampleRecord:
         ImageError: (when made) the sample has no image.
     """
 
-    row = -1
+    row: int = -1
 
     def __init__(self, sample: dict[str, Any]) -> None:
-        where = f"{sample.get('__url__')}/{sample.get('__key__')}"
+        where = f"{shown(str(sample.get('__url__'))).removesuffix('?...')}/{sample.get('__key__')}"
         name = next((name for name in sample if name.rpartition(".")[2] in _IMAGES), None)
         if name is None:
             raise ImageError(f"{where}: a sample without an image: {', '.join(sample)}")

@@ -43,9 +43,11 @@ class SharedPlace:
         self._view = self._tensor.numpy()
 
     def get(self) -> Place:
+        """Where it stands now."""
         return Place(*self._view.tolist())
 
     def set(self, place: Place) -> None:
+        """Move it, for all processes that share it."""
         self._view[:] = place
 
     def __getstate__(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ import torch
 from penstock.datasets.place import Place
 from penstock.errors import ManifestIOError
 from penstock.manifest import Manifest, Record
+from penstock.manifest.indices import as_arrow
 from penstock.order.hashing import mix
 from penstock.order.permutation import Indices
 from penstock.progress import progress_bar
@@ -48,8 +49,9 @@ class Gathered(NamedTuple):
     rows: npt.NDArray[np.int64]
 
     def records(self, manifest: Manifest, local: Indices) -> list[Record]:
+        """The records of these samples of the slice, parsed out of memory."""
         where = self.at[local]
-        return manifest.parse(self.batch.take(pa.array(where)), self.rows[where])
+        return manifest.parse(self.batch.take(as_arrow(where)), self.rows[where])
 
 
 class Preload:
@@ -212,7 +214,7 @@ def _write(
             parts.append(manifest.gather(chunk))
             advance(len(chunk))
     batch = pa.Table.from_batches(parts).combine_chunks()
-    table = batch.append_column(_AT, pa.array(at)).append_column(_ROW, pa.array(in_file_order))
+    table = batch.append_column(_AT, as_arrow(at)).append_column(_ROW, as_arrow(in_file_order))
     table = table.replace_schema_metadata({"key": str(key)})
     with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=max(1, len(rows)))

@@ -23,6 +23,7 @@ import pyarrow as pa
 from penstock.datasets.place import Place
 from penstock.errors import PenstockError
 from penstock.manifest.formats.columns import as_batch
+from penstock.manifest.indices import as_arrow
 from penstock.order.permutation import Indices
 from penstock.threads import Daemon
 
@@ -251,7 +252,7 @@ def _pick(pages: list[pa.RecordBatch], at: Indices, page_rows: int) -> pa.Record
         wanted, places = np.unique(numbers, return_inverse=True)
         pages, at = [pages[number] for number in wanted.tolist()], at + (places - numbers) * page_rows
     if not is_run(at):
-        return as_batch(pa.Table.from_batches(pages).take(pa.array(at)))
+        return as_batch(pa.Table.from_batches(pages).take(as_arrow(at)))
     if len(pages) == 1:
         return pages[0].slice(int(at[0]), len(at))
     return as_batch(pa.Table.from_batches(pages).slice(int(at[0]), len(at)))

@@ -41,7 +41,7 @@ import simplejpeg
 from penstock.errors import ConfigError
 from penstock.images import exif, native
 
-__all__ = ["BACKENDS", "TOLERANCE", "Backend", "choose", "installed"]
+__all__ = ["BACKENDS", "TOLERANCE", "Backend", "choose", "installed", "refuse_postscript"]
 
 Image: TypeAlias = npt.NDArray[np.uint8]
 Data: TypeAlias = bytes | bytearray | memoryview
@@ -163,10 +163,17 @@ def _opencv(data: Data, channels: int, partial: bool) -> Image:
     return _as_stored(_as_channels(image, channels), data)
 
 
+def refuse_postscript(data: Data) -> None:
+    """ValueError for what Pillow would have Ghostscript run, whatever the file is called: a program, not a picture."""
+    if bytes(data[:4]) in _POSTSCRIPT:
+        raise ValueError("PostScript (EPS), which is a program, and is not run; convert it to an image beforehand")
+
+
 def _pillow(data: Data, channels: int, partial: bool) -> Image:
     from PIL import Image as pil
 
     _check_end(data, partial)
+    refuse_postscript(data)
     try:
         with pil.open(io.BytesIO(data)) as image:
             if image.format == "JPEG" and channels == 1 and image.mode == "RGB":
@@ -257,6 +264,7 @@ def _check_end(data: Data, partial: bool) -> None:
         raise ValueError("truncated: no end-of-image marker")
 
 
+_POSTSCRIPT = (b"%!PS", b"\xc5\xd0\xd3\xc6")
 _COMMON = frozenset({"jpeg", "png", "webp", "bmp", "gif"})
 _JPEG = frozenset({"jpeg"})
 _PILLOW_PARTS = frozenset({"jpeg", "png", "bmp", "gif", "tiff", "other"})

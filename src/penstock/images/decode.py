@@ -34,6 +34,7 @@ from penstock.images.backends import choose
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
+from penstock.storage.urls import shown
 
 __all__ = ["MAX_PIXELS", "decode", "image_size", "read_bytes", "read_image"]
 
@@ -99,27 +100,27 @@ def decode(
     return image
 
 
-def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """``(width, height)`` in pixels of the image in a file, as stored (EXIF orientation ignored).
+def image_size(path: str | os.PathLike[str], *, storage: Storage | None = None) -> tuple[int, int]:
+    """``(width, height)`` in pixels of the image in a file or object, as stored (EXIF orientation ignored).
 
     Reads the first 64 KiB, the whole file only where the header is longer (large EXIF or ICC blocks), and decodes only
     what has no simple header (TIFF, JPEG 2000, AVIF). A file that is cut behind its header therefore has a size here
-    and fails in `read_image`. Raises `ImageError` as `read_image` does.
+    and fails in `read_image`. `storage` says how remote objects are reached. Raises `ImageError` as `read_image` does.
     """
-    data = read_bytes(path, _HEADER_BYTES)
+    data = read_bytes(path, _HEADER_BYTES, storage=storage)
     try:
         try:
             size = size_from_header(data)
         except TruncatedHeader:
             if len(data) < _HEADER_BYTES:
                 raise
-            data = read_bytes(path)
+            data = read_bytes(path, storage=storage)
             size = size_from_header(data)
     except TruncatedHeader:
         message = f"{_name(path)} is truncated: {len(data)} bytes, and no image size in them"
         raise ImageError(message) from None
     if size is None:
-        height, width = read_image(path).shape[:2]
+        height, width = read_image(path, storage=storage).shape[:2]
         return width, height
     if not (0 < size[0] <= _MAX_SIDE and 0 < size[1] <= _MAX_SIDE):
         raise ImageError(f"{_name(path)} is damaged: its header says {size[0]} x {size[1]} pixels")
@@ -178,4 +179,4 @@ def _what(kind: str, reason: str) -> str:
 
 
 def _name(path: str | os.PathLike[str] | None) -> str:
-    return "image" if path is None else f"image {os.fspath(path)!r}"
+    return "image" if path is None else f"image {shown(path)!r}"

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, ImageError
 from penstock.images import native
 from penstock.images.decode import MAX_PIXELS, decode
+from penstock.storage.urls import shown
 
 __all__ = ["Box", "decode_region"]
 
@@ -82,5 +83,5 @@ def _outside(box: Box, size: str) -> ConfigError:
 
 
 def _beyond(path: str | os.PathLike[str] | None, error: OverflowError) -> ImageError:
-    name = "image" if path is None else f"image {os.fspath(path)!r}"
+    name = "image" if path is None else f"image {shown(path)!r}"
     return ImageError(f"{name}: {error} (max_pixels=)" if "pixels" in str(error) else f"{name}: {error}")

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from io import BufferedWriter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +35,7 @@ from penstock.storage import io_error, write_atomically
 __all__ = ["MAX_ERRORS", "SizeError", "Sizes", "measure", "sizes_path", "write_sizes"]
 
 MAX_ERRORS = 1000
+"""Of the images without a size that are listed one by one."""
 _BLOCK = 256  # rows per task: long enough to hide the executor, short enough for a smooth progress bar
 _VERSION = "1"
 _GROUP_CHUNK = 1 << 20
@@ -66,7 +66,7 @@ def measure(
         failed = []
         for position, record in zip(part, manifest.records(part), strict=True):
             try:
-                widths[position], heights[position] = image_size(record.path)
+                widths[position], heights[position] = image_size(record.path, storage=manifest.storage)
             except ImageError as error:
                 failed.append(SizeError(record.row, record.path, str(error)))
         return failed
@@ -112,12 +112,8 @@ def write_sizes(
     schema = pa.schema([("width", pa.int32()), ("height", pa.int32())], metadata=metadata)
     batch = pa.record_batch([pa.array(np.asarray(column, np.int32)) for column in (widths, heights)], schema=schema)
     try:
-        with write_atomically(target) as file:
-            buffered = BufferedWriter(file)  # completes short writes; Arrow does not look at what write() returns
-            with pa.ipc.new_file(buffered, schema) as writer:
-                writer.write_batch(batch)
-            buffered.flush()
-            buffered.detach()
+        with write_atomically(target) as file, pa.ipc.new_file(file, schema) as writer:
+            writer.write_batch(batch)
     except OSError as error:
         doing = "cannot write image sizes (choose another place with path=, or --output on the command line) to"
         raise io_error(target, error, doing) from error

@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ManifestError
 from penstock.manifest.ends import ExactRecords, StrayQuote
+from penstock.manifest.indices import as_arrow
 from penstock.manifest.scan import BOM, BUFFER, CR, MULTILINE, SKIPPED, LineRules, Scanner, check_is_text, line_number
 from penstock.manifest.sidecar import DATA, Header, Sidecar, load_or_build
 from penstock.progress import progress_bar
@@ -222,7 +223,7 @@ class LineIndex:
         start, end = self._check_offsets(rows)
         if most is not None and int((end - start).sum()) > most:
             raise TooMuch
-        slices = self._slices.take(pa.array(rows))
+        slices = self._slices.take(as_arrow(rows))
         data, offsets = _views(slices)
         last = data.take(offsets[1:] - 1) == _LF
         ended = int(np.count_nonzero(last))

@@ -48,6 +48,7 @@ class Header:
     digest: bytes
 
     def pack(self) -> bytes:
+        """The bytes before the offsets: fields, checksum, zeros up to `DATA`."""
         body = _STRUCT.pack(MAGIC, VERSION, self.flags, self.rows, self.size, self.mtime_ns, self.rules, self.digest)
         return (body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(DATA, b"\0")
 

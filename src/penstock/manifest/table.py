@@ -27,7 +27,7 @@ from penstock.manifest.fingerprint import combine, prefix_fingerprints, view_fin
 from penstock.manifest.formats import FORMATS, Context, Part, format_of
 from penstock.manifest.formats.base import join_root
 from penstock.manifest.formats.columns import as_batch
-from penstock.manifest.indices import Indices, Rows, in_order, to_rows
+from penstock.manifest.indices import Indices, Rows, as_arrow, in_order, to_rows
 from penstock.manifest.lines import TooMuch
 from penstock.manifest.options import Blank, Columns, Header, make_options
 from penstock.manifest.record import Record, make_record
@@ -300,7 +300,7 @@ class Manifest:
             return self.schema.empty_table()
         table = pa.concat_tables([piece for _, piece in pieces])
         if len(pieces) > 1:
-            table = table.take(pa.array(np.argsort(np.concatenate([places for places, _ in pieces]))))
+            table = table.take(as_arrow(np.argsort(np.concatenate([places for places, _ in pieces]))))
         return table
 
     def raw(self, indices: Indices) -> pa.LargeBinaryArray:
@@ -349,7 +349,7 @@ class Manifest:
             raise ManifestError("sources kept as lines and sources kept as columns cannot be gathered together")
         table = pa.Table.from_batches([piece for _, piece in pieces])
         order = np.argsort(np.concatenate([places for places, _ in pieces]))
-        return as_batch(table).take(pa.array(order))
+        return as_batch(table).take(as_arrow(order))
 
     def parse(self, batch: pa.RecordBatch, rows: Indices) -> list[Record]:
         """The records of a batch that `gather` returned, or of some of its rows; ``rows`` are their indices here.
@@ -361,7 +361,7 @@ class Manifest:
             raise ConfigError(f"a batch of {batch.num_rows} rows cannot be parsed as {len(wanted)} rows")
         if self._only is not None:
             return self._make_records(self._only.values_of(batch, wanted), wanted)
-        return self._collect(wanted, lambda part, places, local: part.values_of(batch.take(pa.array(places)), local))
+        return self._collect(wanted, lambda part, places, local: part.values_of(batch.take(as_arrow(places)), local))
 
     # ------------------------------------------------------------------ rows of views and of several sources
 

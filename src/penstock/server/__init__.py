@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "Client": "client",
-    "DataSetInfo": "client",
-    "Limits": "options",
-    "Observer": "options",
-    "RemoteManifest": "remote",
-    "Server": "service",
-    "Slice": "protocol",
-    "TLS": "auth",
-}
+from penstock import lazy
 
 __all__ = ["TLS", "Client", "DataSetInfo", "Limits", "Observer", "RemoteManifest", "Server", "Slice"]
 
@@ -26,8 +16,16 @@ if TYPE_CHECKING:
     from penstock.server.remote import RemoteManifest
     from penstock.server.service import Server
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "Client": "client",
+        "DataSetInfo": "client",
+        "Limits": "options",
+        "Observer": "options",
+        "RemoteManifest": "remote",
+        "Server": "service",
+        "Slice": "protocol",
+        "TLS": "auth",
+    },
+)

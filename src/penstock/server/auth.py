@@ -111,6 +111,7 @@ class BearerToken(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._refused = refused
 
     def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
+        """Called by Flight before each call; raises what the client gets as a `ServerAuthError`."""
         given = [_bytes(value) for value in headers.get("authorization", [])]
         if len(given) == 1 and hmac.compare_digest(given[0], self._expected):
             return

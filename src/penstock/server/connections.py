@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import enum
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ __all__ = ["FAILURES", "Call", "Released", "process"]
 FAILURES = (flight.FlightError, pa.ArrowException, OSError)
 """What Flight raises. A deadline that is over is one of them, and so is a call that was cancelled."""
 
+_RUNS = Path("/proc/self/schedstat").is_file()  # whether the system tells how long a thread has run
 _FORK_PATIENCE = 2.0  # seconds that a fork waits for gRPC to end
 _THREADS = ("event_engine", "grpc_global_tim", "lifeguard", "grpc")  # the beginnings of gRPC's names for its threads
 
@@ -124,8 +127,9 @@ class Call:
             self._lock.release()
         return True
 
-    def __del__(self) -> None:
-        self.close(0)  # by a thread that has ended, say
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+        if not _ending():
+            self.close(0)  # by a thread that has ended, say
 
     def __enter__(self) -> Call:
         return self
@@ -148,9 +152,10 @@ class _Process:
         self.servers = 0
         self._begin()
         atexit.register(self._close_all, 1.0)
-        os.register_at_fork(
-            before=self._before, after_in_parent=self._after_in_parent, after_in_child=self._after_in_child
-        )
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=self._before, after_in_parent=self._after_in_parent, after_in_child=self._after_in_child
+            )
 
     def _begin(self) -> None:
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
@@ -194,8 +199,9 @@ class _Process:
             self._forking = True
         left = self._close_all(_FORK_PATIENCE)
         hopeless = left or self.servers or not self._used
-        while (running := _grpc_is_running()) and not hopeless and time.monotonic() < until:
+        while (found := _look_for_grpc()) and not hopeless and time.monotonic() < until:
             time.sleep(0.001)  # gRPC ends in a thread of its own, for which one cannot wait
+        running = found is _Found.RUNNING
         self._left = left
         self._running = running
 
@@ -216,13 +222,26 @@ class _Process:
 _leaked: list[Call] = []
 
 
-def _grpc_is_running() -> bool:
+class _Found(enum.IntEnum):
+    """Of gRPC's threads."""
+
+    NONE = 0
+    PERHAPS = 1  # a thread has yet to run, and gives itself its name then; or one has ended, and may have begun another
+    RUNNING = 2
+
+
+def _look_for_grpc(tasks: Path = Path("/proc/self/task")) -> _Found:
     """Whether a thread of gRPC's is left. Where the system does not tell, our own calls are taken to be all."""
-    for task in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):
-            if task.read_text().startswith(_THREADS):
-                return True
-    return False
+    found = _Found.NONE
+    for task in tasks.iterdir() if tasks.is_dir() else ():
+        try:
+            if (task / "comm").read_text().startswith(_THREADS):
+                return _Found.RUNNING
+            if _RUNS and (task / "schedstat").read_text().startswith("0 "):
+                found = _Found.PERHAPS
+        except OSError:
+            found = _Found.PERHAPS
+    return found
 
 
 process = _Process()

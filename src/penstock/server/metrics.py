@@ -32,11 +32,16 @@ class Served(Protocol):
     """What has to be known of a data set that is served."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What clients ask for it by."""
+
     @property
-    def rows(self) -> int: ...
+    def rows(self) -> int:
+        """How many it has."""
+
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Identity of its content."""
 
 
 def registry(traffic: Traffic, served: Callable[[], Sequence[Served]]) -> CollectorRegistry:

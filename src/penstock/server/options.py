@@ -34,15 +34,19 @@ class Observer(Protocol):
     ``ipv4:127.0.0.1:5000``; ``kind`` the name of a class in `penstock.errors`, or ``InternalError``."""
 
     def stream_started(self, name: str, peer: str) -> None:
+        """A client began to read a data set."""
         return
 
     def rows(self, name: str, count: int, nbytes: int) -> None:
+        """So many rows were sent, in so many bytes."""
         return
 
     def stream_ended(self, name: str, peer: str, error: str | None) -> None:
+        """It is over; ``error`` says why, if not by its end."""
         return
 
     def error(self, name: str | None, kind: str) -> None:
+        """A call failed; ``name`` is that of the data set, if it got so far."""
         return
 
 

@@ -11,28 +11,13 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from penstock.svg import short, ticks
+
 __all__ = ["area", "short", "ticks"]
 
 _WIDTH, _HEIGHT = 540, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 24  # margins around the plot itself
 _POINTS = 150
-
-
-def short(value: float) -> str:
-    """1234567 -> "1.2 M": two digits at least, and a unit of thousands."""
-    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= factor * 0.9995:
-            return f"{value / factor:.3g} {unit}" if value < factor * 999.5 else f"{value / factor:.0f} {unit}"
-    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
-
-
-def ticks(highest: float) -> list[float]:
-    """Three to six round values from 0 to at least ``highest``."""
-    if highest <= 0:
-        return [0.0, 1.0]
-    power = 10.0 ** math.floor(math.log10(highest))
-    step = next(step for step in (power / 5, power / 2, power, power * 2, power * 5) if highest / step <= 4)
-    return [step * number for number in range(math.ceil(highest / step - 1e-9) + 1)]
 
 
 def area(values: Sequence[float], *, title: str, seconds: int) -> str:

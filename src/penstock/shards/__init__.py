@@ -5,9 +5,9 @@ What needs torch is imported when it is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from penstock import lazy
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.grouping import Sample, base_and_extension, group, split_name
 from penstock.shards.shardset import ShardSet
@@ -40,13 +40,6 @@ __all__ = [
     "walk_stream",
 ]
 
-_HOMES = {"Decode": "decode", "ShardDataset": "dataset", "StreamShards": "stream", "read_shard": "stream"}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'penstock.shards' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"penstock.shards.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy.names(
+    __name__, {"Decode": "decode", "ShardDataset": "dataset", "StreamShards": "stream", "read_shard": "stream"}
+)

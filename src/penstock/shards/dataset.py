@@ -23,6 +23,7 @@ from penstock.shards.decode import chained
 from penstock.shards.grouping import Sample
 from penstock.shards.shardset import ShardSet
 from penstock.shards.urls import Urls
+from penstock.stages import stage
 from penstock.storage import Storage
 
 __all__ = ["ShardDataset"]
@@ -103,7 +104,9 @@ class ShardDataset(ShareDataset):
         return self.shards.fingerprint
 
     def _read(self, slice_: Slice, local: Indices) -> list[Any]:
-        return self.shards.records(slice_.rows(slice_.positions(local)))
+        rows = slice_.rows(slice_.positions(local))
+        with stage("read"):
+            return self.shards.records(rows)
 
     def _read_one(self, slice_: Slice, local: int, row: int) -> Any:
         return self.shards[row]

@@ -21,6 +21,7 @@ from penstock.errors import ConfigError, ImageError, ShardError
 from penstock.images.decode import decode as decode_image
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.stages import stage
+from penstock.storage.urls import shown
 
 __all__ = ["Decode", "chained"]
 
@@ -102,7 +103,7 @@ class Decode:
 
 
 def _where(sample: Sample, name: str) -> str:
-    return f"{sample.get(URL)}: sample {sample.get(KEY)!r}: {name}"
+    return f"{shown(str(sample.get(URL)))}: sample {sample.get(KEY)!r}: {name}"
 
 
 def _decoder_of(decode: bool | Mapping[str, Decoder | None] | Callable[[Sample], Sample] | None) -> Any:

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable
 
 from penstock.errors import ShardChangedError, ShardIOError
 from penstock.shards.urls import local_path
@@ -44,8 +45,9 @@ class ShardFile:
         self.size = status.st_size
         self.mtime_ns = status.st_mtime_ns
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # modules may be empty by then
+        if self._fd >= 0:
+            _close(self._fd)
 
     def close(self) -> None:
         """Close the file; a map of it stays."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.errors import ShardError
 from penstock.shards.tar import Member
+from penstock.storage.urls import shown
 
 __all__ = ["KEY", "LOCAL_PATH", "URL", "Handler", "Sample", "base_and_extension", "duplicate", "group", "split_name"]
 
@@ -128,6 +129,6 @@ def duplicate(name: str, extension: str, sample: Iterable[str], url: str, at: in
     """The error about an extension that comes twice."""
     there = [other for other in sample if other != LOCAL_PATH]
     return ShardError(
-        f"{name}: duplicate file name in tar file {extension} {there}; {url}: byte {at}: give every "
+        f"{name}: duplicate file name in tar file {extension} {there}; {shown(url)}: byte {at}: give every "
         "sample a key of its own (the name up to its first dot)"
     )

@@ -109,7 +109,7 @@ class LocalShard:
     def _load(self, path: str) -> ShardIndex:
         index = load_or_build(path, url=self.url, cache_dir=self._cache_dir, checked=self._checked)
         if self.header is not None and index.header.digest != self.header.digest:
-            raise ShardChangedError(f"{self.url} is no longer the shard that was opened: open the shards again")
+            raise ShardChangedError(f"{shown(self.url)} is no longer the shard that was opened: open the shards again")
         self._checked = True
         return index
 

@@ -39,6 +39,7 @@ from penstock.shards.files import ShardFile
 from penstock.shards.header import decode_name, rounded
 from penstock.shards.runs import Extensions, Run, scan_runs
 from penstock.storage import file_lock, io_error, is_writable, write_atomically
+from penstock.storage.urls import shown
 
 __all__ = ["SUFFIX", "Header", "ShardIndex", "index_path", "load_or_build", "read_header"]
 
@@ -66,6 +67,7 @@ class Header:
     body: int
 
     def pack(self) -> bytes:
+        """The bytes before the body: fields, checksum, zeros up to `BODY`."""
         numbers = self.samples, self.files, self.key_bytes, self.size, self.mtime_ns
         head = _STRUCT.pack(MAGIC, VERSION, self.extension_bytes, *numbers, self.digest, self.body)
         return (head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head))).ljust(BODY, b"\0")
@@ -221,7 +223,7 @@ def load_or_build(
         with lock:
             found = _current(candidates, file)  # another process may have built it while we waited
             if found is None:
-                return _build(candidates, file, url or shard, progress or (lambda _: None))
+                return _build(candidates, file, shown(url or shard), progress or (lambda _: None))
     if progress is not None:
         progress(file.size)
     return found

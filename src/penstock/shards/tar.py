@@ -26,6 +26,7 @@ import zstandard
 
 from penstock.errors import PenstockError, ShardError, ShardIOError, TruncatedShardError
 from penstock.shards.header import BLOCK, MAX_EXTENDED, ZEROS, Header, decode_name, parse_header, pax_records, rounded
+from penstock.storage.urls import shown
 
 __all__ = ["Buffer", "Kind", "Member", "member_at", "walk", "walk_stream"]
 
@@ -145,7 +146,7 @@ def walk(buffer: Buffer | bytes, shard: str, *, start: int = 0, require_end: boo
 
     Cost: about 3 microseconds a member; data is not touched.
     """
-    view = memoryview(buffer)
+    view, shard = memoryview(buffer), shown(shard)
     position = start
     while (member := member_at(view, shard, position, require_end=require_end)) is not None:
         yield member
@@ -178,7 +179,7 @@ def walk_stream(
 
     A member comes only when all of its data is there. Memory: one member.
     """
-    source = _Stream(file, shard)
+    source = _Stream(file, shown(shard))
     while (member := _entry(source, require_end)) is not None:
         padding = member.end - member.offset - member.size
         if member.kind == "file" and (select is None or select(member.name)):

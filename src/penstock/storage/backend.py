@@ -107,6 +107,7 @@ class Cancel:
         return id(call)
 
     def remove(self, key: int) -> None:
+        """Forget what `add` returned this key for; nothing if that is done already."""
         with self._lock:
             self._calls.pop(key, None)
 

@@ -56,6 +56,7 @@ class Waiting:
         return memoryview(self._data)
 
     def cancel(self) -> None:
+        """Give it up; nobody will ask for its bytes."""
         self._cancel.set()
 
 
@@ -102,12 +103,15 @@ class BlockStream(io.RawIOBase):
         self._pid = os.getpid()
 
     def readable(self) -> bool:
+        """True."""
         return True
 
     def seekable(self) -> bool:
+        """True."""
         return True
 
     def tell(self) -> int:
+        """Where the next byte is read, from the beginning of the object."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -146,6 +150,7 @@ class BlockStream(io.RawIOBase):
         return bytes(rest)
 
     def readall(self) -> bytes:
+        """Everything up to the end."""
         return self.read(-1)
 
     def close(self) -> None:

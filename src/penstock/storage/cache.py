@@ -7,9 +7,11 @@ Locks live in the cache folder, never beside the user's data, and the operating 
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,8 +30,9 @@ _ABANDONED = 3600.0  # seconds without a write
 def cache_root() -> Path:
     """The folder for everything that can be made again: ``$XDG_CACHE_HOME/penstock``, else ``~/.cache/penstock``.
 
-    Created when it does not exist. Where that is impossible (no home, a read-only one) a folder of this user in the
-    system's temporary folder takes its place; a folder there that belongs to somebody else is a PermissionError.
+    Created when it does not exist, for this user alone: it may hold copies of what others have no credentials for.
+    Where that is impossible (no home, a read-only one) a folder of this user in the system's temporary folder takes its
+    place; one there that belongs to somebody else, or is a link, is a PermissionError.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # its specification says to ignore a relative one
@@ -37,13 +40,16 @@ def cache_root() -> Path:
     root = Path(base) / "penstock"
     if os.path.isabs(base):  # else this user has no home at all
         with contextlib.suppress(OSError):
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if is_writable(root):
                 return root
     user = os.getuid() if hasattr(os, "getuid") else os.getlogin()
     fallback = Path(tempfile.gettempdir()) / f"penstock-{user}"
     fallback.mkdir(mode=0o700, exist_ok=True)
-    if hasattr(os, "getuid") and fallback.stat().st_uid != os.getuid():
+    status = fallback.lstat()  # in a folder where anybody may put a link to anywhere
+    if not stat.S_ISDIR(status.st_mode):
+        raise PermissionError(f"{fallback} is a link, and not a folder; remove it")
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
         raise PermissionError(f"{fallback} belongs to another user")
     return fallback
 
@@ -59,8 +65,13 @@ def write_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     The bytes go to a temporary file in the same folder; at the end it is synced, renamed, and the folder
     synced. Readers see the old file or the new one, and no temporary file is left after an error.
+
+    Raises:
+        OSError: of the disk; or there is something under `path` that is no file: a device would become one.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "there is something of this name that is no file", str(path))
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     # Not tempfile: its files can be read by their owner alone, and an index beside shared data is for everybody.

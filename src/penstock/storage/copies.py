@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +22,12 @@ class CachedFile:
         self._fd = -1
         self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
-    def __del__(self) -> None:
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # modules may be empty by then
         if self._fd >= 0:
-            os.close(self._fd)
+            _close(self._fd)
 
     def fileno(self) -> int:
+        """The descriptor, which closes with this object."""
         return self._fd
 
     @cached_property

@@ -25,6 +25,7 @@ import xxhash
 from penstock.errors import StorageUnavailableError
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.cache import write_atomically
+from penstock.storage.urls import shown
 from penstock.threads import Daemon
 
 __all__ = ["ENTRY", "PIECE", "Download", "fill", "hash_blocks", "read_entry", "write_entry"]
@@ -44,9 +45,11 @@ class Download(Protocol):
     stat: Stat
     storage: Any
 
-    def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray: ...
+    def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
+        """Bytes from begin to end."""
 
-    def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None: ...
+    def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
+        """The same, handed piece by piece to ``write(position, piece)``."""
 
 
 def read_entry(folder: Path) -> dict[str, Any] | None:
@@ -163,7 +166,7 @@ def _fill_blocks(source: Download, folder: Path, descriptor: int, progress: Call
                 progress(min(PIECE, source.size - result[0] * PIECE))
         except queue.Empty:
             raise StorageUnavailableError(
-                f"nothing of {source.url} arrived for {patience:g} s, nor an error; giving up"
+                f"nothing of {shown(source.url)} arrived for {patience:g} s, nor an error; giving up"
             ) from None
         finally:
             cancel.set()

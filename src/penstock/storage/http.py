@@ -177,7 +177,7 @@ class HttpBackend:
     def _open(
         self, url: str, wanted: str | None, idle: float, cancel: Cancel
     ) -> tuple[_Exchange, http.client.HTTPResponse]:
-        """Ask, and follow where the server sends us. Credentials stay with the first host."""
+        """Ask, and follow where the server sends us. Credentials stay with the first host, and TLS stays TLS."""
         address = through_gateway(url)
         if _CONTROL.search(address):  # urlsplit would leave them out, and ask for something else
             raise StorageError(f"cannot read {shown(url)!r}: there are line feeds or other control characters in it")
@@ -188,6 +188,10 @@ class HttpBackend:
             parts = urlsplit(address)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise StorageError(f"{shown(url)}: not an address of a web server: {shown(address)}")
+            if first.scheme == "https" and parts.scheme == "http":
+                raise StorageError(
+                    f"{shown(url)}: the server sends us to {shown(address)}, which has no TLS; say http://"
+                )
             where = (parts.scheme, parts.hostname, parts.port)
             exchange = _Exchange(self._connections, where, cancel)
             try:

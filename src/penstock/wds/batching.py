@@ -22,6 +22,13 @@ def _batched(
     collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
     partial: bool = True,
 ) -> Iterator[Any]:
+    """Batches of samples.
+
+    Args:
+        batchsize: samples of a batch.
+        collation_fn: of the list of samples; None leaves the list.
+        partial: keep the last batch if it is smaller.
+    """
     batch: list[Any] = []
     for sample in data:
         batch.append(sample)
@@ -35,6 +42,7 @@ def _batched(
 
 @memoryless
 def _listed(data: Samples, batchsize: int = 20, partial: bool = True) -> Iterator[Any]:
+    """Lists of samples, of ``batchsize``; with ``partial`` the last one may be shorter."""
     return _batched(data, batchsize, None, partial)
 
 

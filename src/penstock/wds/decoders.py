@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import NotAllowedError, PenstockError
+from penstock.storage.urls import shown
 from penstock.wds.allow import allowed, checked, refuse
 from penstock.wds.curried import FilterFunction
 from penstock.wds.handlers import Handler, reraise_exception
@@ -51,7 +52,7 @@ class DecodingError(PenstockError, ValueError):
 
     def __str__(self) -> str:
         cause = "" if self.__cause__ is None else f": {type(self.__cause__).__name__}: {self.__cause__}"
-        return f"{self.url}: sample {self.key!r}: {self.k} cannot be decoded{cause}"
+        return f"{shown(str(self.url))}: sample {self.key!r}: {self.k} cannot be decoded{cause}"
 
     __repr__ = __str__
 
@@ -264,7 +265,8 @@ class Decoder:
                     raise TypeError(f"a decoder takes bytes, got {type(value).__name__}; or give partial=True")
                 result[name] = self.decode1(name, value)
             except NotAllowedError as error:
-                raise NotAllowedError(f"{sample.get('__url__')}: sample {sample.get('__key__')!r}: {error}") from error
+                where = f"{shown(str(sample.get('__url__')))}: sample {sample.get('__key__')!r}"
+                raise NotAllowedError(f"{where}: {error}") from error
             except Exception as error:
                 raise DecodingError(sample.get("__url__"), sample.get("__key__"), name, sample) from error
         return result

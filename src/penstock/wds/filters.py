@@ -99,6 +99,12 @@ def transform_with(sample: Any, transformers: Any) -> Any:
 
 @memoryless
 def _map(data: Samples, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Iterator[Any]:
+    """``f`` of each sample. None drops it; a dict keeps the ``__key__`` of the sample it was made of.
+
+    Args:
+        f: of one sample.
+        handler: what becomes of an error of ``f``, such as `warn_and_continue`; by default it is raised.
+    """
     for sample in data:
         try:
             result = f(sample)
@@ -127,6 +133,7 @@ def _each(data: Samples, handler: Handler, f: Callable[[Any], Any]) -> Iterator[
 
 @memoryless
 def _select(data: Samples, predicate: Callable[[Any], bool]) -> Iterator[Any]:
+    """The samples for which ``predicate`` is true."""
     return (sample for sample in data if predicate(sample))
 
 
@@ -134,6 +141,12 @@ def _select(data: Samples, predicate: Callable[[Any], bool]) -> Iterator[Any]:
 def _rename(
     data: Samples, handler: Handler = reraise_exception, keep: bool = True, **kw: str | list[str]
 ) -> Iterator[Any]:
+    """Samples with fields under other names: ``rename(image="jpg;png")``, the first of several that is there.
+
+    Args:
+        handler: what becomes of a sample that has none of them.
+        keep: also the fields that are not named.
+    """
     olds = {old for names in kw.values() for old in (names.split(";") if isinstance(names, str) else names)}
 
     def one(sample: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +160,11 @@ def _rename(
 
 @memoryless
 def _associate(data: Samples, associator: Any, **kw: Any) -> Iterator[Any]:
+    """Samples with more fields: those that ``associator`` has for their ``__key__``.
+
+    Args:
+        associator: a mapping of dicts by key, or a function of the key and of ``kw`` that returns a dict.
+    """
     for sample in data:
         key = sample["__key__"]
         extra = associator(key, **kw) if callable(associator) else associator.get(key, {})
@@ -156,6 +174,12 @@ def _associate(data: Samples, associator: Any, **kw: Any) -> Iterator[Any]:
 
 @memoryless
 def _map_dict(data: Samples, handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Iterator[Any]:
+    """Fields by a function each: ``map_dict(jpg=decode, cls=int)``.
+
+    Args:
+        handler: what becomes of an error, also of a field that is missing.
+    """
+
     def one(sample: dict[str, Any]) -> dict[str, Any]:
         for name, function in kw.items():
             sample[name] = function(sample[name])
@@ -172,6 +196,13 @@ def _to_tuple(
     missing_is_error: bool = True,
     none_is_error: bool | None = None,
 ) -> Iterator[Any]:
+    """Tuples of fields: ``to_tuple("jpg;png", "cls")``; of several that are named the first that is there.
+
+    Args:
+        handler: what becomes of an error.
+        missing_is_error: a field that is not there is an error, else None.
+        none_is_error: so is a None; by default as ``missing_is_error``.
+    """
     fields = parse_field_spec(args[0] if len(args) == 1 else args)
     refuse_none = missing_is_error if none_is_error is None else none_is_error
 
@@ -188,6 +219,11 @@ def _to_tuple(
 def _map_tuple(
     data: Samples, *args: Callable[[Any], Any] | None, handler: Handler = reraise_exception
 ) -> Iterator[Any]:
+    """Fields of tuples by a function each; None leaves one as it is.
+
+    Args:
+        handler: what becomes of an error of a function.
+    """
     return _each(data, handler, lambda sample: tuple(transform_with(sample, args)))
 
 
@@ -199,6 +235,12 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 def _extract_keys(
     source: Samples, *patterns: str | list[str], duplicate_is_error: bool = True, ignore_missing: bool = False
 ) -> Iterator[Any]:
+    """Tuples of the fields that match patterns: ``extract_keys("*.jpg;*.png", "*.cls")``.
+
+    Args:
+        duplicate_is_error: several fields that match one pattern are a `ConfigError`, else the first one counts.
+        ignore_missing: a pattern without a match is left out, else it is a `ConfigError`.
+    """
     alternatives = parse_field_spec(patterns)  # type: ignore[arg-type]
     for sample in source:
         result = []
@@ -223,6 +265,13 @@ def _rename_keys(
     duplicate_is_error: bool = True,
     **kw: str,
 ) -> Iterator[Any]:
+    """Fields by patterns under new names: ``rename_keys(image="*.jpg")``, or pairs ``("image", "*.jpg")``.
+
+    Args:
+        keep_unselected: keep fields that no pattern matches.
+        must_match: a pattern without a match is a `ConfigError`.
+        duplicate_is_error: two fields under one name are a `ConfigError`, else the first one counts.
+    """
     # The last one that matches counts; patterns are compared with the last part of a name, in lower case.
     renamings = [(pattern, new) for new, pattern in (*args, *kw.items())][::-1]
     for sample in source:
@@ -257,6 +306,16 @@ def _info(
     stream: Any = None,
     name: str = "",
 ) -> Iterator[Any]:
+    """Print samples as they pass by.
+
+    Args:
+        fmt: a format string over the fields; by default each field's name, type and value.
+        n: of the first so many samples.
+        every: and of each so many-th; not, if it is not positive.
+        width: of a line, in characters.
+        stream: where to; by default standard error.
+        name: printed before each sample.
+    """
     out = sys.stderr if stream is None else stream
     for number, sample in enumerate(data):
         if number < n or (every > 0 and (number + 1) % every == 0):
@@ -271,6 +330,7 @@ def _info(
 
 @memoryless
 def _log_keys(data: Samples, logfile: str | None = None) -> Iterator[Any]:
+    """Append a line for each sample to a file: number, worker, rank and key, separated by tabs. No file: nothing."""
     if logfile in (None, ""):
         yield from data
         return

@@ -92,6 +92,9 @@ def _open(data: bytes, mode: str) -> Any:
         from PIL import Image
     except ImportError as error:
         raise ImportError("this image specification needs Pillow: pip install pillow") from error
+    from penstock.images.backends import refuse_postscript
+
+    refuse_postscript(data)
     with Image.open(io.BytesIO(data)) as image:
         return image.convert(mode) if image.mode != mode else image.copy()
 

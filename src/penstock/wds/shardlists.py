@@ -6,6 +6,7 @@ for; then it is split. So every epoch a rank reads others.
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from penstock.distributed import Worker, World
 from penstock.errors import ConfigError
 from penstock.order import make_order
 from penstock.order.hashing import mix
-from penstock.shards.urls import expand, local_path
+from penstock.shards.urls import braces, expand, local_path
 from penstock.wds.steps import Context, Counted, Stage, Step, context_here, read_count
 from penstock.wds.utils import PipelineStage
 
@@ -55,8 +56,6 @@ def expand_urls(urls: Any) -> list[str]:
         ConfigError: nothing is named.
     """
     if isinstance(urls, str) and urls.startswith("pipe:"):
-        from penstock.shards.urls import braces
-
         return [url for part in urls.split("::") for url in braces(part)]
     if isinstance(urls, str | os.PathLike):
         return ["-"] if urls == "-" else expand(urls)
@@ -180,14 +179,10 @@ class DirectoryShardList(SimpleShardList):
 
     def __init__(self, path: str, pattern: str = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}", **kw: Any) -> None:
         folder = local_path(path) or path
-        super().__init__([url for part in [os.path.join(folder, pattern)] for url in _existing(part)], **kw)
+        super().__init__(_existing(os.path.join(folder, pattern)), **kw)
 
 
 def _existing(pattern: str) -> list[str]:
-    import glob
-
-    from penstock.shards.urls import braces
-
     found = sorted({path for text in braces(pattern) for path in glob.glob(text)})
     if not found:
         raise ConfigError(f"no shard matches {pattern}")
@@ -265,10 +260,15 @@ class _Check(_Split):
 
 
 split_by_node = _ByNode("split_by_node")
+"""Every item whose number is this rank's, modulo the number of ranks."""
 split_by_worker = _ByWorker("split_by_worker")
+"""Every item whose number is this worker's, modulo the number of workers of the loader."""
 single_node_only = _SingleNode("single_node_only")
+"""All items, on one rank; on several a `ConfigError` that says what to do."""
 non_empty = _Check("non_empty", _NO_DATA)
+"""All items; a `ConfigError` if there are none at all."""
 check_empty = _Check("check_empty", _EMPTY)
+"""The same, with the advice that fits samples: perhaps there are fewer shards than workers."""
 
 
 class resampled(Stage):

@@ -28,6 +28,7 @@ from penstock.shards.tar import Member, walk_stream
 from penstock.shards.urls import local_path
 from penstock.storage import Cache, Storage, file_lock, is_remote, write_atomically
 from penstock.storage import local_path as copy_of
+from penstock.storage.urls import shown
 from penstock.wds.gopen import gopen, has_own_opener
 from penstock.wds.handlers import Handler, reraise_exception, settle
 from penstock.wds.steps import Context, Expanded, Stage, Step
@@ -240,7 +241,7 @@ def url_opener(data: Iterable[Any], handler: Handler = reraise_exception, **kw: 
         try:
             stream = gopen(shard["url"], **kw)
         except Exception as error:
-            error.add_note(f"shard {shard['url']}")
+            error.add_note(f"shard {shown(str(shard['url']))}")
             if settle(handler, error):
                 continue
             return
@@ -261,6 +262,14 @@ def tar_file_iterator(
     url: str = "",
 ) -> Iterator[dict[str, Any]]:
     """The files of a tar archive: ``{"fname": name, "data": bytes}``."""
+    with contextlib.suppress(_Stop):
+        yield from _files(fileobj, handler, select_files, rename_files, url)
+
+
+def _files(
+    fileobj: BinaryIO, handler: Handler, select_files: Names | None, rename_files: Renames | None, url: str
+) -> Iterator[dict[str, Any]]:
+    """The same; `_Stop` where the handler says so."""
     stage = tarfile_to_samples(handler, select_files, rename_files)
     try:
         stream = decompress(fileobj)
@@ -287,7 +296,7 @@ def tar_file_expander(
     for source in data:
         url, path = source["url"], source.get("local_path")
         try:
-            for file in tar_file_iterator(source["stream"], None, handler, select_files, rename_files, url=url):
+            for file in _files(source["stream"], handler, select_files, rename_files, url):
                 file["__url__"] = url
                 if path is not None:
                     file[LOCAL_PATH] = path

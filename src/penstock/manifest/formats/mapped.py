@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from penstock.errors import ManifestError
 from penstock.manifest.formats.base import part_fingerprint
 from penstock.manifest.formats.columns import as_batch, cast_batch, final_schema
+from penstock.manifest.indices import as_arrow
 from penstock.manifest.lines import TooMuch, texts
 from penstock.manifest.options import Column
 from penstock.storage import SourceFile
@@ -104,14 +105,14 @@ class ArrowPart(ColumnPart):
         local = rows - self._starts[numbers]
         first = int(numbers[0])
         if (numbers == first).all():
-            return self._batches[first].take(pa.array(local))
+            return self._batches[first].take(as_arrow(local))
         order = np.argsort(numbers, kind="stable")
         used, starts = np.unique(numbers[order], return_index=True)
         groups = np.split(local[order], starts[1:])
-        pieces = [self._batches[k].take(pa.array(some)) for k, some in zip(used.tolist(), groups, strict=True)]
+        pieces = [self._batches[k].take(as_arrow(some)) for k, some in zip(used.tolist(), groups, strict=True)]
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return as_batch(pa.Table.from_batches(pieces)).take(pa.array(back))
+        return as_batch(pa.Table.from_batches(pieces)).take(as_arrow(back))
 
     def fingerprints_at(self, rows: int) -> list[str]:
         if rows == self.rows:

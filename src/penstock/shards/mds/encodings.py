@@ -261,6 +261,9 @@ def _raw_rgb(data: bytes) -> Any:
 
 
 def _file_pillow(data: bytes) -> Any:
+    from penstock.images.backends import refuse_postscript
+
+    refuse_postscript(data)
     image = _pillow().open(io.BytesIO(data))
     try:
         image.load()
