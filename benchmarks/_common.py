@@ -18,7 +18,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["Samples", "arguments", "folder", "interleave", "make_manifest", "smaps_rollup", "spread", "table"]
+from _report import Figure, Peer, begin, is_number, record, remark
+
+__all__ = [
+    "Samples",
+    "arguments",
+    "folder",
+    "interleave",
+    "make_manifest",
+    "parse",
+    "remark",
+    "smaps_rollup",
+    "spread",
+    "table",
+]
 
 
 @dataclass
@@ -46,29 +59,32 @@ def interleave(fns: dict[str, Callable[[], Any]], repeat: int) -> dict[str, Samp
     return samples
 
 
-def spread(values: Sequence[float], digits: int = 3) -> tuple[str, str, str]:
-    """Smallest, middle and largest value as text."""
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{low:.{digits}g}", f"{middle:.{digits}g}", f"{high:.{digits}g}"
+def spread(values: Sequence[float], digits: int = 3, unit: str = "") -> tuple[Figure, Figure, Figure]:
+    """Smallest, middle and largest value as text, which remembers all of them; `unit` is added ("x")."""
+    kept = tuple(float(f"{value:.6g}") for value in values)
+    low, middle, high = (_text(value, digits) + unit for value in (min(kept), statistics.median(kept), max(kept)))
+    return Figure(low, kept), Figure(middle, kept), Figure(high, kept)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table to standard output, as wide as it needs to be. Columns of numbers are aligned to the right."""
+def _text(value: float, digits: int) -> str:
+    """So many digits that count, without exponents of large numbers."""
+    text = f"{value:.{digits}g}"
+    return f"{float(text):,.0f}" if "e+" in text else text
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, peer: Peer = None) -> None:
+    """Print a table to standard output, as wide as it needs to be. Columns of numbers are aligned to the right.
+
+    With ``--json`` it is written there, too, with ratios to `peer`.
+    """
+    record(title, columns, rows, peer)
     result = Table(title=escape(title), title_justify="left")
     for k, name in enumerate(columns):
-        numeric = all(_is_number(str(row[k])) for row in rows)
+        numeric = all(is_number(str(row[k])) for row in rows)
         result.add_column(escape(name), justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         result.add_row(*(escape(str(cell)) for cell in row))
     Console(width=200).print(result)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text.replace(",", "").rstrip("x%") or "0")
-    except ValueError:
-        return text in ("", "-")
-    return True
 
 
 def smaps_rollup(pid: int) -> dict[str, int]:
@@ -100,6 +116,22 @@ def arguments(description: str | None, lines: int = 10_000_000, repeat: int = 5)
     parser.add_argument("--repeat", type=int, default=repeat, help="how often each is measured (default: %(default)s)")
     parser.add_argument("--dir", default=None, help="folder for the files (default: a temporary one)")
     return parser
+
+
+def parse(
+    parser: argparse.ArgumentParser, quick: dict[str, Any] | None = None, versions: Sequence[str] = ()
+) -> argparse.Namespace:
+    """The options of the command line, with ``--json`` and ``--quick``, which changes defaults to those of `quick`.
+
+    `versions` names distributions that only other processes of the benchmark import.
+    """
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write tables, values and machine there")
+    parser.add_argument("--quick", action="store_true", help="sizes that show that it runs, and nothing else")
+    if parser.parse_args().quick:
+        parser.set_defaults(**(quick or {}))
+    options = parser.parse_args()
+    begin(options.json, options, versions)
+    return options
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ import cv2
 import numpy as np
 import psutil
 
-from _common import arguments, folder, smaps_rollup, spread, table
+from _common import arguments, folder, parse, smaps_rollup, spread, table
 from _image_peers import PEERS
 
 _HERE = Path(__file__).parent
@@ -249,7 +249,7 @@ def report(peers: list[Peer], title: str) -> None:
         )
         rows.append((peer.name, peer.version, *figures))
     header = ["peer", "version", "images/s: min", "median", "max", "CPU ms/image", "memory, MiB", "step", "ours / it"]
-    table(title, header, rows)
+    table(title, header, rows, peer="torch + OpenCV")
 
 
 def main() -> None:
@@ -260,7 +260,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="mosaics to be made (default: %(default)s)")
     parser.add_argument("--peers", default=sys.executable, help="Python that has the peers (default: this one)")
     parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS), metavar="PEER")
-    options = parser.parse_args()
+    options = parse(parser, {"repeat": 1, "images": 128, "only": ["penstock", "decode alone", "torch + OpenCV"]})
     cores = set(sorted(os.sched_getaffinity(0))[:2])
     with folder(options.dir) as where:
         files, images = write_listing(options.data, where / "files.txt", options.kind, options.count, options.images)

@@ -36,7 +36,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import penstock as ps
-from _common import arguments, folder, table
+from _common import arguments, folder, parse, table
 from images import _EXAMPLES, _MOSAICS, write_listing
 from penstock.images import native
 from penstock.images.region import Box, decode_region
@@ -324,13 +324,16 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=SIDE, help="enlarge its images to this (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=4, help="(default: %(default)s)")
-    options = parser.parse_args()
+    options = parse(parser, {"part": "psnr"})
     torch.set_num_threads(1)  # sums in one order, so that a seed repeats
     torch.use_deterministic_algorithms(True)
     with folder(options.dir) as where:
         if options.part != "cifar":
-            write_listing(options.data, where / "files.txt", options.kind, options.count, 1)
-            report_psnr(where / "files.txt", options.kind)
+            listing = where / "files.txt"
+            write_listing(options.data, listing, options.kind, options.count, 1)
+            if options.quick:
+                listing.write_text("".join(listing.read_text().splitlines(keepends=True)[:20]))
+            report_psnr(listing, options.kind)
         if options.part != "psnr":
             report_cifar(options.cifar, where / "cifar", options.side, options.seeds, options.epochs)
 

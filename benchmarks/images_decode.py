@@ -12,13 +12,12 @@ in threads; all take turns in each round. Sets: ImageNet files as they are, the 
     crop, plain     full, then the box resized to 224 x 224 as `ImageDataset` does it: without the extension
     crop, region    decode_region, then the same resize
 
-    python benchmarks/images_decode.py /data/imagenet-sample --images 5000 --repeat 5
+    python benchmarks/images_decode.py --data ~/imagenet-sample --images 5000 --repeat 5
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,8 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from _common import interleave, table
+from _common import folder, interleave, parse, spread, table
+from images import write_listing
 from penstock.images import native
 from penstock.images.decode import decode
 from penstock.images.headers import size_from_header
@@ -119,7 +119,7 @@ def measure(title: str, files: Sequence[bytes], options: argparse.Namespace, ima
         rows.append(
             (
                 name,
-                f"{images / found.median:,.0f}",
+                *spread([images / seconds for seconds in found.wall], 4),
                 f"{ratios[len(ratios) // 2]:.2f}x",
                 f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
                 f"{1000 * sorted(found.cpu)[len(found.cpu) // 2] / images:.2f}",
@@ -127,22 +127,22 @@ def measure(title: str, files: Sequence[bytes], options: argparse.Namespace, ima
         )
     megapixels = sum(np.prod(size_from_header(data) or (1, 1)) for data in files) / len(files) / 1e6
     head = f"{title}: {images} images a round, {megapixels:.2f} MP, {options.threads} threads, {options.repeat} rounds"
-    table(head, ("", "images/s", "of full", "spread", "CPU ms/image"), rows)
+    columns = ("", "images/s: min", "median", "max", "of full", "spread", "CPU ms/image")
+    table(head, columns, rows, peer="full")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    folder = os.environ.get("PENSTOCK_TEST_DATA", ".")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(folder, "imagenet-sample"), help="JPEG files")
+    parser.add_argument("--data", type=Path, help="folder of JPEG files (default: mosaics of examples/data)")
     parser.add_argument("--images", type=int, default=5000, help="a round (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=5, help="rounds (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="(default: %(default)s)")
     parser.add_argument("--sets", nargs="*", default=["imagenet", "q60", "2.4MP", "11MP"], help="which of the sets")
-    options = parser.parse_args()
-    paths = sorted(path for path in options.folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    if not paths:
-        parser.error(f"no JPEG files in {options.folder}")
-    files = [path.read_bytes() for path in paths]
+    options = parse(parser, {"images": 100, "repeat": 2, "sets": ["imagenet"]})
+    with folder(None) as where:
+        write_listing(options.data, where / "files.txt", "as they are", 0, 1)
+        paths = [line.rpartition(" ")[0] for line in (where / "files.txt").read_text().splitlines()]
+        files = [Path(path).read_bytes() for path in paths]
     sets: dict[str, tuple[Callable[[], list[bytes]], int]] = {
         "imagenet": (lambda: files, options.images),
         "q60": (lambda: recoded(files, 60), options.images),

@@ -27,14 +27,14 @@ import torch.utils.data
 from torch.utils.data import Dataset
 
 import penstock
-from _common import spread, table
+from _common import parse, spread, table
 
 LOADERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {"torch": (torch.utils.data.DataLoader, {})}
 LOADERS |= {
-    f"penstock {executor}, {dispatch}": (penstock.DataLoader, {"executor": executor, "dispatch": dispatch})
-    for executor in ("process", "thread")
+    f"penstock process, {dispatch}": (penstock.DataLoader, {"executor": "process", "dispatch": dispatch})
     for dispatch in ("batch", "chunk")
 }
+LOADERS["penstock thread"] = (penstock.DataLoader, {"executor": "thread"})
 
 
 class Slow(Dataset[int]):
@@ -116,7 +116,7 @@ def first(options: argparse.Namespace) -> None:
         "max",
         f"{2 * workers} batches",
     ]
-    table(title, header, rows)
+    table(title, header, rows, peer="torch")
 
 
 def mix(options: argparse.Namespace) -> None:
@@ -149,7 +149,7 @@ def mix(options: argparse.Namespace) -> None:
         "median",
         "max",
     ]
-    table(title, [*header, "batches > 1 ms: min", "median", "max"], rows)
+    table(title, [*header, "batches > 1 ms: min", "median", "max"], rows, peer="torch")
 
 
 def main() -> None:
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--milliseconds", type=float, default=20.0, help="of a sample in the first part")
     parser.add_argument("--mix-milliseconds", type=float, default=4.0, help="of an ordinary sample in the mix")
     parser.add_argument("--batches", type=int, default=40, help="of the mix (default: %(default)s)")
-    options = parser.parse_args()
+    options = parse(parser, {"repeat": 1, "batches": 8, "milliseconds": 2.0, "mix_milliseconds": 1.0})
     warnings.filterwarnings("ignore", "This DataLoader will create")  # sleeping needs no cores
     first(options)
     mix(options)

@@ -13,6 +13,7 @@ remains when the loader is gone: descriptors and threads more than before it was
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -29,7 +30,7 @@ import torch.utils.data
 from torch.utils.data import Dataset
 
 import penstock
-from _common import smaps_rollup, table
+from _common import parse, smaps_rollup, table
 
 BATCH = 64
 LOADERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -109,8 +110,12 @@ def run(
         seen += int(images[0, 0, 0, 0]) == int(labels[0]) % 256
         if k % look == look - 1:
             main.append(Count.of(me))
-            living = [Count.of(child) for child in me.children(recursive=True) if child not in before]
-            workers.append(Count(*map(max, *map(astuple, living))))
+            living = []
+            for child in set(me.children(recursive=True)) - before:
+                with contextlib.suppress(OSError, psutil.Error):  # one may end with the epoch
+                    living.append(Count.of(child))
+            if living:
+                workers.append(Count(*map(max, zip(*map(astuple, living), strict=True))))
     assert seen == epochs * batches, "a batch holds other samples than it says"
     seconds = time.perf_counter() - start
     del images, labels
@@ -179,7 +184,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1000, help="of the long epoch (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=20, help="short ones, of 50 batches (default: %(default)s)")
     parser.add_argument("--side", type=int, default=64, help="of an image (default: %(default)s)")
-    options = parser.parse_args()
+    options = parse(parser, {"batches": 100, "epochs": 2})
     size = f"{BATCH * 3 * options.side**2 / 1e6:.2f} MB"
     for title, persistence, epochs, batches, look in (
         (f"{options.batches} batches of {size}", (False,), 1, options.batches, 20),

@@ -19,7 +19,6 @@ import argparse
 import gc
 import itertools
 import multiprocessing
-import os
 import statistics
 import time
 import warnings
@@ -36,7 +35,7 @@ import xxhash
 from torch.utils.data import Dataset
 
 import penstock
-from _common import folder, make_manifest, spread, table
+from _common import folder, make_manifest, parse, spread, table
 
 BATCH = 64
 IMAGE = 3 * 224 * 224
@@ -190,10 +189,20 @@ def throughput(title: str, array: Any, dataset: type[Rows], warm: int, options: 
                 *map("{:.0f}".format, columns),
             ]
             bars = "" if name == "torch" else f"{verdict(ratio, 6, least=True)}, {verdict(share, 0.5)}"
-            rows.append((*row, *(text + "x" for text in spread(ratio)), *spread(share, 2), bars))
-    header = ["rows", "loader", "batches/s: min", "median", "max", "GB/s", "main us", "reading", "workers"]
-    header += ["ratio: min", "median", "max", "CPU: min", "median", "max", "bars: 6x, half"]
-    table(f"{title}, {options.repeat} rounds of {options.seconds} s", header, rows)
+            rows.append((*row, *spread(ratio, unit="x"), *spread(share, 2), bars))
+    header = [
+        "rows",
+        "loader",
+        "batches/s: min",
+        "median",
+        "max",
+        "GB/s",
+        "CPU us: main",
+        "CPU: reading",
+        "CPU: workers",
+    ]
+    header += ["ratio: min", "median", "max", "main CPU of torch's: min", "median", "max", "bars: 6x, half"]
+    table(f"{title}, {options.repeat} rounds of {options.seconds} s", header, rows, peer="torch")
 
 
 def verdict(values: Sequence[float], bar: float, *, least: bool = False) -> str:
@@ -271,7 +280,7 @@ def first(options: argparse.Namespace) -> None:
         "max",
         "bars: torch's",
     ]
-    table(f"First batch of {BATCH}, {options.lines:,} rows, shuffled", header, rows)
+    table(f"First batch of {BATCH}, {options.lines:,} rows, shuffled", header, rows, peer="torch")
 
 
 def column(rows: Sequence[Sequence[float]], k: int) -> list[float]:
@@ -313,7 +322,7 @@ def second(options: argparse.Namespace) -> None:
         for (data, name), measured in times.items()
     ]
     header = ["batch", "loader", "ms: min", "median", "max", "bar: 5 ms"]
-    table("First batch of epochs 2 to 5, persistent workers", header, rows)
+    table("First batch of epochs 2 to 5, persistent workers", header, rows, peer="torch")
 
 
 def random_bytes(rows: int, width: int) -> Any:
@@ -329,8 +338,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1200, help="of samples (default: %(default)s)")
     parser.add_argument("--lines", type=int, default=1_000_000, help="rows of the manifest (default: %(default)s)")
     parser.add_argument("--dir", default=None, help="folder for the manifest (default: a temporary one)")
-    options = parser.parse_args()
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start")
+    options = parse(parser, {"parts": ["small"], "repeat": 1, "seconds": 0.1, "megabytes": 300})
     if "first" in options.parts:
         first(options)
     if "second" in options.parts:

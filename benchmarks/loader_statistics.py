@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 import penstock
-from _common import table
+from _common import parse, remark, table
 from penstock.loader.statistics import Statistics, size_of
 from penstock.loader.work import Made, Work
 from penstock.stages import collect, stage
@@ -114,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--repeat", type=int, default=5, help="how often each is measured (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each loader run (default: %(default)s)")
-    options = parser.parse_args()
+    options = parse(parser, {"repeat": 1, "seconds": 0.1})
     in_worker = seconds_each(worker, options.repeat)
     rows = []
     for name, shape in SHAPES.items():
@@ -130,7 +130,7 @@ def main() -> None:
             rows.append((name, executor, *figures, *both))
     columns = ("64 of", "executor", "µs a batch", "consumer, µs", "share", "worker, µs", "both, share")
     table("Statistics: cost per batch", columns, rows)
-    print(f"a named stage: {1e9 * seconds_each(one_stage, options.repeat):.0f} ns")
+    remark(f"a named stage: {1e9 * seconds_each(one_stage, options.repeat):.0f} ns")
 
 
 if __name__ == "__main__":

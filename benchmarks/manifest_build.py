@@ -9,14 +9,14 @@ import os
 import subprocess
 from pathlib import Path
 
-from _common import arguments, folder, interleave, make_manifest, spread, table
+from _common import arguments, folder, interleave, make_manifest, parse, spread, table
 from penstock.manifest import Manifest
 from penstock.manifest.scan import LineRules, Scanner
 from penstock.storage import SourceFile
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    options = parse(arguments(__doc__), {"lines": 200_000, "repeat": 2})
     with folder(options.dir) as where:
         path = where / "meta.txt"
         make_manifest(path, options.lines)
@@ -40,7 +40,7 @@ def main() -> None:
     width = size / max(options.lines, 1)
     title = f"Indexing {options.lines:,} lines of {width:.1f} bytes, {size / 1e6:,.0f} MB; bar: 0.8 GB/s"
     columns = ["what", "GB/s min", "median", "max", "M lines/s", "GB per CPU s", "time / wc"]
-    table(title, columns, rows)
+    table(title, columns, rows, peer="wc -l")
 
 
 def build(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from _common import arguments, folder, make_manifest, smaps_rollup, spread, table
+from _common import arguments, folder, make_manifest, parse, smaps_rollup, spread, table
 from penstock.manifest import Manifest
 
 BATCH, BATCHES = 256, 200
@@ -109,7 +109,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--workers", type=int, default=4)
-    options = parser.parse_args()
+    options = parse(parser, {"lines": 200_000, "repeat": 2, "ranks": 2, "workers": 2})
     with folder(options.dir) as where:
         path, empty = str(where / "meta.txt"), str(where / "empty.txt")
         make_manifest(path, options.lines)
@@ -129,7 +129,7 @@ def main() -> None:
     table(
         f"Opening an indexed file of {options.lines:,} lines in a fresh process, imports excluded",
         ["what", "min", "median", "max", "bar"],
-        [("ms", *seconds, "50"), ("MiB anonymous", *spread([m for _, m in opening]), "5")],
+        [("time, ms", *seconds, "50"), ("MiB anonymous", *spread([m for _, m in opening]), "5")],
     )
     rows = []
     cases = [
@@ -143,7 +143,7 @@ def main() -> None:
     title = (
         f"Growth of Pss_Anon over an empty manifest, MiB: {options.lines:,} lines, {BATCHES} batches of {BATCH} each"
     )
-    table(title, ["what", "process", "min", "median", "max", "bar", "empty has"], rows)
+    table(title, ["what", "process", "min", "median", "max", "bar", "empty has"], rows, peer="list of")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from _common import arguments, folder, interleave, make_manifest, spread, table
+from _common import arguments, folder, interleave, make_manifest, parse, spread, table
 from penstock.manifest import Manifest
 
 BATCH = 256
@@ -20,7 +20,7 @@ BATCH = 256
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--batches", type=int, default=1000, help="batches of one measurement (default: %(default)s)")
-    options = parser.parse_args()
+    options = parse(parser, {"lines": 200_000, "repeat": 2, "batches": 50})
     with folder(options.dir) as where:
         path = where / "meta.txt"
         make_manifest(path, options.lines)
@@ -63,7 +63,7 @@ def main() -> None:
         cpu = f"{sum(one.cpu) / len(one.cpu) / count * 1e6:.2f}"
         rows.append((name, *speed, "-" if bar is None else f"{bar}", cpu, f"{one.median / peer:.2f}x"))
     title = f"Reading {options.lines:,} lines at random, batches of {BATCH}, page cache warm"
-    table(title, ["what", "M rows/s min", "median", "max", "bar", "CPU us/row", "time / list"], rows)
+    table(title, ["what", "M rows/s min", "median", "max", "bar", "CPU us/row", "time / list"], rows, peer="list of")
 
 
 if __name__ == "__main__":

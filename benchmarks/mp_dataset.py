@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from _common import make_manifest, smaps_rollup, table
+from _common import make_manifest, parse, smaps_rollup, spread, table
 
 WORKERS = 4
 BATCH = 256
@@ -71,8 +71,7 @@ def make_empty(path: str, rank: int, world_size: int) -> Any:
 
 
 def rank_process(make: Callable[..., Any], path: str, rank: int, world_size: int, connection: Any) -> None:
-    import penstock.datasets  # noqa: F401
-
+    next(iter(make_ours(f"{path}.small", 0, 1)))  # from here on everything is imported
     warnings.filterwarnings("ignore", "This DataLoader will create")
     begin = time.perf_counter()
     dataset = make(path, rank, world_size)
@@ -109,13 +108,15 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--peer-ranks", type=int, default=1, help="the peer takes long: how many of its ranks to run")
     parser.add_argument("--dir", default=None)
-    options = parser.parse_args()
+    options = parse(parser, {"lines": 100_000, "ranks": 2})
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         path = str(Path(folder) / "meta.txt")
         make_manifest(path, options.lines)
+        make_manifest(f"{path}.small", 1000)
         from penstock import Manifest
 
-        Manifest.open(path)
+        for name in (path, f"{path}.small"):
+            Manifest.open(name)
         empty = statistics.median(private for _, private in run(make_empty, path, 2, 1))
         measured = {
             f"empty data set, all {options.ranks} ranks on {os.cpu_count()} cores": run(
@@ -131,11 +132,10 @@ def main() -> None:
             ("first batch", "s", [first for first, _ in results]),
             ("private to a worker", "MiB", [(private - empty) / 2**20 for _, private in results]),
         ):
-            low, middle, high = min(values), statistics.median(values), max(values)
-            rows.append((what, name, unit, f"{low:.3g}", f"{middle:.3g}", f"{high:.3g}"))
+            rows.append((what, name, unit, *spread(values)))
     rows.sort(key=lambda row: row[0])
     title = f"MPDataset: {options.lines:,} lines, 8 ranks x {WORKERS} workers, batches of {BATCH}"
-    table(title, ["what", "which", "unit", "min", "median", "max"], rows)
+    table(title, ["what", "which", "unit", "min", "median", "max"], rows, peer="whole file")
 
 
 if __name__ == "__main__":

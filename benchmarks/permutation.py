@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from _common import table
+from _common import parse, spread, table
 from penstock.order import BlockShuffle, Permutation
 
 BATCH = 100_000
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=40, help="batches of 100,000 in one run")
     parser.add_argument("--numpy", type=int, default=50_000_000, help="elements of NumPy's permutation")
     parser.add_argument("--list", type=int, default=1_000_000, help="elements of the Python list")
-    options = parser.parse_args()
+    options = parse(parser, {"repeat": 2, "batches": 4, "numpy": 1_000_000, "list": 100_000})
     runs: dict[tuple[str, int], Callable[[], float]] = {
         ("Permutation", n): lambda n=n: ours(n, options.batches) for n in BARS
     }
@@ -80,10 +80,9 @@ def main() -> None:
     for (what, n), values in rates.items():
         median = statistics.median(values)
         bar = f">= {BARS[n]}: {'met' if median >= BARS[n] else 'MISSED'}" if what == "Permutation" else ""
-        spread = [f"{value:.1f}" for value in (min(values), median, max(values))]
-        rows.append([what, f"{n:,}", *spread, f"{median / peer:.2f}", bar])
-    columns = ["what", "elements", "min M/s", "median M/s", "max M/s", "to NumPy", "bar"]
-    table(f"Indices per second, {options.repeat} interleaved runs", columns, rows)
+        rows.append([what, f"{n:,}", *spread(values), f"{median / peer:.2f}", bar])
+    columns = ["what", "elements", "M/s: min", "median", "max", "to NumPy", "bar"]
+    table(f"Indices per second, {options.repeat} interleaved runs", columns, rows, peer="numpy")
 
 
 if __name__ == "__main__":

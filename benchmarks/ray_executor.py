@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock as ps
-from _common import smaps_rollup, spread, table
+from _common import parse, remark, smaps_rollup, spread, table
 from _ray_data import Cheap, Large, Sleepy
 
 
@@ -131,8 +131,12 @@ def cheap(repeat: int) -> None:
     for name in peers:
         low, middle, high = spread(rates[name], 4)
         rows.append((name, f"{min(firsts[name]):.2f}", low, middle, high))
-    table("cheap samples, batches of 100", ("", "first batch s", "samples/s least", "middle", "most"), rows)
-    print(f"anonymous memory of the workers: {memory / 1e6:.0f} MB; of two bare actors with torch: {bare / 1e6:.0f} MB")
+    table(
+        "cheap samples, batches of 100", ("", "first batch s", "samples/s least", "middle", "most"), rows, peer="torch"
+    )
+    remark(
+        f"anonymous memory of the workers: {memory / 1e6:.0f} MB; of two bare actors with torch: {bare / 1e6:.0f} MB"
+    )
 
 
 def large(repeat: int) -> None:
@@ -153,7 +157,7 @@ def large(repeat: int) -> None:
         loaders["penstock ray, 2"].close()
     for name, values in found.items():
         rows.append((name, *spread(values)))
-    table("9.6 MB batches", ("", "GB/s least", "middle", "most"), rows)
+    table("9.6 MB batches", ("", "GB/s least", "middle", "most"), rows, peer="torch")
 
 
 def sleep(repeat: int) -> None:
@@ -237,10 +241,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--repeat", type=int, default=3)
-    arguments = parser.parse_args()
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
-    for part in arguments.parts:
-        PARTS[part](arguments.repeat)
+    options = parse(parser, {"parts": ["large"], "repeat": 1})
+    for part in options.parts:
+        PARTS[part](options.repeat)
 
 
 if __name__ == "__main__":

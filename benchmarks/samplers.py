@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from _common import parse, spread, table
+
 RANKS, RANK = 8, 3
 MIB = 1 << 20
 
@@ -129,8 +131,6 @@ def child(name: str, n: int, cache: str) -> dict[str, float]:
 
 
 def measure(names: list[str], n: int, repeat: int) -> None:
-    from _common import table
-
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as cache:
         if any("finds" in name for name in names):
@@ -154,15 +154,16 @@ def measure(names: list[str], n: int, repeat: int) -> None:
         rows.append(
             [
                 name,
-                " / ".join(f"{value:.1f}" for value in (min(first), median["first_ms"], max(first))),
+                *spread(first),
                 f"{median['next_epoch_ms']:.1f}",
                 f"{median['rate']:.2f}",
-                " / ".join(f"{value:.1f}" for value in (min(memory), median["memory"], max(memory))),
+                *spread(memory),
                 bar,
             ]
         )
-    columns = ["sampler", "first, ms (min / median / max)", "next epoch, ms", "M indices/s", "extra peak, MiB", "bar"]
-    table(f"{n:,} samples, rank {RANK} of {RANKS}, {repeat} fresh processes each", columns, rows)
+    columns = ["sampler", "first, ms: min", "median", "max", "next epoch, ms", "M indices/s"]
+    columns += ["extra peak, MiB: min", "median", "max", "bar"]
+    table(f"{n:,} samples, rank {RANK} of {RANKS}, {repeat} fresh processes each", columns, rows, peer="torch")
 
 
 def main() -> None:
@@ -172,12 +173,13 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--cache", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse(parser, {"samples": 100_000, "grouped": 20_000, "repeat": 1})
     if options.child:
         print(json.dumps(child(options.child, options.samples, options.cache)))
         return
-    measure(INDEX_CASES, options.samples, options.repeat)
-    measure(GROUPED_CASES, options.grouped, options.repeat)
+    few = 3 if options.quick else 1
+    measure(INDEX_CASES[::few], options.samples, options.repeat)
+    measure(GROUPED_CASES[::few], options.grouped, options.repeat)
 
 
 if __name__ == "__main__":

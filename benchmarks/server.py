@@ -25,8 +25,6 @@ import itertools
 import json
 import logging
 import multiprocessing
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -41,7 +39,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from _common import arguments, folder, make_manifest, smaps_rollup, spread, table
+from _common import arguments, folder, make_manifest, parse, smaps_rollup, spread, table
 from penstock.manifest import Manifest
 from penstock.order import make_order
 from penstock.server import Client, Slice
@@ -372,16 +370,16 @@ def throughput(found: dict[str, dict[str, list[Round]]], options: argparse.Names
             rate = [r.rate / 1e3 for r in results]
             ratio = [r.rate / other.rate for r, other in zip(results, peer, strict=True)]
             costs = [f"{middle(results, name):.3g}" for name in ("megabytes", "client", "server")]
-            rows.append((what, kind, *spread(rate, 4), *costs, *(text + "x" for text in spread(ratio))))
+            rows.append((what, kind, *spread(rate, 4), *costs, *spread(ratio, unit="x")))
     header = ["asked for", "client", "k rows/s: min", "median", "max", "MB/s", "CPU us/row: client", "server"]
     title = f"{options.lines:,} rows, {options.repeat} rounds of {options.seconds} s"
-    table(title, [*header, "ratio: min", "median", "max"], rows)
+    table(title, [*header, "ratio: min", "median", "max"], rows, peer=FLASK)
     rows = []
     for kind, results in found[ROWS_TOGETHER].items():
         columns = [spread([r.percentile(q) for r in results]) for q in (50, 99, 99.9)]
         rows.append((kind, *itertools.chain(*columns)))
     header = [f"{name}: {part}" for name in ("p50", "p99", "p99.9") for part in ("min", "median", "max")]
-    table(f"Latency of single rows with {CLIENTS} clients, ms", ["client", *header], rows)
+    table(f"Latency of single rows with {CLIENTS} clients, ms", ["client", *header], rows, peer=FLASK)
 
 
 def middle(results: Sequence[Round], name: str) -> float:
@@ -424,15 +422,12 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="of one client in a round (default: %(default)s)")
     parser.add_argument("--serve-flask", metavar="FILE", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse(parser, {"lines": 100_000, "repeat": 1, "seconds": 0.1}, versions=("flask",))
     if options.serve_flask:
         serve_flask(options.serve_flask)
         return
     if importlib.util.find_spec("flask") is None:
         raise SystemExit("the peer needs flask: pip install flask")
-    print(
-        f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, pyarrow {pa.__version__}"
-    )
     context = multiprocessing.get_context("spawn")
     with folder(options.dir) as where, ExitStack() as stack:
         path = where / "train.txt"
@@ -448,7 +443,7 @@ def main() -> None:
     throughput(found, options)
     rows = [("start to first answer, s", name, *spread(values)) for name, values in start.items()]
     rows += [("memory, MB", name, "", f"{value:.0f}", "") for name, value in memory.items()]
-    table(f"Start and memory, {options.lines:,} rows", ["what", "server", "min", "median", "max"], rows)
+    table(f"Start and memory, {options.lines:,} rows", ["what", "server", "min", "median", "max"], rows, peer=FLASK)
     bars(found, start["penstock"], memory["penstock"])
 
 

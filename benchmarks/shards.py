@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import webdataset as wds
 
-from _common import arguments, folder, interleave, spread, table
+from _common import arguments, folder, interleave, parse, spread, table
 from penstock import DataLoader, ImageDataset
 from penstock.shards import ShardDataset, ShardSet, ShardWriter, StreamShards
 
@@ -30,7 +30,7 @@ _EXAMPLES = Path(__file__).parents[1] / "examples" / "data" / "cifar10-small.tar
 def main() -> None:
     parser = arguments(__doc__, lines=20_000, repeat=5)
     parser.add_argument("--data", type=Path, help="folder of the images")
-    options = parser.parse_args()
+    options = parse(parser, {"lines": 500, "repeat": 1})
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with folder(options.dir) as where:
@@ -119,7 +119,7 @@ def rates(count: int, samples: Any, base: str) -> list[tuple[str, ...]]:
             name,
             *spread([count / s for s in one.wall]),
             f"{slow / one.median:.3g}x",
-            f"{count / max(1e-9, sum(one.cpu) / len(one.cpu)):.3g}",
+            f"{count * len(one.cpu) / sum(one.cpu):.3g}" if sum(one.cpu) else "-",
         )
         for name, one in samples.items()
     ]
@@ -139,7 +139,12 @@ def raw(sets: dict[str, list[str]], repeat: int) -> None:
         }
         samples = interleave(peers, repeat)
         bar = 15 if name.startswith("CIFAR") else 5
-        table(f"Raw iteration: {name}, {count:,} samples; bar: {bar}x", COLUMNS, rates(count, samples, "webdataset"))
+        table(
+            f"Raw iteration: {name}, {count:,} samples; bar: {bar}x",
+            COLUMNS,
+            rates(count, samples, "webdataset"),
+            peer="webdataset",
+        )
 
 
 def index(sets: dict[str, list[str]], repeat: int) -> None:
@@ -196,7 +201,7 @@ def decoded(sets: dict[str, list[str]], repeat: int) -> None:
         }
         samples = interleave(peers, repeat)
         what = f"RGB{' 224 x 224' if size else ''}, batches of {_BATCH}, 2 workers: {name}; bar: 1.5x"
-        table(what, COLUMNS, rates(count, samples, "webdataset"))
+        table(what, COLUMNS, rates(count, samples, "webdataset"), peer="webdataset")
 
 
 def loader(paths: list[str], size: int | None, **options: Any) -> DataLoader[Any]:

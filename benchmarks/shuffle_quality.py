@@ -6,7 +6,8 @@
   mean length. Few and long is good for spinning disks and network file systems. A shuffle buffer reads the file in its
   own order: one run.
 
-The peers are shuffle buffers, which draw from the next so many rows.
+The peers are shuffle buffers, which draw from the next so many rows. `penstock shuffle-quality` measures the same on a
+manifest of one's own; here every batch and every window is looked at.
 
 The last table is about batches grouped by aspect ratio: how much of a padded batch is padding, and how far a sample
 moves from its place in the stream.
@@ -17,66 +18,47 @@ moves from its place in the stream.
 from __future__ import annotations
 
 import argparse
-import random
 
 import numpy as np
 
-from _common import table
-from penstock.order import make_order
+from _common import parse, table
+from penstock.order import derive_key, make_order
+from penstock.quality import Invertible, ShuffleBuffer, TableOrder, measure, sorted_labels
 from penstock.samplers import BatchSampler, DistributedSampler, GroupedBatchSampler
 
 CLASSES, BATCH = 1000, 256
 
 
-def shuffle_buffer(n: int, size: int) -> np.ndarray:
-    """The order in which a buffer of that size gives out the rows of a file."""
-    rng = random.Random(0)
-    buffer = list(range(min(size, n)))
-    out = []
-    for row in range(len(buffer), n):
-        place = rng.randrange(size)
-        out.append(buffer[place])
-        buffer[place] = row
-    rng.shuffle(buffer)
-    return np.array(out + buffer)
-
-
-def runs_read(order: np.ndarray, window: int) -> tuple[float, float]:
-    """Runs of consecutive rows within each window of positions: mean count and mean length in rows."""
-    counts = []
-    for start in range(0, len(order) - window + 1, window):
-        rows = np.sort(order[start : start + window])
-        counts.append(1 + int(np.count_nonzero(np.diff(rows) > 1)))
-    count = float(np.mean(counts))
-    return count, window / count
-
-
-def quality(name: str, order: np.ndarray, window: int, reads: str | None = None) -> list[str]:
+def quality(name: str, order: Invertible, window: int) -> list[str]:
     n = len(order)
-    displacement = np.abs(order - np.arange(n)).mean() / n
-    labels = (order * CLASSES // n)[: n // BATCH * BATCH].reshape(-1, BATCH)
-    labels = np.sort(labels, axis=1)
-    classes = 1 + np.count_nonzero(np.diff(labels, axis=1), axis=1)
-    runs, length = runs_read(order, window)
-    read = [f"{window:,}", f"{runs:,.0f}", f"{length:,.1f}"] if reads is None else [reads, "1", f"{n:,}"]
-    return [name, f"{displacement:.4f}", f"{classes.mean():.1f}", f"{np.percentile(classes, 5):.0f}", *read]
+    labels = sorted_labels(n, CLASSES)
+    found = measure(
+        lambda epoch: order, batch_size=BATCH, epochs=1, labels=labels, batches=None, window=window, windows=None
+    )
+    streams = getattr(order, "streams", False)
+    read = [
+        "streams" if streams else f"{found.window:,}",
+        f"{found.runs:,.0f}",
+        f"{found.rows_a_run:,.1f}",
+    ]
+    return [name, f"{found.displacement:.4f}", f"{found.classes:.1f}", f"{found.classes_low:.0f}", *read]
 
 
 def orders(n: int) -> None:
-    positions = np.arange(n)
-    rows = [quality("none", positions, 65_536)]
+    rows = [quality("none", make_order("none", n), 65_536)]
     rows += [
-        quality(f"shuffle buffer of {size:,} (peer)", shuffle_buffer(n, size), 65_536, "streams")
+        quality(f"shuffle buffer of {size:,} (peer)", ShuffleBuffer(n, size, derive_key(0, 0, "buffer")), 65_536)
         for size in (1000, 10_000)
     ]
     for block_size in (64, 256, 1024, 4096):
         for window in (1, 16, 64, 256):
             if block_size * window > n:
                 continue
-            order = make_order("block", n, seed=1, block_size=block_size, window=window)[positions]
+            order = make_order("block", n, seed=1, block_size=block_size, window=window)
             rows.append(quality(f"block, block_size={block_size}, window={window}", order, block_size * window))
-    rows.append(quality("global", make_order("global", n, seed=1)[positions], 65_536))
-    rows.append(quality("numpy.random.permutation (peer)", np.random.default_rng(0).permutation(n), 65_536))
+    rows.append(quality("global", make_order("global", n, seed=1), 65_536))
+    drawn = TableOrder(np.random.default_rng(0).permutation(n))
+    rows.append(quality("numpy.random.permutation (peer)", drawn, 65_536))
     columns = ["order", "displacement", "classes / batch", "5th percentile", "window, rows", "runs read", "rows a run"]
     table(f"{n:,} class-sorted rows, {CLASSES:,} classes, batches of {BATCH}", columns, rows)
 
@@ -114,7 +96,7 @@ def main() -> None:
     # A multiple of all block sizes: then windows of positions are windows of the shuffle.
     parser.add_argument("--samples", type=int, default=1_028_096)
     parser.add_argument("--images", type=int, default=117_266)
-    options = parser.parse_args()
+    options = parse(parser, {"samples": 65_536, "images": 5_000})
     orders(options.samples)
     for batch_size in (2, 16):
         padding(options.images, batch_size)

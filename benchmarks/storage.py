@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from _common import interleave, table
+from _common import interleave, parse, spread, table
 from penstock.storage import Cache, Storage, open_source
 
 BLOCK, PARALLEL = 4 << 20, 8
@@ -165,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--size", type=int, default=256, help="MiB of the object (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=5, help="how often each is measured (default: %(default)s)")
-    options = parser.parse_args()
+    options = parse(parser, {"size": 16, "repeat": 1})
     size = options.size << 20
     peers: dict[str, Callable[[int, int], None]] = {
         "plain GETs, http.client": plain,
@@ -183,13 +183,19 @@ def main() -> None:
             )
         best = min(samples["plain GETs, http.client"].median, samples["plain GETs, aiohttp"].median)
         rows = [
-            (name, f"{size / 1e6 / s.median:,.0f}", f"{sorted(s.cpu)[len(s.cpu) // 2]:.2f}", f"{best / s.median:.0%}")
+            (
+                name,
+                *spread([size / 1e6 / t for t in s.wall]),
+                f"{sorted(s.cpu)[len(s.cpu) // 2]:.2f}",
+                f"{best / s.median:.0%}",
+            )
             for name, s in samples.items()
         ]
         table(
             f"{options.size} MiB, {PARALLEL} requests of {BLOCK >> 20} MiB; server {title}",
-            ("reader", "MB/s", "CPU s", "of the best plain"),
+            ("reader", "MB/s: min", "median", "max", "CPU s", "of the best plain"),
             rows,
+            peer="plain GETs, http.client",
         )
 
 

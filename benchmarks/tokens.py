@@ -25,7 +25,7 @@ import torch.utils.data
 from torch.utils.data import Dataset
 
 import penstock
-from _common import arguments, folder, interleave, spread, table
+from _common import arguments, folder, interleave, parse, spread, table
 
 
 class Plain(Dataset[torch.Tensor]):
@@ -82,7 +82,7 @@ def main() -> None:
     parser = arguments(__doc__, lines=40_000)
     parser.add_argument("--length", type=int, default=2048, help="tokens in a sequence (default: %(default)s)")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 64, 512])
-    options = parser.parse_args()
+    options = parse(parser, {"lines": 1000, "repeat": 1, "batch_sizes": [64]})
     warnings.filterwarnings("ignore", "This DataLoader will create")
     torch.set_num_threads(1)
     with folder(options.dir) as where:
@@ -114,7 +114,7 @@ def measure(path: Path, batch_size: int, options: Any) -> None:
         f"{options.lines:,} sequences of {options.length} tokens (uint16 to int64), shuffled, batches of {batch_size}"
     )
     header = ["loader", "sequences/s: min", "median", "max", "CPU us each", "torch alike", "best of torch"]
-    table(title, header, rows)
+    table(title, header, rows, peer=lambda name: "torch, " + name.split(", ")[1])
     for loader in made.values():
         getattr(loader, "close", lambda: None)()
 

@@ -1,0 +1,115 @@
+"""Benchmarks as one command: what a script writes, how the runner goes on, and docs/performance.md made of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(name: str) -> Iterator[ModuleType]:
+    """A script of benchmarks/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[ModuleType]:
+    yield from load("run")
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Iterator[ModuleType]:
+    yield from load("render")
+
+
+@pytest.fixture(scope="module")
+def result(runner: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of a real run, after one that fails."""
+    out = tmp_path_factory.mktemp("bench")
+    jobs = [runner.Job("broken", "no_such_script", "", 0), runner.Job("permutation", "permutation", "", 0)]
+    assert runner.main(["--quick", "--out", str(out)], jobs) == 1
+    assert not (out / "broken.json").exists()
+    assert "Indices per second" in (out / "permutation.txt").read_text()
+    found: dict[str, Any] = json.loads((out / "permutation.json").read_text())
+    return found
+
+
+def test_a_failure_is_named_and_the_others_go_on(
+    runner: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [runner.Job("broken", "no_such_script", "", 0), runner.Job("other", "no_such_script_either", "", 0)]
+    assert runner.main(["--out", str(tmp_path)], jobs) == 1
+    printed = capsys.readouterr()
+    assert "failed: broken: exit code 2" in printed.err
+    assert "failed: other: exit code 2" in printed.err
+    with pytest.raises(SystemExit):
+        runner.main(["nothing-of-this-name"], jobs)
+
+
+def test_every_script_has_a_job(runner: ModuleType) -> None:
+    scripts = {path.stem for path in ROOT.glob("benchmarks/[!_]*.py")} - {"run", "render"}
+    assert {job.script for job in runner.JOBS} == scripts
+    assert len({job.name for job in runner.JOBS}) == len(runner.JOBS)
+    assert sum(job.minutes for job in runner.JOBS) < 15
+
+
+def test_a_result_has_values_ratios_and_where_it_was_measured(result: dict[str, Any]) -> None:
+    assert result["quick"] is True
+    assert result["command"] == "python benchmarks/permutation.py --quick"
+    assert {"processor", "cores", "memory GiB", "kernel", "disk"} <= set(result["machine"])
+    assert {"python", "penstock", "numpy"} <= set(result["versions"])
+    [table] = result["tables"]
+    assert len(table["measured"]) == len(table["rows"])
+    for item in table["measured"]:
+        assert item["unit"] == "M/s"
+        assert item["min"] == min(item["values"]) <= item["median"] <= item["max"] == max(item["values"])
+        assert item["ratio"]["to"].startswith("numpy.random.permutation")
+    peer = next(item for item in table["measured"] if item["name"] == item["ratio"]["to"])
+    for item in table["measured"]:
+        assert item["ratio"]["of medians"] == pytest.approx(item["median"] / peer["median"])
+
+
+def test_performance_page_is_made_of_the_stored_results(renderer: ModuleType) -> None:
+    """`make bench-docs` writes it; edit benchmarks/performance.md."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert page == renderer.render((ROOT / "benchmarks" / "performance.md").read_text(), renderer.stored())
+
+
+def test_every_job_has_a_place_on_the_page(renderer: ModuleType, runner: ModuleType, result: dict[str, Any]) -> None:
+    notes = (ROOT / "benchmarks" / "performance.md").read_text()
+    for job in runner.JOBS:
+        renderer.render(notes, {job.name: {**result, "quick": False}})
+
+
+def test_results_take_the_place_of_what_stood_there(renderer: ModuleType, result: dict[str, Any]) -> None:
+    notes = "# Title\n\n<!-- results: one -->\nolder\n<!-- end -->\n\n<!-- results: two -->\nkept\n<!-- end -->\n"
+    page = renderer.render(notes, {"one": {**result, "quick": False, "remarks": ["a | b"]}})
+    assert "older" not in page
+    assert "kept" in page
+    assert f"Measured on {result['date'][:10]}" in page
+    assert "| block shuffle | 1,000,000,000 |" in page
+    assert "a \\| b" in page
+
+
+def test_results_without_a_place_or_of_quick_runs_are_refused(renderer: ModuleType, result: dict[str, Any]) -> None:
+    notes = "<!-- results: one -->\n<!-- end -->\n"
+    with pytest.raises(ValueError, match="0 blocks"):
+        renderer.render(notes, {"two": {**result, "quick": False}})
+    with pytest.raises(ValueError, match="--quick"):
+        renderer.render(notes, {"one": result})
+    with pytest.raises(ValueError, match="without its end"):
+        renderer.render("<!-- results: one -->\n", {})
