@@ -3,7 +3,7 @@
 A block runs in a folder that holds ``train.txt`` (200 rows, class-sorted), ``val.txt`` (50 rows) and the images they
 name under ``data/``. Shell lines that set up or build something are known by their first word and are not run. A server
 is started, asked to stop once it listens, and has to end well. Configuration files name commands and options that are
-there.
+there. Blocks marked ``py`` show programs of other libraries, or of a cluster: they compile, and are not run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("make", "git", "pip", "python", "cd", "source", "torchrun", "pre-commit", "sudo", ".venv/bin/python")
-ELSEWHERE = {"ray.md"}  # run by tests/ray, whose clusters are one at a time
+ELSEWHERE = {
+    "ray.md",  # run by tests/ray, whose clusters are one at a time
+    "integrations.md",  # run by tests/integration, which has imported the frameworks
+}
 SHELL = {"bash", "sh", "console"}
-TEXT = {"text", "toml", "json", "yaml", "ini", "make"}
+TEXT = {"text", "toml", "json", "yaml", "ini", "make", "py"}
 
 
 @pytest.fixture(scope="session")
@@ -84,33 +88,43 @@ def run_server(command: str, folder: Path) -> None:
         server.stdout.close()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_block_says_its_language(document: Path) -> None:
     known = SHELL | TEXT | {"python"}
     fences = re.findall(r"^```(\w*)$", document.read_text(), re.MULTILINE)[::2]
     assert [language for language in fences if language not in known] == []
 
 
+def test_what_is_only_shown_compiles() -> None:
+    shown = [(path.name, code) for path in DOCUMENTS for language, code in blocks(path) if language == "py"]
+    assert shown
+    for name, code in shown:
+        compile(code, name, "exec")
+
+
 @pytest.mark.parametrize(
     "document",
     [d for d in DOCUMENTS if any(lang == "python" for lang, _ in blocks(d)) and d.name not in ELSEWHERE],
-    ids=lambda path: path.name,
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_python_blocks_run(document: Path, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     run_python(document, tmp_path)
 
 
-def run_python(document: Path, tmp_path: Path) -> None:
-    """The Python blocks of a document, in this folder."""
+def run_python(document: Path, tmp_path: Path, *, imports: Iterable[str] = ()) -> None:
+    """The Python blocks of a document, in this folder; what they import may be imported beforehand."""
     script = tmp_path / f"{document.stem}_blocks.py"
     script.write_text("\n\n".join(code for language, code in blocks(document) if language == "python"))
-    done = interpreter_support.run(["-W", "ignore", str(script)], cwd=tmp_path, env=environment(), timeout=170)
+    how: dict[str, Any] = {"cwd": tmp_path, "env": environment(), "timeout": 170, "imports": imports}
+    done = interpreter_support.run(["-W", "ignore", str(script)], **how)
     assert done.returncode == 0, f"{script.name}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize(
-    "document", [d for d in DOCUMENTS if any(lang in SHELL for lang, _ in blocks(d))], ids=lambda path: path.name
+    "document",
+    [d for d in DOCUMENTS if any(lang in SHELL for lang, _ in blocks(d))],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_shell_blocks_run(document: Path, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -144,7 +158,7 @@ def commands(text: str, language: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     "document",
     [d for d in DOCUMENTS if any(lang in ("ini", "yaml") for lang, _ in blocks(d))],
-    ids=lambda path: path.name,
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_commands_in_configuration_files_are_there(document: Path) -> None:
     from typer.main import get_command

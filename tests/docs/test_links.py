@@ -1,4 +1,4 @@
-"""Links between the documents resolve: the file is there, and so is the heading behind a `#`."""
+"""Links between the documents resolve: the file is there, and so is the heading, or the name, behind a `#`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that the headings of a document get: lower case, words joined by hyphens, punctuation dropped."""
-    found: set[str] = set()
+    """The anchors that the headings of a document get: lower case, words joined by hyphens, punctuation dropped.
+
+    On pages of the reference each ``::: name`` is an anchor of this name, see `check_site`.
+    """
+    found = set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
     for heading in re.findall(r"^#{1,6}\s+(.*?)\s*#*$", FENCE.sub("", text), re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         anchor = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
@@ -57,10 +60,11 @@ def test_links_resolve(document: Path) -> None:
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
-    (tmp_path / "other.md").write_text("# One heading, `coded` & more\n\n## Twice\n\n## Twice\n")
+    (tmp_path / "other.md").write_text("# One heading, `coded` & more\n\n## Twice\n\n## Twice\n\n::: a.Name\n")
     page = tmp_path / "page.md"
     page.write_text(
         "# Top\n[a](other.md) [b](other.md#one-heading-coded--more) [c](#top) [d](other.md#twice-1) [e](https://x.org/y)\n"
+        "[l](other.md#a.Name)\n"
         "[f](missing.md) [g](other.md#nowhere) [h](#bottom) ![i](plot.png)\n"
         "`[j](code.md)`\n```python\nx = [k](fenced.md)\n```\n"
     )

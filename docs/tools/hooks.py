@@ -1,0 +1,108 @@
+"""What the site adds to MkDocs: pages of files that lie outside of docs/, and links to them that work in both places.
+
+The Markdown files at the root, the licence, the examples, and whatever a page links to get pages under ``repository/``,
+so that a relative link such as ``../examples/train_ddp.py`` means the same on the site as in a repository browser.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^()\s#]+)(?=#[^()\s]*\)|\))")
+FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2\s*$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".c": "c"}
+
+
+def on_config(config: Any) -> Any:
+    """Texts at the root and examples are in the navigation, without being listed there."""
+    project = next(group["Project"] for group in config.nav if "Project" in group)
+    listed = {path for entry in project if isinstance(entry, dict) for path in entry.values()}
+    project += [path for path in map(page_of, texts()) if path not in listed]
+    project.append({"Examples": [{path.removeprefix("examples/"): page_of(path)} for path in examples()]})
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages of files outside of docs/."""
+    linked: set[str] = set()
+    for file in files.documentation_pages():
+        rewritten(file.content_string, "docs/" + file.src_uri, lambda target: linked.add(target) or "")
+    outside = {name for name in linked if not name.startswith("docs/") and (ROOT / name).exists()}
+    outside |= {f"{name}/{path.name}" for name in outside for path in programs(ROOT / name)}
+    listed = {*texts(), *examples()}
+    for name in sorted(listed | outside):
+        level = InclusionLevel.INCLUDED if name in listed else InclusionLevel.NOT_IN_NAV
+        files.append(File.generated(config, page_of(name), content=content_of(ROOT / name, name), inclusion=level))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Turn links between files of the repository into links between pages."""
+    source = page.file.src_uri
+    here = source.removeprefix("repository/") if source.startswith("repository/") else "docs/" + source
+
+    def address(target: str) -> str:
+        uri = target.removeprefix("docs/") if target.startswith("docs/") else page_of(target)
+        return posixpath.relpath(uri, posixpath.dirname(source))
+
+    return rewritten(markdown, here, address)
+
+
+def rewritten(markdown: str, here: str, address: Callable[[str], str]) -> str:
+    """A text at this place of the repository with its links, outside of code, by a function of what they lead to."""
+
+    def replace(match: re.Match[str]) -> str:
+        return address(posixpath.normpath(posixpath.join(posixpath.dirname(here), match[1])))
+
+    parts, end = [], 0
+    for fence in FENCE.finditer(markdown):
+        parts += [LINK.sub(replace, markdown[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*parts, LINK.sub(replace, markdown[end:])])
+
+
+def texts() -> list[str]:
+    """The texts at the root of the repository."""
+    return sorted([*(path.name for path in ROOT.glob("*.md")), "LICENSE"])
+
+
+def examples() -> list[str]:
+    """Programs and notebooks."""
+    found = [*ROOT.glob("examples/**/*.py"), *ROOT.glob("examples/*.ipynb")]
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def programs(folder: Path) -> list[Path]:
+    """The programs in a folder; none if it is a file."""
+    return sorted(folder.glob("*.py"))
+
+
+def page_of(name: str) -> str:
+    """Where the site has a file of the repository."""
+    return f"repository/{name}" if name.endswith(".md") else f"repository/{name}.md"
+
+
+def content_of(path: Path, name: str) -> str:
+    """A file as Markdown; a folder as a list of its programs."""
+    if path.is_dir():
+        return f"# {name}\n\n" + "".join(f"* [{one.name}]({path.name}/{one.name})\n" for one in programs(path))
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return text
+    if path.suffix == ".ipynb":
+        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+        return "\n\n".join(source if kind == "markdown" else fenced(source, "python") for kind, source in cells)
+    return f"# {path.name}\n\n`{name}`\n\n{fenced(text, LANGUAGES.get(path.suffix, 'text'))}\n"
+
+
+def fenced(code: str, language: str) -> str:
+    """A block of code, whatever is in it."""
+    return f"~~~~{language}\n{code.rstrip()}\n~~~~"
