@@ -1,12 +1,31 @@
-"""The optional C extension; all else is in pyproject.toml.
+"""The optional C extension, and the example that `penstock demo` runs; all else is in pyproject.toml.
 
-It is built where a compiler and the headers of libjpeg-turbo are found (Debian: libjpeg62-turbo-dev). Where they are
-not, or where building fails, the package is installed without it and decodes whole images with simplejpeg and OpenCV.
+The extension is built where a compiler and the headers of libjpeg-turbo are found (Debian: libjpeg62-turbo-dev). Where
+they are not, or where building fails, the package is installed without it and decodes whole images with simplejpeg and
+OpenCV. Wheels hold the training program and the images of the demo as penstock/examples.
 """
 
+from pathlib import Path
+
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
+
+DEMO = ("train_ddp.py", "data/NOTICE", "data/cifar10-small.tar.xz")
+
+
+class BuildWithDemo(build_py):
+    """Copies what the demo needs beside the modules; in a checkout it is found where it is."""
+
+    def run(self) -> None:
+        super().run()
+        for name in () if self.editable_mode else DEMO:
+            target = Path(self.build_lib, "penstock", "examples", name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.copy_file(str(Path("examples", name)), str(target))
+
 
 setup(
+    cmdclass={"build_py": BuildWithDemo},
     ext_modules=[
         Extension(
             "penstock.images._jpeg",
