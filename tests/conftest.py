@@ -39,7 +39,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of Ray come last: its gRPC stays in the process, and what is forked after that hangs (see run.py)."""
+    """Tests of Ray come last: its gRPC stays in the process, and what is forked after that hangs (see run.py).
+
+    What a clock says where others want the same cores is measured again: three times wrong is a failure.
+    """
+    for item in items:
+        if item.get_closest_marker("clock"):
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2, only_rerun="AssertionError"))
     items.sort(key=lambda item: Path(__file__).parent / "ray" in item.path.parents)
 
 

@@ -13,6 +13,8 @@ import pytest
 import penstock as ps
 from penstock.stages import by_clock, collect, stage
 
+pytestmark = pytest.mark.clock
+
 
 @pytest.fixture(autouse=True)
 def _nothing_before() -> None:

@@ -70,6 +70,7 @@ def failure(*arguments: str) -> str:
 
 
 class TestPrograms:
+    @pytest.mark.clock
     @pytest.mark.parametrize("target", ["slowly:theirs", "slowly.py:theirs", "slowly:make", "slowly:Box.loader"])
     def test_loaders(self, program: Path, target: str) -> None:
         report = found(target)

@@ -64,6 +64,7 @@ def consuming(loader: Any) -> Iterator[Consumer]:
         assert "closed" in str(consumer.end)
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("how", HOW)
 def test_close_ends_the_wait_of_another_thread(how: str) -> None:
     loader = DataLoader(Slow(6, 0.4), persistent_workers=True, **HOW[how])
@@ -83,6 +84,7 @@ def test_close_ends_the_wait_of_another_thread(how: str) -> None:
         loader.close()
 
 
+@pytest.mark.clock
 def test_close_ends_the_wait_for_a_worker_that_hangs() -> None:
     loader = DataLoader(Slow(9, stuck=frozenset({1})), num_workers=2, persistent_workers=True)
     with within(20):

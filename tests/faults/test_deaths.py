@@ -72,6 +72,7 @@ def test_a_death_is_told_again_and_the_loader_goes_on_anew() -> None:
             assert [int(batch) for batch in loader] == list(range(12))
 
 
+@pytest.mark.clock
 def test_a_death_is_noticed_while_the_consumer_waits() -> None:
     """And though the other worker is busy for a minute."""
     loader = DataLoader(Slow(4, stuck=frozenset({0, 1})), num_workers=2)
@@ -88,6 +89,7 @@ def test_a_death_is_noticed_while_the_consumer_waits() -> None:
         assert time.monotonic() - killed[0] < 2
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_death_is_noticed_though_a_grandchild_holds_its_pipes(method: str) -> None:
     loader = DataLoader(WithGrandchild(20), num_workers=1, multiprocessing_context=method)

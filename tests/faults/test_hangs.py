@@ -78,6 +78,7 @@ def test_a_stopped_worker_times_out_and_goes_on() -> None:
     assert got == list(range(40))
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(("persistent", "stop"), [(False, False), (True, True)], ids=["hangs", "stopped"])
 def test_close_is_bounded_though_a_worker_hangs(persistent: bool, stop: bool) -> None:
     before = children()

@@ -204,6 +204,7 @@ def test_a_limit_of_one_batch_blames_nobody() -> None:
             del batch
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_a_generous_limit_does_not_take_the_workers_away(executor: str) -> None:
     loader = DataLoader(Slow(30, 0.1), num_workers=3, executor=executor, max_bytes_in_flight=1 << 30)

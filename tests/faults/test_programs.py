@@ -26,6 +26,7 @@ HOW: dict[str, dict[str, Any]] = {
 # Ctrl-C, which goes to the whole group of processes.
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("how", ["thread", "fork", "threads inside", "forkserver"])
 def test_ctrl_c_in_next_ends_the_program(how: str, tmp_path: Path) -> None:
     body = """

@@ -34,6 +34,7 @@ def test_cores_of_a_container_with_a_quota(tmp_path: Path) -> None:
     assert cores(tmp_path) == 1
 
 
+@pytest.mark.clock
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="Linux")
 def test_work_makes_cores_busy() -> None:
     statistics = Statistics()

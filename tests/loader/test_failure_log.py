@@ -100,6 +100,7 @@ class TestCounts:
         assert mine.counts()["samples"] == 2400
         assert mine.counts()["types"] == {"KeyError": 400}
 
+    @pytest.mark.clock
     def test_of_batches_without_failures_cost_little(self) -> None:
         mine = log(max_rate=0.5)
         begin = time.perf_counter()

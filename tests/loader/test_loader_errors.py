@@ -89,6 +89,7 @@ def test_errors_of_a_stream_end_it(how: dict[str, Any]) -> None:
                 next(iterator)
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("how", HOW[1:], ids=list(EXECUTORS)[1:])
 def test_timeout(how: dict[str, Any]) -> None:
     """In torch's words; the next call waits for the same batch, which is not counted as had."""

@@ -88,6 +88,7 @@ def test_threads_end_with_the_iterator_unless_they_persist() -> None:
     wait_until_as(before)
 
 
+@pytest.mark.clock
 def test_dropping_an_iterator_does_not_wait_for_what_was_prefetched() -> None:
     loader = DataLoader(
         Slow(100, dict.fromkeys(range(1, 100), 0.3)), num_workers=2, executor="thread", prefetch_factor=9

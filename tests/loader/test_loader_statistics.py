@@ -14,6 +14,8 @@ from loader_support import EXECUTORS, Squares
 import penstock as ps
 from penstock.stages import collect, stage
 
+pytestmark = pytest.mark.clock
+
 
 class Staged(Squares):
     """Names its stages; a sample is 400 bytes and an index."""

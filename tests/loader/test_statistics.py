@@ -16,6 +16,8 @@ import torch
 from penstock.loader.statistics import Statistics, size_of
 from penstock.loader.work import Made, Work
 
+pytestmark = pytest.mark.clock
+
 
 def made(samples: int = 4, *, way: str = "local", **seconds: float) -> Made:
     """A batch, and seconds of work on it by stage."""

@@ -266,6 +266,7 @@ class Sleepy(Dataset[int]):
         return index
 
 
+@pytest.mark.clock
 def test_a_run_that_waits_for_storage_gets_more_workers_and_keeps_them(capsys: Any) -> None:
     loader = DataLoader(Sleepy(), 2, seed=0, num_workers="auto", persistent_workers=True, executor="process")
     assert isinstance(loader.num_workers, int)

@@ -200,6 +200,7 @@ def test_attaching(cluster: Any) -> None:
         next(iter(DataLoader(Numbers(4), executor="ray", num_workers=1, ray_options=RayOptions("127.0.0.1:1"))))
 
 
+@pytest.mark.clock
 def test_no_room(cluster: Any) -> None:
     options = RayOptions(resources={"unicorns": 1}, start_timeout=1.5)
     begin = time.monotonic()
@@ -209,6 +210,7 @@ def test_no_room(cluster: Any) -> None:
     assert eventually(lambda: not alive())
 
 
+@pytest.mark.clock
 def test_loaders_of_one_program_share_its_cpus(cluster: Any) -> None:
     """The second one finds no room, and has its workers beside those of the first, not on the head, at once."""
     data = Numbers(400, seconds=0.005)
@@ -297,6 +299,7 @@ def test_a_program_that_leaves_the_cluster_and_comes_back(cluster: Any) -> None:
         assert process.wait(60) == 0
 
 
+@pytest.mark.clock
 def test_nobody_is_there(ray_environment: None) -> None:
     """Said at once, and nothing is started."""
     with socket.socket() as unused:

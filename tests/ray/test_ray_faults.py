@@ -210,6 +210,7 @@ def _exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.clock
 def test_a_slow_node_does_not_hold_up_the_others(cluster: Any) -> None:
     """Its batches are made once more elsewhere, and it gets less to do, since it is known how long it took for them."""
     data, took, hedged = SlowNode(160, seconds=0.02), [], []
@@ -252,6 +253,7 @@ def test_time_is_up_and_a_sample_of_seven_seconds(cluster: Any) -> None:
         assert rows(batches) == rows(DataLoader(Numbers(24), 4, seed=1))
 
 
+@pytest.mark.clock
 def test_workers_become_more_and_fewer(cluster: Any) -> None:
     options = RayOptions(min_workers=1, max_workers=2)
     with make(Numbers(40_000, seconds=0.01), 1, ray_options=options) as loader:
@@ -299,6 +301,7 @@ def test_ctrl_c_leaves_a_loader_that_can_be_used(cluster: Any) -> None:
     assert torch.get_num_threads() >= 1
 
 
+@pytest.mark.clock
 def test_close_ends_the_wait_of_another_thread(cluster: Any) -> None:
     """At once, and nobody is left, or started after it."""
     end: list[BaseException] = []

@@ -444,6 +444,7 @@ class TestArguments:
         with pytest.raises(ConfigError, match=message):
             Client("grpc://127.0.0.1:1", **options)
 
+    @pytest.mark.clock
     def test_an_address_that_is_given_twice(self, manifest: Manifest) -> None:
         """It is one server: what it refuses, nobody else will answer."""
         with Server({"train": manifest}, token="right") as server:

@@ -14,6 +14,7 @@ import pytest
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_from_server.py"
 
 
+@pytest.mark.clock
 @pytest.mark.slow
 def test_train_from_server(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLE), "--epochs", "2"]

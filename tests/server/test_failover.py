@@ -48,6 +48,7 @@ def paced(batches: Iterator[pa.RecordBatch], events: dict[int, object]) -> tuple
 
 
 class TestKilled:
+    @pytest.mark.clock
     def test_and_restarted(self, file: Path, manifest: Manifest) -> None:
         with served(file) as [server], Client(server.address) as client:
             part = whole(client, seed=1, page_rows=4096)
@@ -81,6 +82,7 @@ class TestKilled:
             thread.join()
             assert lines(got) == expected(manifest, part)
 
+    @pytest.mark.clock
     def test_one_of_two(self, file: Path, manifest: Manifest) -> None:
         for victim in range(2):
             with served(file, file) as servers, Client([one.address for one in servers]) as client:
@@ -99,6 +101,7 @@ class TestKilled:
             got, _ = paced(client.slice(part), events)
             assert lines(got) == expected(manifest, part)
 
+    @pytest.mark.clock
     def test_rows_by_number(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers, Client([one.address for one in servers]) as client:
             fingerprint = client.info().fingerprint
@@ -112,6 +115,7 @@ class TestKilled:
                 assert client.rows("train", fingerprint, rows).column(0) == manifest.raw(rows)
                 assert time.monotonic() - begin < 3
 
+    @pytest.mark.clock
     def test_several_requests_under_way(self, file: Path, manifest: Manifest) -> None:
         requests = [random_rows(ROWS, 64, number) for number in range(60)]
         with served(file, file) as servers, Client([one.address for one in servers]) as client:
@@ -124,6 +128,7 @@ class TestKilled:
             assert [batch.column(0) for batch in got] == [manifest.raw(rows) for rows in requests]
             assert longest < 3
 
+    @pytest.mark.clock
     def test_for_good(self, file: Path) -> None:
         with served(file) as [server]:
             client = Client(server.address, patience=1, timeout=2)
@@ -157,6 +162,7 @@ class TestKilled:
 class TestHung:
     """Half-open connections: the other side is gone without a word."""
 
+    @pytest.mark.clock
     def test_a_frozen_server(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers:
             client = Client([one.address for one in servers], timeout=1.5)
@@ -168,6 +174,7 @@ class TestHung:
                 assert lines(got) == expected(manifest, part)
                 assert longest < 1.5 + 1
 
+    @pytest.mark.clock
     def test_a_frozen_server_and_rows_by_number(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers:
             client = Client([one.address for one in servers], timeout=1.5)
@@ -180,6 +187,7 @@ class TestHung:
                 assert time.monotonic() - begin < 1.5 + 1
                 victim.thaw()
 
+    @pytest.mark.clock
     def test_a_single_one(self, file: Path) -> None:
         with served(file) as [server]:
             client = Client(server.address, timeout=1, patience=1)
@@ -195,6 +203,7 @@ class TestHung:
                 assert time.monotonic() - begin < 4
             server.thaw()
 
+    @pytest.mark.clock
     def test_a_network_that_is_gone_and_comes_back(self, file: Path, manifest: Manifest) -> None:
         with served(file) as [server], closing(Pipe(server.port)) as pipe:
             client = Client(pipe.address, timeout=1)
@@ -256,6 +265,7 @@ class TestOtherData:
             with pytest.raises(ServerUnavailableError, match=f"{servers[1].address}: 'train' has the fingerprint"):
                 list(client.slice(part))
 
+    @pytest.mark.clock
     def test_all_have_other_data(self, file: Path, tmp_path: Path) -> None:
         with served(file, file) as servers:
             client = Client([one.address for one in servers])

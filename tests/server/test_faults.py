@@ -66,6 +66,7 @@ def run(jobs: list[Job], disturb: Callable[[], None]) -> None:
 class TestJobs:
     """Jobs of several ranks, each row of which is counted and compared."""
 
+    @pytest.mark.clock
     @pytest.mark.slow
     @pytest.mark.timeout(SECONDS + 180)
     def test_the_only_server_is_killed_and_restarted(self, truth: Truth) -> None:
@@ -83,6 +84,7 @@ class TestJobs:
             run(jobs, disturb)
             assert max(job.longest for job in jobs) < max(3, 2 + max(down))  # the only one: as long as it is away
 
+    @pytest.mark.clock
     @pytest.mark.slow
     @pytest.mark.timeout(SECONDS + 180)
     def test_one_of_two_is_killed(self, truth: Truth) -> None:
@@ -155,6 +157,7 @@ class TestConnections:
                     batch = client.rows("train", truth.manifest.fingerprint, wanted)
                     assert truth.numbers(batch).tolist() == wanted
 
+    @pytest.mark.clock
     @pytest.mark.slow
     def test_half_open_connections(self, truth: Truth) -> None:
         """A data set goes on elsewhere within the deadline; where there is no other server it says so in time."""
@@ -228,6 +231,7 @@ class TestConnections:
 
 
 class TestClients:
+    @pytest.mark.clock
     def test_slow_ones_do_not_slow_the_others(self, tmp_path: Path) -> None:
         truth = Truth(tmp_path / "train.txt", 400_000)
         with serving_many(truth.path) as [server], Client(server.address) as client:
@@ -275,6 +279,7 @@ class TestClients:
             with Client(server.address) as client:
                 assert client.health() == {server.address: "ok"}
 
+    @pytest.mark.clock
     @pytest.mark.slow
     def test_loaders_with_workers(self, truth: Truth) -> None:
         """Worker processes read while the servers are killed in turn."""

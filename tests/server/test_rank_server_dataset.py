@@ -412,6 +412,7 @@ class TestBadInput:
         with pytest.raises(ServerError, match="meta"):
             RankServerDataset(service.client)
 
+    @pytest.mark.clock
     def test_nobody_there(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("a.jpg 1\n")
         with Server({"a": tmp_path / "a.txt"}) as server:

@@ -218,6 +218,7 @@ class TestServes:
 
 
 class TestSignals:
+    @pytest.mark.clock
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
     def test_stops_at_once_when_nothing_is_sent(
         self, serve: Callable[..., Serve], meta: Path, number: signal.Signals, code: int
@@ -250,6 +251,7 @@ class TestSignals:
             client.list()
         client.close()
 
+    @pytest.mark.clock
     def test_a_stream_that_nobody_reads_ends_with_the_grace(
         self, serve: Callable[..., Serve], write_manifest: Callable[..., Path]
     ) -> None:
@@ -264,6 +266,7 @@ class TestSignals:
         stream.close()  # type: ignore[attr-defined]
         client.close()
 
+    @pytest.mark.clock
     def test_connections_that_wait_for_a_request_are_not_waited_for(
         self, serve: Callable[..., Serve], meta: Path
     ) -> None:
@@ -277,6 +280,7 @@ class TestSignals:
         assert time.monotonic() - started < 5
         client.close()
 
+    @pytest.mark.clock
     def test_a_second_signal_does_not_wait(
         self, serve: Callable[..., Serve], write_manifest: Callable[..., Path]
     ) -> None:

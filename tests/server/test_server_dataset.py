@@ -314,6 +314,7 @@ def test_a_server_that_dies_is_not_noticed(meta: Path, manifest: Manifest) -> No
         served.close()
 
 
+@pytest.mark.clock
 def test_a_server_that_is_killed_and_comes_back(meta: Path, manifest: Manifest) -> None:
     local = DataLoader(RankDataset(manifest, seed=1, load=draw_load), 2)
     with ExitStack() as servers:

@@ -270,6 +270,7 @@ class TestLimits:
         with pytest.raises(ConfigError, match="positive"):
             Limits(streams=0)
 
+    @pytest.mark.clock
     def test_a_slow_client_does_not_slow_others(self, tmp_path: Path) -> None:
         manifest = Manifest.open(write_lines(tmp_path / "train.txt", 300_000))
         part = part_of(manifest)
@@ -370,6 +371,7 @@ class TestEnd:
         closer.join(15)
         assert lines(got) == expected(manifest, part_of(manifest))
 
+    @pytest.mark.clock
     def test_grace_is_bounded(self, tmp_path: Path) -> None:
         manifest = Manifest.open(write_lines(tmp_path / "train.txt", 300_000))
         server = Server({"train": manifest})
@@ -385,6 +387,7 @@ class TestEnd:
         stalled.close()
         client.close()
 
+    @pytest.mark.clock
     def test_idle_streams_are_not_waited_for(self, manifest: Manifest) -> None:
         server = Server({"train": manifest})
         clients = [Client(server.address) for _ in range(5)]

@@ -132,6 +132,7 @@ class TestHttp:
         with Status(Traffic(), list, address="grpc://x:1") as status:
             assert "nobody" in ask(status)[1]
 
+    @pytest.mark.clock
     def test_slow_and_silent_clients_hold_nobody_up(self, status: Status) -> None:
         where = urlsplit(status.url)
         silent = [socket.create_connection((where.hostname, where.port or 0)) for _ in range(20)]

@@ -242,6 +242,7 @@ class TestProcesses:
         assert len(paths) == 8
         assert len(server.data_requests()) == 4
 
+    @pytest.mark.clock
     def test_those_that_wait_get_the_error(self, server: Any, tmp_path: Path) -> None:
         url = server.put("a.bin", DATA)
         storage = Storage(cache=tmp_path, idle=0.7, attempts=1)
@@ -264,6 +265,7 @@ class TestProcesses:
         assert time.monotonic() - began < 4  # not one after the other
         assert sum("which this one waited for" in str(error) for error in errors) == 4
 
+    @pytest.mark.clock
     def test_a_holder_that_is_stopped_is_an_error(self, server: Any, tmp_path: Path) -> None:
         url = server.put("a.bin", DATA)
         server.fault = lambda *_: "drip:0.2"
@@ -313,6 +315,7 @@ class TestProcesses:
         assert Cache(tmp_path).verify() == (1, [])
         assert files(tmp_path, "partial") == []
 
+    @pytest.mark.clock
     def test_a_fork_does_not_keep_the_lock_of_a_killed_parent(self, server: Any, tmp_path: Path) -> None:
         url = server.put("a.bin", DATA)
         server.fault = lambda *_: "hang"

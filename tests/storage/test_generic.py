@@ -58,6 +58,7 @@ def test_patterns(memory: Any) -> None:
     assert read_object(Storage().glob("memory://bucket/b*")[0]) == b"b"
 
 
+@pytest.mark.clock
 def test_failures(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage(attempts=3, deadline=0.6)
     source = storage.open("memory://bucket/a.bin")

@@ -137,6 +137,7 @@ class TestFaults:
         assert QUICK.read(url) == DATA
         assert server.requests[1][1] is not None
 
+    @pytest.mark.clock
     @pytest.mark.parametrize("fault", ["500", "cut:0", "lie:999999"])
     def test_what_never_works_is_an_error_in_time(self, server: Any, fault: str) -> None:
         source = QUICK.open(server.put("a.bin", DATA))
@@ -150,6 +151,7 @@ class TestFaults:
         assert isinstance(e.value, OSError)
         assert isinstance(e.value, ConnectionError)
 
+    @pytest.mark.clock
     @pytest.mark.parametrize("fault", ["hang", "silent"])
     def test_silence_is_an_error_in_time(self, server: Any, fault: str) -> None:
         source = Storage(idle=0.3, attempts=2).open(server.put("a.bin", DATA))
@@ -159,6 +161,7 @@ class TestFaults:
             source.stream().read(1)
         assert time.monotonic() - began < 5
 
+    @pytest.mark.clock
     def test_a_drip_is_an_error_in_time(self, server: Any) -> None:
         source = Storage(idle=5, deadline=1.0).open(server.put("a.bin", DATA))
         server.fault = lambda *_: "drip:0.3"
@@ -301,6 +304,7 @@ class TestImages:
         (tmp_path / "meta.txt").write_text("".join(f"{number}.png {number}\n" for number in range(8)))
         return ImageDataset(Manifest.open(tmp_path / "meta.txt", root=url.rpartition("/")[0], storage=QUICK))
 
+    @pytest.mark.clock
     def test_those_of_a_batch_come_together(self, server: Any, dataset: ImageDataset) -> None:
         server.fault = lambda *_: "drip:0.2"
         began = time.monotonic()
