@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.ladder import INLINE, Ladder, Measured, Setting, Tally
+from penstock.loader.ladder import Ladder
+from penstock.loader.tally import INLINE, Measured, Setting, Tally
 from penstock.loader.work import Work
 
 SAMPLES = 1000
@@ -204,6 +205,15 @@ def test_what_cannot_be_had_is_no_good() -> None:
         one.note(Measured(one.current, error="OSError: no more") if broken else machine.measure(one.current))
     assert one.current == Setting("process", 4)
     assert [tried["error"] for tried in one.stats()["tried"]].count("OSError: no more") == 1
+
+
+def test_where_no_workers_can_be_had_it_is_inline_if_that_may_be() -> None:
+    for inline, chosen in (("trust", INLINE), ("never", Setting("process", 1))):
+        one = Ladder(["process"], inline=inline, cores=2, persistent=True)
+        while not one.decided:
+            one.note(Measured(one.current, error="OSError: no more"))
+        assert one.current == chosen
+        assert one.why == ("no workers can be had" if chosen == INLINE else "0 samples/s, waiting 100%")
 
 
 @given(

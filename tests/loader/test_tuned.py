@@ -23,7 +23,8 @@ from torch.utils.data import Dataset
 import penstock as ps
 from penstock import DataLoader
 from penstock.errors import ConfigError, WorkerError
-from penstock.loader.ladder import INLINE, Ladder, Measured, Setting
+from penstock.loader.ladder import Ladder
+from penstock.loader.tally import INLINE, Measured, Setting
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*are being kept")
 

@@ -26,7 +26,7 @@ from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetch, Maker
 from penstock.loader.foreign import draws_late
-from penstock.loader.ladder import Ladder, Setting
+from penstock.loader.ladder import Ladder
 from penstock.loader.options import Options, check_options, check_stream, default_sampler, how_of, warn_threads
 from penstock.loader.position import Position
 from penstock.loader.ray.options import RayOptions
@@ -34,6 +34,7 @@ from penstock.loader.source import batch_source, refuse_double_split, stream_sou
 from penstock.loader.stateful import WorkerStates, capture
 from penstock.loader.statistics import Statistics
 from penstock.loader.stream import StreamFetch
+from penstock.loader.tally import Setting
 from penstock.samplers.base import EpochBatchSampler
 
 __all__ = ["Configured"]

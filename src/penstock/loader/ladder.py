@@ -8,23 +8,19 @@ the number of workers grows as long as that pays. Of settings that are within 5 
 workers is chosen, then the one that leaves most to the training. Batches are made inline where that takes less than
 handing them over. Of cheap batches, settings differ by less than a new process and an old one: those that came close to
 the best one are measured again, and later after their start.
-
-`Tally` measures a rung: the first batch of every worker aside, in rounds of as many batches as there are workers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from penstock.loader.work import Work
+from penstock.loader.tally import ENOUGH, INLINE, LEAVES, WARM, Measured, Setting, Tally, rate_text
 
-__all__ = ["INLINE", "Ladder", "Measured", "Setting", "Tally", "worker_counts"]
+__all__ = ["Ladder", "worker_counts"]
 
 _WAITS = 0.5  # share of waiting from which more workers than cores are tried
-_ENOUGH = 0.05  # share of its time that a run may wait: as in `penstock.loader.report`
 _AS_GOOD = 0.95
 _GAIN, _LARGE_GAIN = 1.05, 1.25  # that a rung has to bring for another one; the second beyond the cores
 _SPARE = 1.1  # workers, over those that would just keep up
@@ -34,84 +30,8 @@ _CHEAP = 1e-3  # seconds of a batch, below which handing over limits and not the
 _FEW = 4  # cores, of which the training's own process takes a share that counts
 _CLOSE = 0.6  # of the best rate: good enough for another look, if batches are cheap
 _TELLING = 64  # batches by which it is known whether a data set computes or waits: one in 16 is measured
-_LEAST, _LONG = 0.8, 3.0  # seconds of a rung
-_WARM, _WARM_AGAIN = 0.1, 0.6  # seconds that are passed over: several processes become faster for half a second
-_PAUSE, _LONGER = 0.5, 20  # seconds between two batches, and times the usual ones, that are no training step
-_LEAVES = {"auto": 0, "process": 1, "thread": 2, "inline": 3}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """An executor and a number of workers, as a `penstock.DataLoader` takes them."""
-
-    executor: str
-    workers: int
-
-    @property
-    def arguments(self) -> str:
-        """As they are written in a program."""
-        if not self.workers:
-            return "num_workers=0"
-        return f'executor="{self.executor}", num_workers={self.workers}'
-
-    def __str__(self) -> str:
-        if not self.workers:
-            return "inline"
-        many = "s" * (self.workers > 1)
-        if self.executor == "auto":
-            return f"1 process, {self.workers} thread{many}"
-        if self.executor == "ray":
-            return f"{self.workers} Ray worker{many}"
-        kind = "thread" if self.executor == "thread" else "process"
-        return f"{self.workers} {kind}{many and ('s' if kind == 'thread' else 'es')}"
-
-
-INLINE = Setting("inline", 0)
-
-
-class Measured(NamedTuple):
-    """What a run had under a setting.
-
-    Attributes:
-        batches, samples: of full rounds.
-        wait: seconds in the loader.
-        train: seconds between a batch and the request for the next one.
-        work: seconds of work on those samples, all workers together.
-        cpu, fetch: seconds of the processor in the data set, and all of its seconds.
-        starts, start: workers were started so often, and took so many seconds to their first batches.
-        error: why the setting cannot be had; "" if it can.
-    """
-
-    setting: Setting
-    batches: int = 0
-    samples: int = 0
-    wait: float = 0.0
-    train: float = 0.0
-    work: float = 0.0
-    cpu: float = 0.0
-    fetch: float = 0.0
-    starts: int = 0
-    start: float = 0.0
-    error: str = ""
-
-    @property
-    def seconds(self) -> float:
-        """Of the run."""
-        return self.wait + self.train
-
-    @property
-    def rate(self) -> float:
-        """Samples/s."""
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def waiting(self) -> float:
-        """Share of the time that the run waited."""
-        return self.wait / self.seconds if self.seconds > 0 else 1.0
-
-    def with_more(self, other: Measured) -> Measured:
-        """Both together."""
-        return Measured(self.setting, *(mine + theirs for mine, theirs in zip(self[1:], other[1:], strict=True)))  # type: ignore[operator]
+_LEAST = 0.8  # seconds of a rung
+_WARM_AGAIN = 0.6  # seconds that are passed over: several processes become faster for half a second
 
 
 def worker_counts(cores: int, waiting: float) -> list[int]:
@@ -185,7 +105,7 @@ class Ladder:
     def tally(self, depth: int, now: float) -> Tally:
         """Measures the current setting from now on."""
         again = any(one.setting == self.current for one in self.results)
-        return Tally(self.current, depth, self.kept, now, self._seconds, _WARM_AGAIN if again else _WARM)
+        return Tally(self.current, depth, self.kept, now, self._seconds, _WARM_AGAIN if again else WARM)
 
     def stats(self) -> dict[str, Any]:
         """What was found so far, as plain numbers and text."""
@@ -205,7 +125,7 @@ class Ladder:
 
     def _climb(self, kinds: list[str]) -> Generator[Setting, Measured, None]:
         first = yield Setting(kinds[0], 1)
-        enough = first.waiting < _ENOUGH
+        enough = first.waiting < ENOUGH
         if not enough:
             counts = self._counts(first)
             enough, others = yield from self._rise(kinds, counts, self._rate(first))
@@ -233,7 +153,7 @@ class Ladder:
             found = []
             for kind in kinds:
                 found.append((yield Setting(kind, count)))
-                if found[-1].waiting < _ENOUGH:
+                if found[-1].waiting < ENOUGH:
                     return True, others
             top = max(map(self._rate, found))
             good, *rest = [one.setting.executor for one in found if self._rate(one) >= _AS_GOOD * top]
@@ -278,10 +198,11 @@ class Ladder:
         good = [one for one in self.results if not one.error and one.samples] or self.results[:1]
         best = max(map(self._rate, good))
         as_good = [one for one in good if self._rate(one) >= _AS_GOOD * best]
-        chosen = min(as_good, key=lambda one: (max(1, one.setting.workers), _LEAVES[one.setting.executor]))
-        self.why = f"{_rate(chosen.rate)} samples/s, waiting {chosen.waiting:.0%}"
+        chosen = min(as_good, key=lambda one: (max(1, one.setting.workers), LEAVES[one.setting.executor]))
+        self.why = f"{rate_text(chosen.rate)} samples/s, waiting {chosen.waiting:.0%}"
         if self._inline == "trust" and self._inline_seconds() <= _SURE * self._best_seconds():
-            self.why = f"{_rate(1 / self._inline_seconds())} samples/s by what the workers told"
+            told = f"{rate_text(1 / self._inline_seconds())} samples/s by what the workers told"
+            self.why = told if any(one.samples for one in good) else "no workers can be had"
             return INLINE
         return chosen.setting
 
@@ -300,103 +221,7 @@ class Ladder:
 
     def _inline_seconds(self) -> float:
         """Of a sample, inline: its work, by a worker that has had the machine almost for itself, and the training."""
-        told = next((one for one in self.results if one.samples), None)
-        if told is None:
+        first = next((one for one in self.results if one.samples), None)
+        if first is None:
             return math.inf
-        return (told.work + told.train + self._overhead * told.batches) / told.samples
-
-
-class Tally:
-    """Measures a setting, over the batches of one pass or a part of it.
-
-    Args:
-        setting: which.
-        depth: batches that are in flight at most.
-        before: what was measured of it in an earlier pass.
-        now: the clock, right before its workers are given the first batch.
-        least: seconds that are enough, with two rounds.
-        warm: seconds from the first batch on that do not count.
-    """
-
-    def __init__(
-        self, setting: Setting, depth: int, before: Measured | None, now: float, least: float, warm: float = _WARM
-    ) -> None:
-        self._setting = setting
-        self._least = least
-        self._round = max(1, setting.workers)
-        self._depth = depth
-        self._before = Measured(setting) if before is None else before
-        self._banked = Measured(setting)  # of this pass, before the last pause
-        self._began = self._last = now
-        self._start = 0.0
-        self._sums = [0.0] * 7  # since the beginning, as the first numbers of `Measured`
-        self._from = self._upto = self._sums  # the same when counting began, and at the end of the last full round
-        self._skip, self._warm, self._warming = self._round, 0.0, warm
-
-    def add(self, work: Work, asked: float, had: float) -> bool:
-        """The run got a batch, by the clock; whether enough is known."""
-        sums, gap, self._last = self._sums, asked - self._last, had
-        count = sums[0]
-        if not count:
-            self._start, gap = had - self._began, 0.0
-            self._warm = had + self._warming
-        elif count > 2 and gap > max(_PAUSE, _LONGER * sums[3] / count):
-            # The program did something else meanwhile, and finds more batches ready than it would have.
-            self._banked, gap = self._so_far(), 0.0
-            self._skip, self._warm = self._depth + self._round, had + self._warming
-            self._from = self._upto = sums
-        made = work.fetch + work.collate
-        self._sums = sums = [
-            count + 1,
-            sums[1] + work.samples,
-            sums[2] + had - asked,
-            sums[3] + gap,
-            sums[4] + made,
-            sums[5] + work.cpu,
-            sums[6] + work.fetch,
-        ]
-        if self._skip > 0 or had < self._warm:
-            self._skip -= 1
-            self._from = self._upto = sums
-            return False
-        if (sums[0] - self._from[0]) % self._round:
-            return False
-        self._upto = sums
-        start = self._from
-        passed = sums[2] + sums[3] - start[2] - start[3]
-        if self._before.seconds + self._banked.seconds + passed < self._least:
-            return False  # at little cost, for most batches
-        return self._known(self.result())
-
-    def result(self) -> Measured:
-        """What was measured in full rounds."""
-        found = self._before.with_more(self._so_far())
-        started = self._sums[0] > 0
-        return found._replace(starts=found.starts + started, start=found.start + self._start)
-
-    def _so_far(self) -> Measured:
-        since = [now - then for now, then in zip(self._upto, self._from, strict=True)]
-        return self._banked.with_more(_measured(self._setting, since))
-
-    def _known(self, found: Measured) -> bool:
-        """Whether that is enough."""
-        enough = found.batches >= 2 * self._round and found.seconds >= self._least
-        return enough or (found.batches >= self._round and found.seconds >= _LONG)
-
-    def at_end(self) -> tuple[Measured, bool]:
-        """The pass is over: what was measured, and whether that is enough. If it was too short for a single round,
-        everything counts, with the start of the workers.
-        """
-        found = self.result()
-        if found.batches == self._before.batches and self._sums[0]:
-            found = self._before.with_more(_measured(self._setting, self._sums))
-        return found, self._known(found)
-
-
-def _measured(setting: Setting, sums: list[float]) -> Measured:
-    batches, samples, wait, train, work, cpu, fetch = sums
-    return Measured(setting, int(batches), int(samples), wait, train, work, cpu, fetch)
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+        return (first.work + first.train + self._overhead * first.batches) / first.samples

@@ -15,12 +15,9 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from penstock.loader.ladder import Setting
+from penstock.loader.tally import ENOUGH, Setting
 
 __all__ = ["Verdict", "diagnose", "print_report", "render"]
-
-ENOUGH = 0.05
-"""A faster loader gains a run less than about this share, if it waits for less than this share of its time."""
 
 _BATCHES, _SECONDS = 20, 1.0  # fewer say nothing
 _BUSY = 0.7  # workers that are at work for this share of the time cannot do much more: batches are not all alike

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, Protocol
 from penstock.loader.delivery import WORKER_NAMES, Batches
 from penstock.loader.engine import Engine, Run
 from penstock.loader.fetch import Maker
-from penstock.loader.ladder import Ladder, Measured, Setting, Tally
+from penstock.loader.ladder import Ladder
 from penstock.loader.memory import available_memory, private_memory
 from penstock.loader.statistics import size_of
+from penstock.loader.tally import Measured, Setting, Tally
 from penstock.loader.work import Made, Task
 
 __all__ = ["Follow", "Segment", "TunedBatches"]

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.loader.tally import ENOUGH, LEAVES, rate_text
 from penstock.profiling.result import Profile, Setting, Stage, Trial, Verdict
 
-__all__ = ["LITTLE", "choose", "expected_wait", "judge", "limiting", "restated"]
+__all__ = ["choose", "expected_wait", "judge", "limiting", "restated"]
 
 _AS_GOOD = 0.9
 _SPARE = 1.1  # samples/s over those that the step needs
-LITTLE = 0.05
-"""Share of a step that may be waited for: as in `penstock.loader.report`."""
 _MATTERS = 1.25  # times as long, the first time: then storage decides
 _BUSY = 0.3  # cores that others use, from which it is said
 _TINY = 2e-5  # seconds that a sample takes longer the first time, for reasons that have nothing to do with storage
-_LEAVES = {"auto": 0, "process": 1, "thread": 2, "inline": 3}
 
 
 def choose(trials: Sequence[Trial], *, needed: float | None) -> Trial:
@@ -34,12 +32,12 @@ def choose(trials: Sequence[Trial], *, needed: float | None) -> Trial:
         best = max(trial.rate for trial in good)
         enough = [trial for trial in good if trial.rate >= _AS_GOOD * best]
         enough = [trial for trial in enough if trial.setting.workers] or enough  # inline batches are all waited for
-    return min(enough, key=lambda trial: (trial.setting.workers, _LEAVES[trial.setting.executor]))
+    return min(enough, key=lambda trial: (trial.setting.workers, LEAVES[trial.setting.executor]))
 
 
 def _wanted(trial: Trial, needed: float) -> float:
     """Samples/s at which next to nothing is waited for."""
-    return needed * _SPARE if trial.setting.workers else needed / LITTLE
+    return needed * _SPARE if trial.setting.workers else needed / ENOUGH
 
 
 def expected_wait(setting: Setting, rate: float, batch_size: int, step: float) -> float:
@@ -63,7 +61,7 @@ def judge(stages: Sequence[Stage], chosen: Trial, *, batch_size: int, step: floa
     """All answers. Their sentences are made by `restated`, when the whole profile is there."""
     needed = batch_size / step if step else None
     waiting = None if step is None else expected_wait(chosen.setting, chosen.rate, batch_size, step)
-    keeps_up = None if step is None or waiting is None else waiting <= LITTLE * step
+    keeps_up = None if step is None or waiting is None else waiting <= ENOUGH * step
     slowest = limiting(stages, cached=chosen.cached)
     return Verdict(
         limit="training" if keeps_up else slowest,
@@ -90,9 +88,10 @@ def restated(profile: Profile) -> list[str]:
 def _limit(profile: Profile) -> str:
     first, again = limiting(profile.stages, cached=False), profile.verdict.limit_cached
     stage = next(stage for stage in profile.stages if stage.name == again)
-    text = f"{again!r} is the slowest stage: with nothing else to do, one core makes {_rate(stage.ceiling())} samples/s"
+    alone = rate_text(stage.ceiling())
+    text = f"{again!r} is the slowest stage: with nothing else to do, one core makes {alone} samples/s"
     if profile.cores > 1:
-        text += f", all {profile.cores} together {_rate(stage.ceiling(profile.cores))}"
+        text += f", all {profile.cores} together {rate_text(stage.ceiling(profile.cores))}"
     if stage.waits > 0.5:
         text += f"; it waits for {stage.waits:.0%} of that time, so more workers than cores raise it"
     if storage_matters(profile.stages):
@@ -104,14 +103,14 @@ def _limit(profile: Profile) -> str:
 
 def _setting(profile: Profile) -> str:
     verdict, alone = profile.verdict, profile.rate_alone()
-    text = f"This machine wants {verdict.setting.arguments}: {_rate(verdict.rate)} samples/s"
+    text = f"This machine wants {verdict.setting.arguments}: {rate_text(verdict.rate)} samples/s"
     if verdict.setting.workers and alone and verdict.rate > 1.05 * alone:
         text += f", {verdict.rate / alone:.1f}x those of one thread"
     if verdict.setting != profile.given:
         chosen = [t.cached for t in profile.trials if (t.setting, t.rate) == (verdict.setting, verdict.rate)]
         alike = (t for t in profile.trials if t.setting == profile.given and t.cached in chosen and t.rate)
         same = next(alike, None)  # of samples that were read before, or that were not, as those of the verdict
-        known = f", which makes {_rate(same.rate)}" if same is not None else ""
+        known = f", which makes {rate_text(same.rate)}" if same is not None else ""
         text += f". The loader has {profile.given.arguments}{known}"
     else:
         text += ", which is what the loader has"
@@ -122,7 +121,7 @@ def _step(profile: Profile) -> list[str]:
     verdict, step = profile.verdict, profile.rehearsal.step
     if verdict.needed is None or verdict.waiting is None:
         return []
-    text = f"A step of {_time(step)} needs {_rate(verdict.needed)} samples/s"
+    text = f"A step of {_time(step)} needs {rate_text(verdict.needed)} samples/s"
     measured = f"{_time(profile.rehearsal.waiting)} a step was waited in a rehearsal of "
     measured += f"{len(profile.rehearsal.moments)} batches"
     if verdict.keeps_up:
@@ -157,10 +156,6 @@ def _remarks(profile: Profile) -> list[str]:
 
 def _count(cores: int) -> str:
     return f"{cores} core{'s' * (cores > 1)}"
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
 def _time(seconds: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from string import Template
 
+from penstock.loader.tally import rate_text
 from penstock.profiling import plots
 from penstock.profiling.result import Profile, Stage, Trial
 
@@ -123,7 +124,7 @@ def rate(value: float | None) -> str:
     """Samples/s, with three digits that matter."""
     if value is None or value == float("inf"):
         return "–"
-    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+    return rate_text(value)
 
 
 def span(seconds: float) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+from penstock.loader.tally import ENOUGH
+
 __all__ = ["Elastic"]
 
 _WINDOW = 20  # batches that are looked at together
-_WAITING = 0.05  # share of the time; less than that a faster loader cannot gain
 _PAUSE = 2.0  # seconds from one change to the next
 
 
@@ -45,7 +46,7 @@ class Elastic:
         share, full = self._waited / max(now - self._since, 1e-9), self._full
         self._waited, self._batches, self._full, self._since = 0.0, 0, True, now
         change = 0
-        if share > _WAITING and workers < self._most and not pending:
+        if share > ENOUGH and workers < self._most and not pending:
             change = 1
         elif full and workers > self._least:
             change = -1
