@@ -97,6 +97,16 @@ class TestStages:
         assert f"Batches of {found.measured}" in " ".join(found.verdict.sentences)
         assert found.seconds < 30
 
+    def test_of_a_part_of_a_batch_a_step_takes_its_part(self) -> None:
+        found = profile(ps.DataLoader(Known(read=0.02, size=256), batch_size=256), seconds=3, step=2.0)
+        assert found.share == found.measured / 256 < 0.25
+        assert found.rehearsal.step == pytest.approx(2.0 * found.share)
+        told = " ".join(found.verdict.sentences)
+        assert "A step of 2.00 s needs 128 samples/s" in told
+        assert f"a rehearsal of {len(found.rehearsal.moments)} parts of batches" in told
+        waited = found.rehearsal.waiting / found.share
+        assert f"{waited * 1000:,.3g} ms a step was waited" in told or f"{waited:,.2f} s a step was waited" in told
+
 
 class TestStep:
     def test_a_slow_step_is_kept_up_with(self) -> None:

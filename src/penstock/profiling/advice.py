@@ -118,12 +118,12 @@ def _setting(profile: Profile) -> str:
 
 
 def _step(profile: Profile) -> list[str]:
-    verdict, step = profile.verdict, profile.rehearsal.step
+    verdict, step = profile.verdict, profile.rehearsal.step / profile.share
     if verdict.needed is None or verdict.waiting is None:
         return []
     text = f"A step of {_time(step)} needs {rate_text(verdict.needed)} samples/s"
-    measured = f"{_time(profile.rehearsal.waiting)} a step was waited in a rehearsal of "
-    measured += f"{len(profile.rehearsal.moments)} batches"
+    measured = f"{_time(profile.rehearsal.waiting / profile.share)} a step was waited in a rehearsal of "
+    measured += f"{len(profile.rehearsal.moments)} " + ("batches" if profile.share == 1 else "parts of batches")
     if verdict.keeps_up:
         return [f"{text}: the loader keeps up, and the training sets the pace; {measured}."]
     if not verdict.setting.workers:

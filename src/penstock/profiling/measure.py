@@ -120,9 +120,8 @@ class _Session:
             trials += new
             chosen = choose(new, needed=needed)
         tasks, cached = self._new(), not storage_matters(stages)
-        rehearsal = rehearse(
-            *(self.probe, chosen.setting, tasks, _REHEARSAL * self.seconds), step=self.step or 0.0, cached=cached
-        )
+        step = (self.step or 0.0) * self.size / self.probe.batch_size  # of what is measured as a batch
+        rehearsal = rehearse(*(self.probe, chosen.setting, tasks, _REHEARSAL * self.seconds), step=step, cached=cached)
         self._done(_REHEARSAL)
         given = _setting_of(self.probe.given)
         verdict = judge(

@@ -136,7 +136,10 @@ def span(seconds: float) -> str:
 
 
 def _step(profile: Profile) -> str:
-    return span(profile.rehearsal.step) if profile.rehearsal.step else "no time at all"
+    if not profile.rehearsal.step:
+        return "no time at all"
+    part = "" if profile.share == 1 else f", {profile.measured} of {profile.batch_size} samples of a batch"
+    return span(profile.rehearsal.step) + part
 
 
 def _numbers(profile: Profile) -> str:

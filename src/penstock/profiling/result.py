@@ -80,9 +80,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The chosen setting beside a training that takes ``step`` seconds for each batch and no core.
+    """The chosen setting beside a training that takes no core.
 
     Attributes:
+        step: seconds that it takes for each batch; its share of them, where parts of batches are measured.
         cached: whether the samples had been asked for before.
         moments: the batches, in order.
         settled: batches at the beginning that are not counted: workers start, and nothing is ready yet.
@@ -96,7 +97,7 @@ class Rehearsal:
 
     @property
     def waiting(self) -> float:
-        """Seconds of waiting by step."""
+        """Seconds of waiting by batch, or part of one."""
         counted = self.moments[self.settled :]
         return sum(moment.wait for moment in counted) / len(counted) if counted else 0.0
 
@@ -155,6 +156,11 @@ class Profile:
     verdict: Verdict
     others: float
     seconds: float
+
+    @property
+    def share(self) -> float:
+        """Of a batch, that was measured as one."""
+        return self.measured / self.batch_size
 
     def rate_alone(self, *, cached: bool = True) -> float:
         """Samples/s of one thread that does everything."""
