@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _WIDTH = 24  # characters of the longest bar
-_BATCH_SIZE, _SIZE = 64, 224  # of a path
+_BATCH_SIZE = 64  # of a path
 
 
 class _Executor(StrEnum):
@@ -76,7 +76,7 @@ def command(
             )
         loader = profile_source.load(target)
     else:
-        loader = profile_source.load_path(target, how=how, batch_size=batch_size or _BATCH_SIZE, size=size or _SIZE)
+        loader = profile_source.load_path(target, how=how, batch_size=batch_size or _BATCH_SIZE, size=size)
     step = None if step_ms is None else step_ms / 1000
     with bar("measuring", show=not as_json) as progress:
         found = profile(loader, seconds=seconds, step=step, executors=executor, name=target, progress=progress)

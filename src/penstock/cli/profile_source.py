@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["load", "load_path", "names_a_loader"]
 
 _IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
+_SIDE = 224  # pixels of images, where nothing is said
 _ENCODED = ("jpeg", "png")  # columns of MDS folders that hold the bytes of image files
 
 
@@ -99,11 +100,11 @@ def _loaders(module: Any) -> str:
     return ", ".join(names) if names else "no loaders"
 
 
-def load_path(source: str, *, how: Reading, batch_size: int, size: int) -> TorchDataLoader[Any]:
+def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -> TorchDataLoader[Any]:
     """A loader over what `penstock.open` finds there: images through a crop and a flip, other samples as they are.
 
     Raises:
-        PenstockError: nothing that is known, or not to be read.
+        PenstockError: nothing that is known, or not to be read; a size for samples that are no images.
     """
     import penstock as ps
     from penstock.cli.manifest_options import Reading
@@ -118,10 +119,12 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int) -> Torch
     if _holds_images(dataset):
         from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
 
-        dataset = ps.ImageDataset(dataset, transform=[RandomResizedCrop(size), HorizontalFlip()])
+        dataset = ps.ImageDataset(dataset, transform=[RandomResizedCrop(size or _SIDE), HorizontalFlip()])
         return ps.DataLoader(dataset, batch_size=batch_size, num_workers=0)
     if isinstance(dataset, ps.MDSDataset) and (column := _image_column(dataset)) is not None:
-        dataset = ps.open(source, images="bytes", load=_CropColumn(column, size), **given)
+        dataset = ps.open(source, images="bytes", load=_CropColumn(column, size or _SIDE), **given)
+    elif size is not None:
+        raise ConfigError(f"--size is for images, and {source} has none that are known by their names: leave it out")
     if isinstance(dataset, ps.RankDataset) and dataset.load is None:
         dataset = ps.open(source, load=ps.LoadBytes(), **given)
     collate: Any = None if _collates(dataset) else list
