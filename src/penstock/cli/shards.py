@@ -261,7 +261,7 @@ def pack(
     maxsize: MaxBytes = 1_000_000_000,
     maxcount: MaxCount = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Put the samples into a random order.")] = False,
-    seed: Annotated[int, typer.Option(help="Of that order.")] = 0,
+    seed: Annotated[int, typer.Option(callback=quantities.check_seed, help="Of that order.")] = 0,
     resize_max_side: Annotated[
         int | None, typer.Option(min=1, help="Make images smaller whose longer side is longer.", show_default=False)
     ] = None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.manifest_options import Reading, bar, console, reading
+from penstock.cli.quantities import check_seed
 
 if TYPE_CHECKING:
     from penstock.manifest import Manifest
@@ -51,7 +52,7 @@ def command(
         int, typer.Option("--block-size", min=1, help="Rows in a block of the block shuffle.")
     ] = 1024,
     window: Annotated[int, typer.Option("--window", min=1, help="Blocks that are mixed with one another.")] = 64,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of all orders.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", callback=check_seed, help="Seed of all orders.")] = 0,
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, help="Epochs to measure, each compared with the next one.")
     ] = 2,
