@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli.layout import App
 from penstock.cli.manifest_options import byte_size, console, pairs, shown
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.storage.copies import Entry
@@ -89,7 +90,7 @@ def info(
         ("limit", f"{byte_size(limit)}{'' if cache.max_bytes else ' (half of what the disk has free)'}"),
     ]
     if len(entries) > len(complete):
-        rows.append(("unfinished", f"{len(entries) - len(complete):,} downloads, under way or to be resumed"))
+        rows.append(("unfinished", f"{counted(len(entries) - len(complete), 'download')}, under way or to be resumed"))
     now = time.time()
     for entry in entries if every else entries[:_SHOWN]:
         state = "" if entry.complete else ", unfinished"
@@ -115,7 +116,7 @@ def clear(
     if as_json:
         print(json.dumps({"folder": str(cache.folder), "removed": count, "bytes": size}))
     else:
-        console().print(f"removed {count:,} copies, {byte_size(size)}, from {shown(str(cache.folder))}")
+        console().print(f"removed {counted(count, 'copy')}, {byte_size(size)}, from {shown(str(cache.folder))}")
 
 
 @app.command(epilog="Example:  penstock cache verify --remove")
@@ -143,6 +144,6 @@ def verify(
             if bad
             else ", all sound"
         )
-        out.print(f"{count:,} copies read{what}")
+        out.print(f"{counted(count, 'copy')} read{what}")
     if bad:
         raise typer.Exit(1)

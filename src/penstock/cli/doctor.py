@@ -15,6 +15,7 @@ import typer
 
 from penstock.cli.manifest_options import bar, byte_size, console, pairs, shown
 from penstock.errors import ConfigError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.diagnosis import Diagnosis
@@ -101,7 +102,7 @@ def _installed(found: Diagnosis) -> Iterator[tuple[str, str]]:
             yield package.name, text if package.error is None else f"{text}: {package.error}"
             if package.name == "torch" and found.torch is not None:
                 cuda = f"CUDA {found.torch.cuda}" if found.torch.cuda else "without CUDA"
-                yield "", f"{cuda}, {found.torch.gpus} GPUs, {found.torch.threads} threads"
+                yield "", f"{cuda}, {counted(found.torch.gpus, 'GPU')}, {counted(found.torch.threads, 'thread')}"
 
 
 def _optional(found: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -153,11 +154,13 @@ def _place(place: Place) -> str:
 
 def _services(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if (ray := found.ray) is not None:
-        answer = "runs here" if ray.cpus is None else f"{ray.nodes} nodes, {ray.cpus:,.0f} CPUs"
+        answer = (
+            "runs here" if ray.cpus is None else f"{counted(ray.nodes or 0, 'node')}, {counted(round(ray.cpus), 'CPU')}"
+        )
         yield "Ray", f"{ray.address}: {'cannot be used, see below' if ray.error else answer}"
     if (server := found.server) is not None:
         if server.datasets is None:
             yield "server", f"{server.address}: cannot be used, see below"
         else:
-            rows = ", ".join(f"{shown(name)} ({rows:,} rows)" for name, rows in server.datasets.items())
+            rows = ", ".join(f"{shown(name)} ({counted(rows, 'row')})" for name, rows in server.datasets.items())
             yield "server", f"{server.address}: {rows}"

@@ -15,6 +15,7 @@ import typer
 
 from penstock.cli.manifest_options import Reading, bar, console, reading
 from penstock.errors import ConfigError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.profiling import Profile
@@ -97,8 +98,9 @@ def _print(profile: Profile) -> None:
     from rich.text import Text
 
     out = console()
-    many = "s" * (profile.cores > 1)
-    out.print(f"{profile.name}: batches of {profile.batch_size}, {profile.cores} core{many}, {profile.seconds:.0f} s")
+    out.print(
+        f"{profile.name}: batches of {profile.batch_size}, {counted(profile.cores, 'core')}, {profile.seconds:.0f} s"
+    )
     out.print()
     out.print(_stages(profile))
     out.print()

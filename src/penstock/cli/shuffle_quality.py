@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli.manifest_options import Reading, bar, console, reading
 from penstock.cli.quantities import check_seed
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.manifest import Manifest
@@ -94,7 +95,8 @@ def command(
     out = console()
     some = next(iter(found.values()))
     each = "batch" if ranks == 1 else f"batch of each of {ranks:,} ranks"
-    out.print(f"{len(manifest):,} rows, {batch:,} in a {each}, {some.batches:,} batches looked at in each epoch")
+    looked = f"{counted(some.batches, 'batch')} looked at in each epoch"
+    out.print(f"{counted(len(manifest), 'row')}, {batch:,} in a {each}, {looked}")
     if labels is None:
         out.print("no classes: this manifest has no labels that are numbers or texts (--label)")
     _print(found)
