@@ -68,7 +68,8 @@ def test_folders(tmp_path: Path) -> None:
     assert [dataset[i][1] for i in range(6)] == [0, 0, 0, 1, 1, 1]
     assert len(ps.ImageDataset(dataset)[5][0]) == 3
     jpeg(tmp_path / "images" / "c1" / "9.jpg")
-    assert len(ps.open(tmp_path / "images")) == 7  # type: ignore[arg-type]
+    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "c1" / "8.GIF")
+    assert len(ps.open(tmp_path / "images")) == 8  # type: ignore[arg-type]
     (tmp_path / "mds").mkdir()
     (tmp_path / "mds" / "index.json").write_text('{"version": 2, "shards": []}')
     assert isinstance(ps.open(tmp_path / "mds"), MDSDataset)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_path", "names_a_loader"]
 
-_IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
 _SIDE = 224  # pixels of images, where nothing is said
 _ENCODED = ("jpeg", "png")  # columns of MDS folders that hold the bytes of image files
 
@@ -160,6 +159,7 @@ def _holds_images(dataset: Any) -> bool:
     import penstock as ps
     from penstock.datasets.loading import SampleRecord
     from penstock.errors import ImageError
+    from penstock.images.files import is_image
 
     if isinstance(dataset, ps.TableDataset):
         return bool(dataset.table.image_columns)
@@ -167,7 +167,7 @@ def _holds_images(dataset: Any) -> bool:
         return False
     first = next(_first(dataset), None)
     if not isinstance(first, dict):
-        return first is not None and os.path.splitext(str(first.path).partition("?")[0])[1].lower() in _IMAGES
+        return first is not None and is_image(str(first.path).partition("?")[0])
     try:
         SampleRecord(first)
     except ImageError:

@@ -19,6 +19,7 @@ import torch
 
 from penstock.errors import ConfigError, ImageError
 from penstock.images.decode import MAX_PIXELS, decode, read_bytes
+from penstock.images.files import is_image
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.region import Box, decode_region
 from penstock.images.transforms import Compose
@@ -34,7 +35,6 @@ __all__ = ["Encoded", "Item", "LoadImage", "SampleRecord"]
 
 Item = tuple[Any, ...]
 
-_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff", "gif"})
 _NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _LABELS = ("cls", "class", "label", "index")
 
@@ -223,7 +223,7 @@ class SampleRecord:
 
     def __init__(self, sample: dict[str, Any]) -> None:
         where = f"{shown(str(sample.get('__url__'))).removesuffix('?...')}/{sample.get('__key__')}"
-        name = next((name for name in sample if name.rpartition(".")[2] in _IMAGES), None)
+        name = next((name for name in sample if is_image(f".{name}")), None)
         if name is None:
             raise ImageError(f"{where}: a sample without an image: {', '.join(sample)}")
         self.path = f"{where}.{name}"

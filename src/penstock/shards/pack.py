@@ -31,6 +31,7 @@ import xxhash
 from filelock import Timeout
 
 from penstock.errors import ConfigError, ImageError, ShardIOError, WorkerError
+from penstock.images.files import is_image
 from penstock.manifest import Manifest, Record
 from penstock.order import make_order
 from penstock.progress import progress_bar
@@ -42,7 +43,6 @@ from penstock.storage import file_lock, io_error, write_atomically
 __all__ = ["CHECKSUMS", "PackReport", "list_images", "pack", "write_checksums"]
 
 CHECKSUMS, PLAN, LIST = "checksums.txt", "pack.json", "files.txt"
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _VERSION = 1
 
 
@@ -210,7 +210,7 @@ def _files(folder: str) -> Iterator[str]:
     for base, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
-            if name.lower().endswith(_IMAGES):
+            if is_image(name):
                 yield os.path.join(base, name)
 
 
