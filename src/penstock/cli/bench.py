@@ -6,7 +6,6 @@ standard output, with ``--json`` as one JSON object; ``--plot FILE`` draws it, w
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.layout import App
-from penstock.cli.manifest_options import bar, console
+from penstock.cli.manifest_options import Json, bar, console, print_json
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def readers(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Each back end in turn, so often.")] = 3,
     backend: Annotated[list[str] | None, typer.Option("--backend", help="Only this one; may be repeated.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the result into this file (matplotlib).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare the installed image back ends on your files: header, whole decode, decode to a size, crop."""
     from penstock.images import compare
@@ -65,7 +64,7 @@ def readers(
             found, target=target, threads=counts, rounds=rounds, backends=backend or None, progress=progress
         )
     if as_json:
-        print(json.dumps(_as_json(found, result, counts, target)))
+        print_json(_as_json(found, result, counts, target))
     else:
         _print(found, result, counts, target)
     if plot is not None and not _draw(plot, result, counts):

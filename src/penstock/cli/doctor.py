@@ -6,14 +6,13 @@ exit code is 1 when something does not work that is required or was asked for; w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.manifest_options import bar, byte_size, console, pairs, shown
+from penstock.cli.manifest_options import Json, bar, byte_size, console, pairs, print_json, shown
 from penstock.errors import ConfigError
 from penstock.wording import counted
 
@@ -41,7 +40,7 @@ def command(
     tls_roots: Annotated[
         Path | None, typer.Option("--tls-roots", help="File (PEM) with the server's authority, for grpc+tls://.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Look at this machine: what is here, what is missing and what that costs, and what to do.
 
@@ -56,7 +55,7 @@ def command(
             paths or ["."], ray=ray, server=server, token_file=token_file, tls_roots=tls_roots, progress=progress
         )
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print_json(found.as_dict())
     else:
         _print(found)
     if not found.ok:

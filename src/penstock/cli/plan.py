@@ -6,14 +6,13 @@ draws it with ``--plot``.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.manifest_options import byte_size, console, duration, pairs, spread
+from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_json, spread
 from penstock.cli.plan_options import AssumedOptions, JobOptions
 from penstock.wording import counted
 
@@ -32,7 +31,7 @@ def command(
     run: JobOptions,
     assumed: AssumedOptions,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the plan into this file (matplotlib).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Plan a run: batches, memory, cache, what limits it, how well it mixes, how soon it resumes.
 
@@ -47,7 +46,7 @@ def command(
         check_matplotlib()  # said now, not after everything else
     plan = make_plan(job, assumptions)
     if as_json:
-        print(json.dumps({**asdict(plan), "nodes": job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}}))
+        print_json({**asdict(plan), "nodes": job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}})
     else:
         _print(plan)
     if plot is not None:

@@ -6,14 +6,13 @@ object, with ``--html FILE`` a page with plots.
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.manifest_options import Reading, bar, console, reading
+from penstock.cli.manifest_options import Json, Reading, bar, console, print_json, reading
 from penstock.errors import ConfigError
 from penstock.wording import counted
 
@@ -60,7 +59,7 @@ def command(
         typer.Option("--size", min=1, help="Pixels a side of its images, which are cropped to that.  [default: 224]"),
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a report with plots into this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
     how: Reading,
 ) -> None:
     """Measure a loader stage by stage: what limits it, and what this machine wants."""
@@ -87,7 +86,7 @@ def command(
         except OSError as error:
             raise ConfigError(f"cannot write {str(html)!r}: {error.strerror}") from error
     if as_json:
-        print(json.dumps(found.as_dict(), allow_nan=False))
+        print_json(found.as_dict())
         return
     _print(found)
     if html is not None:

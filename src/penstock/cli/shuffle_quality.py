@@ -5,14 +5,13 @@ The measuring is `penstock.quality`; this prints it, a table on standard output 
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.manifest_options import Reading, bar, console, reading
+from penstock.cli.manifest_options import Json, Reading, bar, console, print_json, reading
 from penstock.cli.quantities import check_seed
 from penstock.wording import counted
 
@@ -62,7 +61,7 @@ def command(
     batches: Annotated[
         int, typer.Option("--batches", min=1, help="Batches looked at in each epoch, evenly spread.")
     ] = 256,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure how well orders mix a manifest: displacement, classes in a batch, repeats, and runs read.
 
@@ -90,7 +89,7 @@ def command(
         orders = [
             {"order": name, **asdict(quality), "rows_a_run": quality.rows_a_run} for name, quality in found.items()
         ]
-        print(json.dumps({"rows": len(manifest), "fingerprint": manifest.fingerprint, "seed": seed, "orders": orders}))
+        print_json({"rows": len(manifest), "fingerprint": manifest.fingerprint, "seed": seed, "orders": orders})
         return
     out = console()
     some = next(iter(found.values()))
