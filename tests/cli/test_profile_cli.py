@@ -102,6 +102,8 @@ class TestPrograms:
         assert "NoneType" in failure("slowly:returns_none")
         assert "no module 'slowli'" in failure("slowli:theirs")
         assert "no file 'slowli.py'" in failure("slowli.py:theirs")
+        program.with_name("slowly.v2.py").write_text(PROGRAM)
+        assert "rename it, as to slowly_v2.py" in failure("slowly.v2.py:theirs")
         assert "name the file ./slowly.py" in failure("./slowly:theirs")
         assert "Write slowly.py:NAME" in failure("slowly.py")
         program.with_name("train.txt").write_text("a.jpg 1\n")

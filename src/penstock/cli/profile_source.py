@@ -69,6 +69,9 @@ def _module(place: str) -> Any:
     path = Path(place).resolve()
     if not path.is_file():
         raise ConfigError(f"there is no file {place!r}")
+    if "." in path.stem:  # workers that are not forked import it by its name
+        renamed = path.stem.replace(".", "_")
+        raise ConfigError(f"{place}: Python cannot import a file with a dot in its name: rename it, as to {renamed}.py")
     sys.path.insert(0, str(path.parent))  # what it imports, and what workers that are not forked import
     module = importlib.import_module(path.stem)
     if module.__file__ is None or Path(module.__file__).resolve() != path:
