@@ -88,6 +88,16 @@ def test_nothing(tmp_path: Path) -> None:
             ps.open(source)
 
 
+@pytest.mark.parametrize(
+    "sources",
+    [["https://host/a.bin?sig=SECRET"], ["https://host/a.tar?X-Amz-Signature=SECRET", "https://host/b.txt?sig=SECRET"]],
+)
+def test_signatures_are_not_shown(sources: list[str]) -> None:
+    with pytest.raises(ConfigError, match="https://host/a") as caught:
+        ps.open(sources)
+    assert "SECRET" not in str(caught.value)
+
+
 def test_images_of_shards(tmp_path: Path) -> None:
     def image(value: int) -> bytes:
         out = io.BytesIO()

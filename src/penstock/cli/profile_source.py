@@ -110,6 +110,7 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
     """
     import penstock as ps
     from penstock.cli.manifest_options import Reading
+    from penstock.storage.urls import shown
 
     if source.endswith(".py"):
         raise ConfigError(
@@ -126,7 +127,9 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
     if isinstance(dataset, ps.MDSDataset) and (column := _image_column(dataset)) is not None:
         dataset = ps.open(source, images="bytes", load=_CropColumn(column, size or _SIDE), **given)
     elif size is not None:
-        raise ConfigError(f"--size is for images, and {source} has none that are known by their names: leave it out")
+        raise ConfigError(
+            f"--size is for images, and {shown(source)} has none that are known by their names: leave it out"
+        )
     if isinstance(dataset, ps.RankDataset) and dataset.load is None:
         dataset = ps.open(source, load=ps.LoadBytes(), **given)
     collate: Any = None if _collates(dataset) else list

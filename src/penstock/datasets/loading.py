@@ -26,7 +26,7 @@ from penstock.images.transforms import Compose
 from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.images.transforms.view import Pixels
 from penstock.manifest import Record
-from penstock.random import generator
+from penstock.random import generator, shown_record
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
@@ -199,7 +199,7 @@ class LoadImage:
             source = Encoded(encoded, record.path, self.max_pixels)
         belongs = {} if self.target is None else self.target(record)
         if not isinstance(belongs, dict):
-            raise ConfigError(f"target= gave {type(belongs).__name__} for {record!r}, not a dict")
+            raise ConfigError(f"target= gave {type(belongs).__name__} for {shown_record(record)!r}, not a dict")
         with stage("augment"):
             canvas = open_canvas(source, belongs, out)
             try:
