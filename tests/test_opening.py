@@ -68,7 +68,8 @@ def test_folders(tmp_path: Path) -> None:
     assert [dataset[i][1] for i in range(6)] == [0, 0, 0, 1, 1, 1]
     assert len(ps.ImageDataset(dataset)[5][0]) == 3
     jpeg(tmp_path / "images" / "c1" / "9.jpg")
-    assert len(ps.open(tmp_path / "images")) == 7  # type: ignore[arg-type]
+    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "c1" / "8.GIF")
+    assert len(ps.open(tmp_path / "images")) == 8  # type: ignore[arg-type]
     (tmp_path / "mds").mkdir()
     (tmp_path / "mds" / "index.json").write_text('{"version": 2, "shards": []}')
     assert isinstance(ps.open(tmp_path / "mds"), MDSDataset)
@@ -85,6 +86,16 @@ def test_nothing(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             ps.open(source)
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [["https://host/a.bin?sig=SECRET"], ["https://host/a.tar?X-Amz-Signature=SECRET", "https://host/b.txt?sig=SECRET"]],
+)
+def test_signatures_are_not_shown(sources: list[str]) -> None:
+    with pytest.raises(ConfigError, match="https://host/a") as caught:
+        ps.open(sources)
+    assert "SECRET" not in str(caught.value)
 
 
 def test_images_of_shards(tmp_path: Path) -> None:

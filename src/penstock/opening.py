@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.manifest.formats import EXTENSIONS, format_of
 from penstock.shards.urls import expand, local_path
+from penstock.storage.urls import shown
 from penstock.tables.files import is_table_folder
 
 if TYPE_CHECKING:
@@ -74,12 +75,12 @@ def _kind(name: str) -> str:
     if path is None and "." not in lower.rpartition("/")[2]:
         return "MDS folders"
     if path is not None and not os.path.exists(path):
-        raise ConfigError(f"{name}: there is no such file or folder")
+        raise ConfigError(f"{shown(name)}: there is no such file or folder")
     raise ConfigError(
-        f"{name}: neither a manifest ({', '.join([*_TEXT, *EXTENSIONS])}), a tar shard (.tar, .tar.gz, .tgz, ...), "
-        "NumPy files (.npy), an MDS folder (index.json in it), nor a folder with one folder of images for each class; "
-        "for a manifest with another name use Manifest.open(..., format='text'), for files of tokens say dtype= and "
-        "sequence_length="
+        f"{shown(name)}: neither a manifest ({', '.join([*_TEXT, *EXTENSIONS])}), a tar shard (.tar, .tar.gz, .tgz, "
+        "...), NumPy files (.npy), an MDS folder (index.json in it), nor a folder with one folder of images for each "
+        "class; for a manifest with another name use Manifest.open(..., format='text'), for files of tokens say "
+        "dtype= and sequence_length="
     )
 
 
@@ -181,7 +182,7 @@ def _as_they_are(names: list[str]) -> list[str | Path]:
 
 
 def _said(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(map(shown, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 _OPENERS = {

@@ -32,6 +32,7 @@ __all__ = [
     "sample_keys",
     "sample_scope",
     "show_samples",
+    "shown_record",
 ]
 
 R = TypeVar("R")
@@ -174,13 +175,13 @@ def load_each(load: Callable[[R], T], records: Sequence[R], keys: Sequence[int] 
             try:
                 items.append(load(record))
             except Exception as error:
-                error.add_note(f"while loading {_name(record)}")
+                error.add_note(f"while loading {shown_record(record)}")
                 raise
     return items
 
 
-def _name(record: Any) -> Any:
-    """What to call a record in a note: no signature of an address, and of a sample of a shard not all of its bytes."""
+def shown_record(record: Any) -> Any:
+    """What messages call a record: no signature of an address, and of a sample of a shard not all of its bytes."""
     from penstock.storage.urls import shown  # only where something is wrong
 
     if isinstance(record, dict) and "__key__" in record:

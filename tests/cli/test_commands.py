@@ -131,6 +131,30 @@ def test_wrong_usage_is_2(name: str, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "--help" in err or "-h" in err
 
 
+SEEDED = {
+    "plan": ["--samples", "10", "--bytes", "10"],
+    "shards pack": ["train.txt", "out"],
+    "shuffle-quality": ["train.txt"],
+}
+
+
+def test_the_commands_with_seeds_are_these() -> None:
+    helps = {name: CliRunner().invoke(app, [*name.split(), "--help"]).stdout for name in ALL}
+    assert {name for name, text in helps.items() if "--seed " in text} == set(SEEDED)
+
+
+@pytest.mark.parametrize("name", SEEDED)
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64])
+def test_a_seed_out_of_range_is_2(
+    name: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*name.split(), *SEEDED[name], "--seed", str(seed)], monkeypatch) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "--seed" in err
+    assert "64-bit integer" in err
+
+
 @pytest.mark.parametrize("name", [name for name, arguments in MISSING.items() if arguments])
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_what_is_not_there_is_1(

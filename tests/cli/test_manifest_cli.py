@@ -132,7 +132,7 @@ class TestInfo:
         pq.write_table(pa.table({"file": ["a.jpg", "b.jpg"], "label": [1, 2]}), tmp_path / "t.parquet")
         text = run("info", tmp_path / "t.parquet", "--columns", "path=file,label=label")
         assert re.search(r" index [\d.]+ kB: .*t\.parquet.*\.arrow", text)
-        assert "1 to 2; 2 classes of 1 rows each" in text
+        assert "1 to 2; 2 classes of 1 row each" in text
 
     def test_arrow_shows_its_index(self, tmp_path: Path) -> None:
         table = pa.table({"path": ["a.jpg"], "label": [1]})

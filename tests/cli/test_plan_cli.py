@@ -102,6 +102,7 @@ def test_what_stands_out_is_said() -> None:
     assert "the step needs 64 workers for each rank, and 64 cores a node" in cores
 
 
+@pytest.mark.clock
 def test_ten_to_the_twelve_in_two_seconds() -> None:
     """Of processor time, start of the program included, since the machine of a test may be busy."""
     arguments = [

@@ -102,6 +102,8 @@ class TestPrograms:
         assert "NoneType" in failure("slowly:returns_none")
         assert "no module 'slowli'" in failure("slowli:theirs")
         assert "no file 'slowli.py'" in failure("slowli.py:theirs")
+        program.with_name("slowly.v2.py").write_text(PROGRAM)
+        assert "rename it, as to slowly_v2.py" in failure("slowly.v2.py:theirs")
         assert "name the file ./slowly.py" in failure("./slowly:theirs")
         assert "Write slowly.py:NAME" in failure("slowly.py")
         program.with_name("train.txt").write_text("a.jpg 1\n")
@@ -175,6 +177,9 @@ class TestPaths:
         assert "read" in {stage["name"] for stage in report["stages"]}
         np.save(tmp_path / "rows.npy", np.zeros((64, 4), np.float32))
         assert found(str(tmp_path / "rows.npy"), "--batch-size", "4")["batch_size"] == 4
+        files = ("train.txt", "--root", str(tmp_path)), ("rows.npy",)
+        for name, *options in files:
+            assert "--size is for images" in failure(str(tmp_path / name), *options, "--size", "32")
 
     def test_mds_folders(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "shards"))
@@ -187,6 +192,7 @@ class TestPaths:
         texts = [{"text": "a" * number} for number in range(24)]
         write_mds(tmp_path / "texts", {"text": "str"}, texts)
         assert found(str(tmp_path / "texts"), "--batch-size", "8")["verdict"]["rate"] > 0
+        assert "--size is for images" in failure(str(tmp_path / "texts"), "--size", "32")
 
 
 def test_a_target_is_a_path_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from penstock.loader.arena import Column, Rows, Shared, Slot, collating_into
 from penstock.loader.collate import Collate
 from penstock.loader.fetch import Fetch
 from penstock.loader.work import Task, Work
+from penstock.manifest import Record
 from penstock.random import sample_scope
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -282,6 +283,11 @@ def test_an_error_of_a_step_names_the_file(manifest: Manifest) -> None:
         ImageDataset(manifest, transform=[RandomCrop(9000)])[0]
     with pytest.raises(ConfigError, match="target= gave NoneType"):
         ImageDataset(manifest, transform=[Resize(8)], target=lambda record: None)[0]  # type: ignore[arg-type,return-value]
+    load = LoadImage(transform=[Resize(8)], target=lambda record: None)  # type: ignore[arg-type,return-value]
+    signed = Record("https://host/a.jpg?sig=SECRET", 1, 0, {})
+    with pytest.raises(ConfigError, match=r"https://host/a\.jpg") as caught:
+        load(signed, data=Path(manifest[0].path).read_bytes)
+    assert "SECRET" not in str(caught.value)
 
 
 def test_samples_of_shards_with_a_gif_and_a_negative_class() -> None:

@@ -157,6 +157,26 @@ def test_report_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("sampler", [None, list(range(95))], ids=["ours", "foreign"])
+def test_the_bar_of_a_resumed_pass_begins_where_it_resumes(
+    sampler: list[int] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with make("inline", Staged(95), sampler=sampler) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        state = loader.state_dict()
+    with make("inline", Staged(95), sampler=sampler, progress=True) as loader:
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        del batches
+        assert "7/10" in capsys.readouterr().err
+        assert len(list(loader)) == 10
+        assert "10/10" in capsys.readouterr().err
+
+
 def test_statistics_travel_with_the_loader() -> None:
     import pickle
 

@@ -89,6 +89,7 @@ def queue(ready: float, depth: float = 8.0) -> dict[str, Any]:
     return {"requests": 999, "ready": ready, "depth": depth, "prefetch": 8, "occupancy": ready / depth}
 
 
+@pytest.mark.clock
 def test_real_loops() -> None:
     verdict = diagnose(run(work=0.002, train=0.02, workers=2))
     assert verdict.limit == "training"

@@ -19,7 +19,7 @@ from shard_support import by_tarfile, make_tar, samples, write_shards
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
-from penstock.errors import ConfigError, ImageError, ShardError, ShardIOError
+from penstock.errors import ConfigError, ImageError, ManifestError, ShardError, ShardIOError
 from penstock.manifest import Manifest
 from penstock.shards import ShardSet
 from penstock.shards.check import rewrite, verify
@@ -148,6 +148,20 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
         pack(folder, tmp_path / "out3", prefix="a/b")
     with file_lock(tmp_path / "out3" / "pack.json"), pytest.raises(ConfigError, match="another process packs"):
         pack(folder, tmp_path / "out3")
+    (folder / "class 1" / "a\nb.jpg").write_bytes(b"")
+    with pytest.raises(ManifestError, match=r"a\\nb\.jpg.*rename"):
+        pack(folder, tmp_path / "out4", progress=False)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b"\xff", b"[]", b"{}", b'{"cuts": 3}', b'{"cuts": [null]}', b"null"])
+def test_a_damaged_plan(folder: Path, tmp_path: Path, damaged: bytes) -> None:
+    out = tmp_path / "out"
+    report = pack(folder, out, max_count=10, progress=False)
+    (out / "pack.json").write_bytes(damaged)
+    with pytest.raises(ShardError, match=r"pack\.json is damaged: remove it"):
+        pack(folder, out, max_count=10, progress=False)
+    (out / "pack.json").unlink()
+    assert pack(folder, out, max_count=10, progress=False).kept == len(report.shards)
 
 
 def test_verify_finds(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 from shard_support import by_tarfile
 
 from penstock.errors import ConfigError, ShardError, ShardIOError
-from penstock.shards import open_stream, walk_stream
+from penstock.shards import StreamShards, open_stream, walk_stream
 from penstock.shards.writer import ShardWriter, TarWriter
 
 rng = np.random.default_rng(0)
@@ -160,6 +160,35 @@ def test_shard_writer(tmp_path: Path) -> None:
     with ShardWriter("x-%d.tar.gz", opener=lambda name: Kept()) as writer:
         writer.write({"__key__": "a", "json": [1]})
     assert json.loads(by_tarfile(gzip.decompress(opened[0].getvalue()))[0][1]) == [1]
+
+
+@pytest.mark.parametrize("compress", ["", ".gz"])
+def test_the_file_of_an_opener_is_closed_after_an_exception(tmp_path: Path, compress: str) -> None:
+    files: list[Any] = []
+    finished: list[str] = []
+
+    def opener(name: str) -> Any:
+        files.append(io.FileIO(tmp_path / name, "wb"))
+        return files[-1]
+
+    with (
+        pytest.raises(KeyError, match="mine"),
+        ShardWriter(f"%d.tar{compress}", opener=opener, maxcount=1, post=finished.append) as writer,
+    ):
+        writer.write({"__key__": "a", "x": b"1"})
+        writer.write({"__key__": "b", "x": b"2"})
+        raise KeyError("mine")
+    assert [file.closed for file in files] == [True, True]
+    assert finished == [f"0.tar{compress}"]
+    with pytest.raises(ShardError):
+        list(StreamShards([tmp_path / f"1.tar{compress}"]))
+
+
+def test_the_file_of_an_opener_is_closed_when_a_shard_cannot_be_finished() -> None:
+    full: Any = io.FileIO("/dev/full", "wb")
+    with pytest.raises(ShardIOError, match="disk is full"), ShardWriter("%d.tar", opener=lambda name: full):
+        pass
+    assert full.closed
 
 
 def test_a_full_disk_is_named_in_copies_too() -> None:

@@ -162,6 +162,10 @@ def test_shard_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_written_to_a_command(tmp_path: Path) -> None:
     wds.allow("pipe")
+    with pytest.raises(KeyError), wds.TarWriter(f"pipe:cat > {tmp_path}/part.tar") as writer:
+        raise KeyError("mine")
+    with pytest.raises(ValueError, match="closed"):
+        writer._pipe.write(b"")  # type: ignore[union-attr]
     writer = wds.TarWriter(f"pipe:cat > {tmp_path}/piped.tar")
     writer.write({"__key__": "a", "cls": 1})
     writer.close()

@@ -93,6 +93,21 @@ def test_resumed_at_any_sample(tmp_path: Path, name: str) -> None:
         assert text(again) == second, at
 
 
+@pytest.mark.parametrize("name", ["round robin", "random mix"])
+def test_a_damaged_state_of_a_mix(tmp_path: Path, name: str) -> None:
+    make, urls = PIPELINES[name], write_shards(tmp_path, 4, 6)
+    mix = make(urls)
+    next(iter(mix))
+    state = through_json(mix.state_dict())
+    for key in state:
+        with pytest.raises(StateError):
+            make(urls).load_state_dict({other: value for other, value in state.items() if other != key})
+    for wrong in ({"alive": [7]}, {"alive": 3}, {"alive": [[]]}, {"sources": []}, {"sources": 3}, {"number": "3"}):
+        with pytest.raises(StateError):
+            make(urls).load_state_dict({**state, **wrong})
+    make(urls).load_state_dict(state)
+
+
 @pytest.mark.parametrize("name", ["shuffle", "unbatched", "own stage", "epochs"])
 def test_resumed_twice(tmp_path: Path, name: str) -> None:
     urls = write_shards(tmp_path, 4)

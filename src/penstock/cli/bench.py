@@ -6,7 +6,6 @@ standard output, with ``--json`` as one JSON object; ``--plot FILE`` draws it, w
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.layout import App
-from penstock.cli.manifest_options import bar, console
+from penstock.cli.manifest_options import Json, bar, console, print_json
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.images.compare import Comparison, Files
@@ -44,7 +44,7 @@ def readers(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Each back end in turn, so often.")] = 3,
     backend: Annotated[list[str] | None, typer.Option("--backend", help="Only this one; may be repeated.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the result into this file (matplotlib).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare the installed image back ends on your files: header, whole decode, decode to a size, crop."""
     from penstock.images import compare
@@ -64,7 +64,7 @@ def readers(
             found, target=target, threads=counts, rounds=rounds, backends=backend or None, progress=progress
         )
     if as_json:
-        print(json.dumps(_as_json(found, result, counts, target)))
+        print_json(_as_json(found, result, counts, target))
     else:
         _print(found, result, counts, target)
     if plot is not None and not _draw(plot, result, counts):
@@ -94,19 +94,19 @@ def _print(files: Files, result: Comparison, counts: Sequence[int], target: int)
     from penstock.images.compare import TASKS
 
     out = console()
-    out.print(f"{result.files} {files.kind} files in memory, images/s, crop and target {target} x {target}")
+    out.print(f"{counted(result.files, f'{files.kind} file')} in memory, images/s, crop and target {target} x {target}")
     if files.left_out:
-        out.print(f"{files.left_out} files of other formats left out")
+        out.print(f"left out: {counted(files.left_out, 'file')} of other formats")
     if files.unreadable:
-        out.print(f"{files.unreadable} files that cannot be read left out")
+        out.print(f"left out: {counted(files.unreadable, 'file')} that cannot be read")
     for name, failed in result.failed.items():
         if failed:
-            out.print(f"{name} cannot read {failed} files, which are left out for all")
+            out.print(f"left out for all: {counted(failed, 'file')} that {name} cannot read")
     for task in TASKS:
         table = Table(title=task, title_justify="left")
         table.add_column("back end")
         for count in counts:
-            table.add_column(f"{count} thread{'s' * (count > 1)}", justify="right")
+            table.add_column(counted(count, "thread"), justify="right")
         table.add_column("")
         fastest = max((found.get((task, counts[-1]), 0.0) for found in result.speed.values()), default=0.0)
         for name, found in result.speed.items():
@@ -180,7 +180,7 @@ def _draw(path: Path, result: Comparison, counts: Sequence[int]) -> bool:
                 places,
                 [result.speed[name].get((task, count), 0.0) for name in names],
                 0.8 / len(counts),
-                label=f"{count} thread{'s' * (count > 1)}",
+                label=counted(count, "thread"),
             )
         axes.set(title=task, xlabel="images/s", yticks=range(len(names)), yticklabels=names)
         axes.invert_yaxis()

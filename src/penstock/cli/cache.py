@@ -5,7 +5,6 @@ Results go to standard output, with ``--json`` as one JSON object. Exit code 1 o
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.layout import App
-from penstock.cli.manifest_options import byte_size, console, pairs, shown
+from penstock.cli.manifest_options import Json, byte_size, console, pairs, print_json, shown
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.storage.copies import Entry
@@ -29,7 +29,6 @@ Folder = Annotated[
     Path | None,
     typer.Option("--folder", help="The cache, instead of the one in the user's cache folder.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def _cache(folder: Path | None) -> Cache:
@@ -71,17 +70,15 @@ def info(
     complete = [entry for entry in entries if entry.complete]
     held, limit = sum(entry.size for entry in complete), cache.limit()
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "folder": str(cache.folder),
-                    "objects": len(complete),
-                    "bytes": held,
-                    "max_bytes": limit,
-                    "partial": len(entries) - len(complete),
-                    "entries": [_describe(entry) for entry in entries],
-                }
-            )
+        print_json(
+            {
+                "folder": str(cache.folder),
+                "objects": len(complete),
+                "bytes": held,
+                "max_bytes": limit,
+                "partial": len(entries) - len(complete),
+                "entries": [_describe(entry) for entry in entries],
+            }
         )
         return
     rows = [
@@ -89,7 +86,7 @@ def info(
         ("limit", f"{byte_size(limit)}{'' if cache.max_bytes else ' (half of what the disk has free)'}"),
     ]
     if len(entries) > len(complete):
-        rows.append(("unfinished", f"{len(entries) - len(complete):,} downloads, under way or to be resumed"))
+        rows.append(("unfinished", f"{counted(len(entries) - len(complete), 'download')}, under way or to be resumed"))
     now = time.time()
     for entry in entries if every else entries[:_SHOWN]:
         state = "" if entry.complete else ", unfinished"
@@ -113,9 +110,9 @@ def clear(
     cache = _cache(folder)
     count, size = cache.clear(unused_for=unused_days * 86400)
     if as_json:
-        print(json.dumps({"folder": str(cache.folder), "removed": count, "bytes": size}))
+        print_json({"folder": str(cache.folder), "removed": count, "bytes": size})
     else:
-        console().print(f"removed {count:,} copies, {byte_size(size)}, from {shown(str(cache.folder))}")
+        console().print(f"removed {counted(count, 'copy')}, {byte_size(size)}, from {shown(str(cache.folder))}")
 
 
 @app.command(epilog="Example:  penstock cache verify --remove")
@@ -133,7 +130,7 @@ def verify(
     count, bad = cache.verify(remove=remove, progress=False if as_json else None)
     if as_json:
         damaged = [{**_describe(entry), "reason": reason} for entry, reason in bad]
-        print(json.dumps({"folder": str(cache.folder), "objects": count, "removed": remove, "damaged": damaged}))
+        print_json({"folder": str(cache.folder), "objects": count, "removed": remove, "damaged": damaged})
     else:
         out = console()
         for entry, reason in bad:
@@ -143,6 +140,6 @@ def verify(
             if bad
             else ", all sound"
         )
-        out.print(f"{count:,} copies read{what}")
+        out.print(f"{counted(count, 'copy')} read{what}")
     if bad:
         raise typer.Exit(1)

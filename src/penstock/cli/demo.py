@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from penstock.errors import ConfigError, PenstockError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,8 +178,8 @@ def _prepare(console: Console, plan: Plan, archive: Path, program: Path, out: Pa
     train, test = (Manifest.open(meta, root=root) for meta in metas)
     indexed = 1000 * (time.perf_counter() - started)
     console.print(f"unpacked {archive.name} into {root} in {unpacked:.1f} s")
-    console.print(f"{metas[0]}: {len(train):,} images, sorted by class")
-    console.print(f"{metas[1]}: {len(test):,} images")
+    console.print(f"{metas[0]}: {counted(len(train), 'image')}, sorted by class")
+    console.print(f"{metas[1]}: {counted(len(test), 'image')}")
     console.print(f"indexed both in {indexed:.0f} ms; fingerprint of the training data {train.fingerprint[:16]}")
     return Data(root, metas[0], metas[1], program, len(train), len(test))
 
@@ -223,7 +224,7 @@ def _interrupted(console: Console, plan: Plan, data: Data, folder: Path) -> list
             options["stop_after"] = kill - start
         arguments = [*_arguments(plan, data, metrics, **options), *(["--resume"] if attempts else [])]
         what = "start" if start == 0 else f"resume from the checkpoint of step {start}"
-        console.print(f"[bold]{what} on {ranks} rank{'s' * (ranks > 1)}[/bold]")
+        console.print(f"[bold]{what} on {counted(ranks, 'rank')}[/bold]")
         with Fleet() as fleet:
             shown = not console.stderr  # its bar goes to standard output, where --json has its object alone
             fleet.start(Job(name, data.program, arguments, folder, ranks=ranks, dies=kill is not None, shown=shown))
@@ -262,7 +263,7 @@ def _compare(console: Console, plan: Plan, data: Data, folder: Path) -> dict[str
             arguments = _arguments(plan, data, folder / f"{name}.jsonl", seed=seed, shuffle=order)
             waiting.append(Job(name, data.program, [*arguments, "--quiet"], folder))
     names = [job.name for job in waiting]
-    text = f"{len(_ORDERS)} orders, {len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}, one rank each"
+    text = f"{len(_ORDERS)} orders, {counted(len(plan.seeds), 'seed')}, one rank each"
     columns = (TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn())
     with Fleet() as fleet, Progress(*columns, console=console) as progress:
         bar = progress.add_task(text, total=len(names))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.cli.demo_history import Attempt, last_tests, surviving
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.cli.demo import Plan
@@ -44,9 +45,7 @@ def draw(
     accuracy.legend(*loss.get_legend_handles_labels(), fontsize=8, loc="lower right")
     left.suptitle("Killed twice, resumed on other numbers of ranks", fontweight="bold")
     _draw_orders(right.subplots(), plan, runs, names)
-    right.suptitle(
-        f"Same training, three orders, {len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}", fontweight="bold"
-    )
+    right.suptitle(f"Same training, three orders, {counted(len(plan.seeds), 'seed')}", fontweight="bold")
     figure.savefig(path, dpi=110)
     return True
 
@@ -63,7 +62,7 @@ def _draw_loss(axes: Any, attempts: Sequence[Attempt], whole: Attempt) -> None:
         raw = [step.loss for step in attempt.steps if step.number <= last]
         color = _RANKS[attempt.ranks]
         axes.plot(numbers, raw, ".", color=color, markersize=2, alpha=0.45)
-        label = None if attempt.ranks in seen else f"{attempt.ranks} rank{'s' * (attempt.ranks > 1)}"
+        label = None if attempt.ranks in seen else counted(attempt.ranks, "rank")
         axes.plot(numbers, [smooth[n] for n in numbers], color=color, linewidth=1.6, label=label)
         seen.add(attempt.ranks)
         if attempt.end > last:

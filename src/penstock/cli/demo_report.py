@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.demo_history import Attempt, Step, count_samples, final_accuracy, last_tests, surviving
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.cli.demo import Data, Plan
@@ -136,7 +137,7 @@ def _print_same_batches(console: Console, attempts: Sequence[Attempt], whole: At
 
 def _print_orders(console: Console, runs: Mapping[str, Sequence[Attempt]], names: Mapping[str, str]) -> None:
     seeds = len(next(iter(runs.values())))
-    table = Table(title=f"Test accuracy after the last epoch, {seeds} seed{'s' * (seeds > 1)}", title_justify="left")
+    table = Table(title=f"Test accuracy after the last epoch, {counted(seeds, 'seed')}", title_justify="left")
     table.add_column("order")
     table.add_column("")
     for heading in ("each seed", "mean", "std. error"):

@@ -6,15 +6,15 @@ exit code is 1 when something does not work that is required or was asked for; w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.manifest_options import bar, byte_size, console, pairs, shown
+from penstock.cli.manifest_options import Json, bar, byte_size, console, pairs, print_json, shown
 from penstock.errors import ConfigError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.diagnosis import Diagnosis
@@ -40,7 +40,7 @@ def command(
     tls_roots: Annotated[
         Path | None, typer.Option("--tls-roots", help="File (PEM) with the server's authority, for grpc+tls://.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Look at this machine: what is here, what is missing and what that costs, and what to do.
 
@@ -55,7 +55,7 @@ def command(
             paths or ["."], ray=ray, server=server, token_file=token_file, tls_roots=tls_roots, progress=progress
         )
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print_json(found.as_dict())
     else:
         _print(found)
     if not found.ok:
@@ -101,7 +101,7 @@ def _installed(found: Diagnosis) -> Iterator[tuple[str, str]]:
             yield package.name, text if package.error is None else f"{text}: {package.error}"
             if package.name == "torch" and found.torch is not None:
                 cuda = f"CUDA {found.torch.cuda}" if found.torch.cuda else "without CUDA"
-                yield "", f"{cuda}, {found.torch.gpus} GPUs, {found.torch.threads} threads"
+                yield "", f"{cuda}, {counted(found.torch.gpus, 'GPU')}, {counted(found.torch.threads, 'thread')}"
 
 
 def _optional(found: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -153,11 +153,13 @@ def _place(place: Place) -> str:
 
 def _services(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if (ray := found.ray) is not None:
-        answer = "runs here" if ray.cpus is None else f"{ray.nodes} nodes, {ray.cpus:,.0f} CPUs"
+        answer = (
+            "runs here" if ray.cpus is None else f"{counted(ray.nodes or 0, 'node')}, {counted(round(ray.cpus), 'CPU')}"
+        )
         yield "Ray", f"{ray.address}: {'cannot be used, see below' if ray.error else answer}"
     if (server := found.server) is not None:
         if server.datasets is None:
             yield "server", f"{server.address}: cannot be used, see below"
         else:
-            rows = ", ".join(f"{shown(name)} ({rows:,} rows)" for name, rows in server.datasets.items())
+            rows = ", ".join(f"{shown(name)} ({counted(rows, 'row')})" for name, rows in server.datasets.items())
             yield "server", f"{server.address}: {rows}"

@@ -28,6 +28,7 @@ from penstock.cli.manifest_options import (
     shown,
     speed,
 )
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.manifest import CheckReport, Manifest
@@ -98,7 +99,8 @@ def _print_report(report: CheckReport, seconds: float, *, files: bool, duplicate
         return
     if report.ok:
         out.print(
-            f"{report.rows:,} rows checked in {duration(seconds)} ({', '.join(looked_for)}): no problems", style="green"
+            f"{counted(report.rows, 'row')} checked in {duration(seconds)} ({', '.join(looked_for)}): no problems",
+            style="green",
         )
         return
     table = Table(box=box.SIMPLE, pad_edge=False)
@@ -112,8 +114,10 @@ def _print_report(report: CheckReport, seconds: float, *, files: bool, duplicate
             examples += f"\nand {more:,} more" if examples else f"{more:,}"
         table.add_row(Text(problem.kind), f"{problem.count:,}", Text(examples))
     out.print(table)
-    what = "problem" if report.count == 1 else "problems"
-    out.print(f"{report.count:,} {what} in {report.rows:,} rows, checked in {duration(seconds)}", style="red")
+    out.print(
+        f"{counted(report.count, 'problem')} in {counted(report.rows, 'row')}, checked in {duration(seconds)}",
+        style="red",
+    )
 
 
 @app.command(epilog="Example:  penstock manifest info train.txt")
@@ -164,7 +168,7 @@ def info(
         return
     rows = [
         ("rows", f"{len(manifest):,}"),
-        ("size", f"{byte_size(manifest.nbytes)} in {_files(len(manifest.sources))}"),
+        ("size", f"{byte_size(manifest.nbytes)} in {counted(len(manifest.sources), 'file')}"),
         ("index", f"{byte_size(size)}: {_some(indexes)}"),
         ("fingerprint", manifest.fingerprint),
         ("columns", ", ".join(f"{field.name} ({field.type})" for field in manifest.schema)),
@@ -202,11 +206,11 @@ def _label_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if not found["classes"]:
         return [("labels", "none")]
     low, high, fewest, most = (found[name] for name in ("lowest", "highest", "fewest_rows", "most_rows"))
-    each = f"{fewest:,} rows each" if fewest == most else f"{fewest:,} to {most:,} rows each"
-    rows = [("labels", f"{low} to {high}; {found['classes']:,} classes of {each}")]
+    each = f"{counted(fewest, 'row')} each" if fewest == most else f"{fewest:,} to {most:,} rows each"
+    rows = [("labels", f"{low} to {high}; {counted(found['classes'], 'class')} of {each}")]
     gaps = high - low + 1 - found["classes"]
     if gaps:
-        rows.append(("unused", f"{gaps:,} numbers between the lowest and the highest label"))
+        rows.append(("unused", f"{counted(gaps, 'number')} between the lowest and the highest label"))
     return rows
 
 
@@ -241,7 +245,7 @@ def head(
     out = console()
     out.print(table)
     if len(manifest) > count:
-        out.print(f"{len(manifest) - count:,} more rows")
+        out.print(counted(len(manifest) - count, "more row"))
 
 
 @app.command(epilog="Example:  penstock manifest build 'lists/*.txt'")
@@ -393,7 +397,3 @@ def _some(paths: list[Path]) -> str:
     """The first paths of a list, and how many more."""
     more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
     return ", ".join(shown(str(path)) for path in paths[:3]) + more
-
-
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count:,} files"

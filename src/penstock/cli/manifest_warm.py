@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock.images.threads import map_blocks
 from penstock.manifest import Manifest
 from penstock.storage import io_error
+from penstock.storage.urls import shown
 
 __all__ = ["read_files", "read_samples"]
 
@@ -66,7 +67,7 @@ def read_samples(
                 size += sum(reader.pieces(record.path))
             except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                failed.append(f"row {record.row}: {record.path}: {reason}")
+                failed.append(f"row {record.row}: {shown(record.path)}: {reason}")
         return size, failed
 
     total, failures, examples = 0, 0, list[str]()

@@ -6,15 +6,15 @@ draws it with ``--plot``.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.manifest_options import byte_size, console, duration, pairs, spread
+from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_json, spread
 from penstock.cli.plan_options import AssumedOptions, JobOptions
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,7 +31,7 @@ def command(
     run: JobOptions,
     assumed: AssumedOptions,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the plan into this file (matplotlib).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Plan a run: batches, memory, cache, what limits it, how well it mixes, how soon it resumes.
 
@@ -46,7 +46,7 @@ def command(
         check_matplotlib()  # said now, not after everything else
     plan = make_plan(job, assumptions)
     if as_json:
-        print(json.dumps({**asdict(plan), "nodes": job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}}))
+        print_json({**asdict(plan), "nodes": job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}})
     else:
         _print(plan)
     if plot is not None:
@@ -60,8 +60,8 @@ def _print(plan: Plan) -> None:
     out = console()
     size = byte_size(job.samples * job.sample_bytes)
     out.print(
-        f"{job.samples:,} samples of {byte_size(job.sample_bytes)} ({size}), {_several(job.ranks, 'rank')} on "
-        f"{_several(job.nodes, 'node')}, {job.shuffle} shuffle"
+        f"{counted(job.samples, 'sample')} of {byte_size(job.sample_bytes)} ({size}), {counted(job.ranks, 'rank')} on "
+        f"{counted(job.nodes, 'node')}, {job.shuffle} shuffle"
     )
     out.print(pairs("An epoch", _epoch_rows(plan)))
     out.print(pairs("Memory", _memory_rows(plan)))
@@ -75,10 +75,6 @@ def _print(plan: Plan) -> None:
     out.print("Memory of processes, start-up and hand-over are assumed as measured on a small machine: see --help.")
 
 
-def _several(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
-
-
 def _time(seconds: float) -> str:
     """As `duration`, and longer ones in hours or days."""
     if seconds < 3600:
@@ -90,14 +86,16 @@ def _time(seconds: float) -> str:
 def _epoch_rows(plan: Plan) -> list[tuple[str, str]]:
     job, dealing, check = plan.job, plan.dealing, plan.check
     parts = f" in {job.mini_epochs:,} mini-epochs of {dealing.batches_mini_epoch:,}" if job.mini_epochs > 1 else ""
-    rows = [("batches of a rank", f"{dealing.batches:,}{parts}, the last of each with {dealing.last_batch:,} samples")]
+    last = f"the last of each with {counted(dealing.last_batch, 'sample')}"
+    rows = [("batches of a rank", f"{dealing.batches:,}{parts}, {last}")]
     if dealing.batches_fewest < dealing.batches:
         rows.append(("fewest of a rank", f"{dealing.batches_fewest:,}"))
-    rows.append(("come twice", f"{dealing.padded:,} samples"))
-    rows.append(("left out", f"{dealing.dropped + dealing.dropped_last:,} samples"))
+    rows.append(("come twice", counted(dealing.padded, "sample")))
+    rows.append(("left out", counted(dealing.dropped + dealing.dropped_last, "sample")))
     counts = "counts differ by one at most" if job.remainder == "uneven" else "equal counts"
     held = f"disjoint, complete, {counts}" if check.ok else "FAILED"
-    rows.append(("checked", f"{check.ranks:,} ranks, {check.samples:,} rows of the real order: {held}"))
+    looked = f"{counted(check.ranks, 'rank')}, {counted(check.samples, 'row')} of the real order"
+    rows.append(("checked", f"{looked}: {held}"))
     return rows
 
 
@@ -107,7 +105,7 @@ def _memory_rows(plan: Plan) -> list[tuple[str, str]]:
         ("a rank", f"{byte_size(memory.rank)} private, without its model"),
         ("a worker", f"{byte_size(memory.worker)} private; {job.workers} a rank"),
         ("the ring", f"{byte_size(memory.ring)} a rank: {memory.slots} slots of {byte_size(memory.slot_bytes)}"),
-        ("a node", f"{byte_size(memory.node)} for {job.ranks_here} ranks"),
+        ("a node", f"{byte_size(memory.node)} for {counted(job.ranks_here, 'rank')}"),
         ("mapped", f"{byte_size(memory.node_mapped)}, once a node, given back when memory is short"),
         ("index on disk", f"{byte_size(memory.index_bytes)} beside {byte_size(memory.manifest_bytes)} of manifest"),
     ]
@@ -126,6 +124,7 @@ def _time_rows(plan: Plan) -> list[tuple[str, str]]:
 def _need_rows(plan: Plan) -> list[tuple[str, str]]:
     needs = plan.needs
     assert needs.samples_per_s is not None
+    assert needs.workers is not None
     assert needs.bandwidth is not None
     assert needs.bandwidth_cached is not None
     assert needs.total_bandwidth is not None
@@ -134,7 +133,7 @@ def _need_rows(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("samples", f"{needs.samples_per_s:,.0f}/s"),
         ("bandwidth", f"{byte_size(needs.bandwidth)}/s in the first epoch, {cached}; {total}"),
-        ("cores", f"{needs.cores:,.1f}, so {needs.workers} workers a rank"),
+        ("cores", f"{needs.cores:,.1f}, so {counted(needs.workers, 'worker')} a rank"),
     ]
 
 
@@ -176,7 +175,7 @@ def _shuffles(plan: Plan) -> Table:
             cells = [""] * (1 + classes)
         else:
             cells = [f"{quality.displacement:.4f}", *[f"{quality.classes or 0:,.1f}"] * classes]
-        runs = "" if quality is None else f"{quality.runs:,.0f} in {quality.window:,} rows"
+        runs = "" if quality is None else f"{quality.runs:,.0f} in {counted(quality.window, 'row')}"
         table.add_row(kind, *cells, f"{rates[0]:.1%}", f"{rates[-1]:.1%}", runs)
     some = next(iter(plan.quality.values()), None)
     if classes and some is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.quantities import count, size
+from penstock.cli.quantities import check_seed, count, size
 
 if TYPE_CHECKING:
     from penstock.planning import Assumptions, Job
@@ -97,7 +97,9 @@ class JobOptions:
     drop_last: Annotated[bool, typer.Option("--drop-last", help="Leave out batches that are not full.", **_ORDER)] = (
         False
     )
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the order that is looked at.", **_ORDER)] = 0
+    seed: Annotated[
+        int, typer.Option("--seed", callback=check_seed, help="Seed of the order that is looked at.", **_ORDER)
+    ] = 0
     line_bytes: Annotated[float, typer.Option("--line-bytes", help="Bytes of a row in the manifest.", **_ASSUMED)] = (
         38.0
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.planning import Plan
@@ -43,7 +44,8 @@ def draw(path: Path, plan: Plan) -> None:
     _memory(memory, plan)
     _cache(cache, plan)
     job = plan.job
-    figure.suptitle(f"{job.samples:,} samples, {job.ranks:,} ranks on {job.nodes:,} nodes, {job.shuffle} shuffle")
+    ranks, nodes = counted(job.ranks, "rank"), counted(job.nodes, "node")
+    figure.suptitle(f"{counted(job.samples, 'sample')}, {ranks} on {nodes}, {job.shuffle} shuffle")
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:

@@ -6,15 +6,15 @@ object, with ``--html FILE`` a page with plots.
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.manifest_options import Reading, bar, console, reading
+from penstock.cli.manifest_options import Json, Reading, bar, console, print_json, reading
 from penstock.errors import ConfigError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.profiling import Profile
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _WIDTH = 24  # characters of the longest bar
-_BATCH_SIZE, _SIZE = 64, 224  # of a path
+_BATCH_SIZE = 64  # of a path
 
 
 class _Executor(StrEnum):
@@ -59,7 +59,7 @@ def command(
         typer.Option("--size", min=1, help="Pixels a side of its images, which are cropped to that.  [default: 224]"),
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a report with plots into this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
     how: Reading,
 ) -> None:
     """Measure a loader stage by stage: what limits it, and what this machine wants."""
@@ -76,7 +76,7 @@ def command(
             )
         loader = profile_source.load(target)
     else:
-        loader = profile_source.load_path(target, how=how, batch_size=batch_size or _BATCH_SIZE, size=size or _SIZE)
+        loader = profile_source.load_path(target, how=how, batch_size=batch_size or _BATCH_SIZE, size=size)
     step = None if step_ms is None else step_ms / 1000
     with bar("measuring", show=not as_json) as progress:
         found = profile(loader, seconds=seconds, step=step, executors=executor, name=target, progress=progress)
@@ -86,7 +86,7 @@ def command(
         except OSError as error:
             raise ConfigError(f"cannot write {str(html)!r}: {error.strerror}") from error
     if as_json:
-        print(json.dumps(found.as_dict(), allow_nan=False))
+        print_json(found.as_dict())
         return
     _print(found)
     if html is not None:
@@ -97,8 +97,9 @@ def _print(profile: Profile) -> None:
     from rich.text import Text
 
     out = console()
-    many = "s" * (profile.cores > 1)
-    out.print(f"{profile.name}: batches of {profile.batch_size}, {profile.cores} core{many}, {profile.seconds:.0f} s")
+    out.print(
+        f"{profile.name}: batches of {profile.batch_size}, {counted(profile.cores, 'core')}, {profile.seconds:.0f} s"
+    )
     out.print()
     out.print(_stages(profile))
     out.print()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_path", "names_a_loader"]
 
-_IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
+_SIDE = 224  # pixels of images, where nothing is said
 _ENCODED = ("jpeg", "png")  # columns of MDS folders that hold the bytes of image files
 
 
@@ -69,6 +69,9 @@ def _module(place: str) -> Any:
     path = Path(place).resolve()
     if not path.is_file():
         raise ConfigError(f"there is no file {place!r}")
+    if "." in path.stem:  # workers that are not forked import it by its name
+        renamed = path.stem.replace(".", "_")
+        raise ConfigError(f"{place}: Python cannot import a file with a dot in its name: rename it, as to {renamed}.py")
     sys.path.insert(0, str(path.parent))  # what it imports, and what workers that are not forked import
     module = importlib.import_module(path.stem)
     if module.__file__ is None or Path(module.__file__).resolve() != path:
@@ -99,14 +102,15 @@ def _loaders(module: Any) -> str:
     return ", ".join(names) if names else "no loaders"
 
 
-def load_path(source: str, *, how: Reading, batch_size: int, size: int) -> TorchDataLoader[Any]:
+def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -> TorchDataLoader[Any]:
     """A loader over what `penstock.open` finds there: images through a crop and a flip, other samples as they are.
 
     Raises:
-        PenstockError: nothing that is known, or not to be read.
+        PenstockError: nothing that is known, or not to be read; a size for samples that are no images.
     """
     import penstock as ps
     from penstock.cli.manifest_options import Reading
+    from penstock.storage.urls import shown
 
     if source.endswith(".py"):
         raise ConfigError(
@@ -118,10 +122,14 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int) -> Torch
     if _holds_images(dataset):
         from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
 
-        dataset = ps.ImageDataset(dataset, transform=[RandomResizedCrop(size), HorizontalFlip()])
+        dataset = ps.ImageDataset(dataset, transform=[RandomResizedCrop(size or _SIDE), HorizontalFlip()])
         return ps.DataLoader(dataset, batch_size=batch_size, num_workers=0)
     if isinstance(dataset, ps.MDSDataset) and (column := _image_column(dataset)) is not None:
-        dataset = ps.open(source, images="bytes", load=_CropColumn(column, size), **given)
+        dataset = ps.open(source, images="bytes", load=_CropColumn(column, size or _SIDE), **given)
+    elif size is not None:
+        raise ConfigError(
+            f"--size is for images, and {shown(source)} has none that are known by their names: leave it out"
+        )
     if isinstance(dataset, ps.RankDataset) and dataset.load is None:
         dataset = ps.open(source, load=ps.LoadBytes(), **given)
     collate: Any = None if _collates(dataset) else list
@@ -157,6 +165,7 @@ def _holds_images(dataset: Any) -> bool:
     import penstock as ps
     from penstock.datasets.loading import SampleRecord
     from penstock.errors import ImageError
+    from penstock.images.files import is_image
 
     if isinstance(dataset, ps.TableDataset):
         return bool(dataset.table.image_columns)
@@ -164,7 +173,7 @@ def _holds_images(dataset: Any) -> bool:
         return False
     first = next(_first(dataset), None)
     if not isinstance(first, dict):
-        return first is not None and os.path.splitext(str(first.path).partition("?")[0])[1].lower() in _IMAGES
+        return first is not None and is_image(str(first.path).partition("?")[0])
     try:
         SampleRecord(first)
     except ImageError:

@@ -1,4 +1,4 @@
-"""Numbers as people write them on a command line: ``1.28M``, ``1e12``, ``110kB``, ``2GiB``, ``1.5GB/s``."""
+"""Numbers as people write them on a command line: ``1.28M``, ``1e12``, ``110kB``, ``2GiB``, ``1.5GB/s``; and seeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from decimal import Decimal
 
 import typer
 
-__all__ = ["count", "size"]
+from penstock.errors import OrderError
+
+__all__ = ["check_seed", "count", "size"]
 
 _NUMBER = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e\+?[0-9]{1,4})?)\s*([kmgtp]?)(i?)(b?)(?:/s)?", re.IGNORECASE)
 _STEPS = "kmgtp"
@@ -54,3 +56,18 @@ def size(text: str) -> int:
     (110000, 2147483648)
     """
     return _parse(text, of_bytes=True)
+
+
+def check_seed(value: int) -> int:
+    """A seed as it is; the ``callback`` of options.
+
+    Raises:
+        BadParameter: outside the range of seeds.
+    """
+    from penstock.order.hashing import derive_key
+
+    try:
+        derive_key(value)
+    except OrderError as error:
+        raise typer.BadParameter(str(error)) from error
+    return value

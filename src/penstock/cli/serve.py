@@ -21,6 +21,7 @@ import typer
 from penstock.cli.manifest_options import Reading, print_json, reading, shown
 from penstock.cli.signals import Signals
 from penstock.errors import ConfigError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.server.auth import TLS
@@ -218,7 +219,7 @@ def _announce(server: Server, status: Status | None, log: Log, *, as_json: bool)
     else:
         print(f"listening on {server.address}")
         for one in datasets:
-            print(f"  {shown(one.name)}: {one.rows:,} rows, fingerprint {one.fingerprint}")
+            print(f"  {shown(one.name)}: {counted(one.rows, 'row')}, fingerprint {one.fingerprint}")
         if status is not None:
             print(f"status page and metrics on {status.url}")
     sys.stdout.flush()

@@ -18,6 +18,7 @@ import typer
 from penstock.cli import quantities
 from penstock.cli.layout import App
 from penstock.cli.manifest_options import Json, bar, byte_size, console, duration, pairs, print_json, shown, speed
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.shards import ShardSet
@@ -236,13 +237,13 @@ def verify(
     size, samples = sum(report.nbytes for report in reports), sum(report.samples for report in reports)
     bad = sum(not report.ok for report in reports)
     if as_json:
-        counted = {"shards": len(reports), "samples": samples, "bytes": size, "seconds": seconds}
-        print_json({"ok": not bad, **counted, "bad_shards": bad, "problems": problems})
+        numbers = {"shards": len(reports), "samples": samples, "bytes": size, "seconds": seconds}
+        print_json({"ok": not bad, **numbers, "bad_shards": bad, "problems": problems})
         raise typer.Exit(int(bad > 0))
     out = console()
     for problem in problems:
         out.print(shown(problem), style="red")
-    said = f"{len(reports):,} shards, {samples:,} samples, {byte_size(size)} in {duration(seconds)}"
+    said = f"{counted(len(reports), 'shard')}, {counted(samples, 'sample')}, {byte_size(size)} in {duration(seconds)}"
     out.print(f"{said}: {f'{bad:,} with problems' if bad else 'no problems'}", style="red" if bad else "green")
     if bad:
         raise typer.Exit(1)
@@ -261,7 +262,7 @@ def pack(
     maxsize: MaxBytes = 1_000_000_000,
     maxcount: MaxCount = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Put the samples into a random order.")] = False,
-    seed: Annotated[int, typer.Option(help="Of that order.")] = 0,
+    seed: Annotated[int, typer.Option(callback=quantities.check_seed, help="Of that order.")] = 0,
     resize_max_side: Annotated[
         int | None, typer.Option(min=1, help="Make images smaller whose longer side is longer.", show_default=False)
     ] = None,
@@ -288,8 +289,8 @@ def pack(
     )
     seconds = time.perf_counter() - started
     if as_json:
-        counted = {"samples": report.samples, "bytes": report.nbytes, "kept": report.kept, "seconds": seconds}
-        print_json({"folder": out, "shards": report.shards, **counted})
+        numbers = {"samples": report.samples, "bytes": report.nbytes, "kept": report.kept, "seconds": seconds}
+        print_json({"folder": out, "shards": report.shards, **numbers})
         return
     kept = f", {report.kept:,} of them were there" if report.kept else ""
     rows = [

@@ -5,14 +5,15 @@ The measuring is `penstock.quality`; this prints it, a table on standard output 
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.manifest_options import Reading, bar, console, reading
+from penstock.cli.manifest_options import Json, Reading, bar, console, print_json, reading
+from penstock.cli.quantities import check_seed
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.manifest import Manifest
@@ -51,7 +52,7 @@ def command(
         int, typer.Option("--block-size", min=1, help="Rows in a block of the block shuffle.")
     ] = 1024,
     window: Annotated[int, typer.Option("--window", min=1, help="Blocks that are mixed with one another.")] = 64,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of all orders.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", callback=check_seed, help="Seed of all orders.")] = 0,
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, help="Epochs to measure, each compared with the next one.")
     ] = 2,
@@ -60,7 +61,7 @@ def command(
     batches: Annotated[
         int, typer.Option("--batches", min=1, help="Batches looked at in each epoch, evenly spread.")
     ] = 256,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure how well orders mix a manifest: displacement, classes in a batch, repeats, and runs read.
 
@@ -88,12 +89,13 @@ def command(
         orders = [
             {"order": name, **asdict(quality), "rows_a_run": quality.rows_a_run} for name, quality in found.items()
         ]
-        print(json.dumps({"rows": len(manifest), "fingerprint": manifest.fingerprint, "seed": seed, "orders": orders}))
+        print_json({"rows": len(manifest), "fingerprint": manifest.fingerprint, "seed": seed, "orders": orders})
         return
     out = console()
     some = next(iter(found.values()))
     each = "batch" if ranks == 1 else f"batch of each of {ranks:,} ranks"
-    out.print(f"{len(manifest):,} rows, {batch:,} in a {each}, {some.batches:,} batches looked at in each epoch")
+    looked = f"{counted(some.batches, 'batch')} looked at in each epoch"
+    out.print(f"{counted(len(manifest), 'row')}, {batch:,} in a {each}, {looked}")
     if labels is None:
         out.print("no classes: this manifest has no labels that are numbers or texts (--label)")
     _print(found)

@@ -19,13 +19,14 @@ import torch
 
 from penstock.errors import ConfigError, ImageError
 from penstock.images.decode import MAX_PIXELS, decode, read_bytes
+from penstock.images.files import is_image
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.region import Box, decode_region
 from penstock.images.transforms import Compose
 from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.images.transforms.view import Pixels
 from penstock.manifest import Record
-from penstock.random import generator
+from penstock.random import generator, shown_record
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
@@ -34,7 +35,6 @@ __all__ = ["Encoded", "Item", "LoadImage", "SampleRecord"]
 
 Item = tuple[Any, ...]
 
-_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff", "gif"})
 _NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _LABELS = ("cls", "class", "label", "index")
 
@@ -199,7 +199,7 @@ class LoadImage:
             source = Encoded(encoded, record.path, self.max_pixels)
         belongs = {} if self.target is None else self.target(record)
         if not isinstance(belongs, dict):
-            raise ConfigError(f"target= gave {type(belongs).__name__} for {record!r}, not a dict")
+            raise ConfigError(f"target= gave {type(belongs).__name__} for {shown_record(record)!r}, not a dict")
         with stage("augment"):
             canvas = open_canvas(source, belongs, out)
             try:
@@ -223,7 +223,7 @@ class SampleRecord:
 
     def __init__(self, sample: dict[str, Any]) -> None:
         where = f"{shown(str(sample.get('__url__'))).removesuffix('?...')}/{sample.get('__key__')}"
-        name = next((name for name in sample if name.rpartition(".")[2] in _IMAGES), None)
+        name = next((name for name in sample if is_image(f".{name}")), None)
         if name is None:
             raise ImageError(f"{where}: a sample without an image: {', '.join(sample)}")
         self.path = f"{where}.{name}"

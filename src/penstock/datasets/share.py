@@ -27,6 +27,7 @@ from penstock.order.permutation import Indices
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 from penstock.random import sample_key, sample_keys
 from penstock.state import STATE_VERSION, State, check_state, read_int
+from penstock.wording import counted
 
 __all__ = ["Share", "SharePass", "Slice", "Table"]
 
@@ -69,7 +70,9 @@ class Slice(NamedTuple):
         """
         size = len(self)
         if not -size <= index < size:
-            raise IndexError(f"index {index} is out of range for the {size} samples of rank {self.partition.rank}")
+            raise IndexError(
+                f"index {index} is out of range for the {counted(size, 'sample')} of rank {self.partition.rank}"
+            )
         position = self.partition[index % size + self.place.skip]
         return position, self.order[position % self.partition.n]
 

@@ -70,7 +70,10 @@ def memory(root: Path = _ROOT) -> tuple[Memory, list[Advice]]:
         said = {name.rstrip(":"): int(value) * 1024 for name, value, *_ in lines}
     except (OSError, ValueError):
         said = {}
-    found = Memory(said.get("MemTotal"), said.get("MemAvailable"), available_memory(root))
+    available, usable = said.get("MemAvailable"), available_memory(root)
+    if available is not None and usable is not None:
+        usable = min(usable, available)  # which it read, too, a moment later
+    found = Memory(said.get("MemTotal"), available, usable)
     if found.usable is None or found.usable >= _LITTLE_MEMORY:
         return found, []
     what = f"{found.usable / 1e9:.1f} GB can be had: torch takes about 0.2 GB in each rank, and batches come on top"

@@ -39,6 +39,7 @@ from penstock.errors import ConfigError, ImageError
 from penstock.images import exif
 from penstock.images.backends import BACKENDS, choose, installed
 from penstock.images.decode import decode
+from penstock.images.files import EXTENSIONS, is_image
 from penstock.images.headers import size_from_header
 from penstock.images.region import Box, decode_region
 
@@ -47,7 +48,6 @@ __all__ = ["TASKS", "Comparison", "Files", "compare", "made_up", "sample"]
 TASKS = ("header", "decode", "target", "crop")
 Task: TypeAlias = Callable[[bytes], object]
 
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 _MAX_BYTES = 1 << 30
 _MAX_LISTED = 100_000
 
@@ -107,7 +107,7 @@ def sample(folder: Path, *, count: int) -> Files:
     del kinds["other"]
     if not kinds:
         also = f", but {unreadable} that cannot be read" if unreadable else ""
-        raise ImageError(f"{str(folder)!r} holds no image files ({', '.join(sorted(_SUFFIXES))}){also}")
+        raise ImageError(f"{str(folder)!r} holds no image files ({', '.join(EXTENSIONS)}){also}")
     kind = kinds.most_common(1)[0][0]
     data_of_kind = [data for found, data in read if found == kind]
     return Files(kind, data_of_kind, len(read) - len(data_of_kind), unreadable)
@@ -190,7 +190,7 @@ def _images(folder: Path) -> Iterable[Path]:
             seen += 1
             if seen > _MAX_LISTED:
                 return
-            if os.path.splitext(name)[1].lower() in _SUFFIXES:
+            if is_image(name):
                 yield Path(parent, name)
 
 

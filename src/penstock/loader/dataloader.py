@@ -25,8 +25,9 @@ from penstock.loader.delivery import Batches, Delivery, Progress, pins
 from penstock.loader.engine import Engine, Run
 from penstock.loader.position import base_seed_after
 from penstock.loader.process import PATIENCE
+from penstock.loader.statistics import Statistics
 from penstock.loader.tuned import Segment, TunedBatches
-from penstock.samplers.base import BatchPass
+from penstock.samplers.base import BatchPass, EpochBatchSampler
 from penstock.state import State
 
 __all__ = ["DataLoader"]
@@ -190,7 +191,7 @@ class DataLoader(Configured[T_co]):
             pinned=pins(self.pin_memory, self.pin_memory_device),
             lying=self._IterableDataset_len_called if position.source is None else None,
             workers=how.workers,
-            bar=Bar(statistics, _length(progress.run)) if self.progress else None,
+            bar=_bar(statistics, position.source, progress) if self.progress else None,
             length=self.__len__,
         )
         if how.workers or self._tuning:
@@ -288,6 +289,15 @@ class _Kept:
 
     def _shutdown_workers(self) -> None:
         self._engine.close()
+
+
+def _bar(statistics: Statistics, source: EpochBatchSampler | None, progress: Progress) -> Bar:
+    """Over the whole epoch, from where the pass begins in it."""
+    left = _length(progress.run)
+    if source is None or left is None:
+        return Bar(statistics, None)
+    before = max(0, (_length(source.whole()) or 0) - left)
+    return Bar(statistics, before + left, before + len(progress.ahead))
 
 
 def _length(run: Any) -> int | None:

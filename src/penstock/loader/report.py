@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.loader.tally import ENOUGH, Setting
+from penstock.wording import counted
 
 __all__ = ["Verdict", "diagnose", "print_report", "render"]
 
@@ -88,7 +89,7 @@ class _Run:
     @property
     def where(self) -> str:
         """The cores."""
-        return _count(self.cores, "core") + (" that have no time left" if self.full else "")
+        return counted(self.cores, "core") + (" that have no time left" if self.full else "")
 
     @property
     def needed(self) -> int:
@@ -123,7 +124,7 @@ def diagnose(stats: dict[str, Any]) -> Verdict:
     """What limits the run with these statistics, of `Statistics.stats`."""
     run = _Run(stats)
     if run.batches < _BATCHES or stats["seconds"] < _SECONDS:
-        had = f"{_count(run.batches, 'batch', 'es')} in {_time(stats['seconds'])}"
+        had = f"{counted(run.batches, 'batch')} in {_time(stats['seconds'])}"
         return Verdict(
             "unknown", f"Too early to say what limits this run: {had}; ask again after {_BATCHES} batches and a second."
         )
@@ -208,8 +209,8 @@ def _memory(run: _Run) -> str:
 
 def _pending(run: _Run) -> str:
     return (
-        f"only {run.started} of its {run.stats['workers']} workers have found room in the cluster; add nodes, or ask "
-        "for less by RayOptions(num_cpus=, resources=, label_selector=)"
+        f"only {run.started} of its {counted(run.stats['workers'], 'worker')} have found room in the cluster; add "
+        "nodes, or ask for less by RayOptions(num_cpus=, resources=, label_selector=)"
     )
 
 
@@ -265,7 +266,7 @@ def render(stats: dict[str, Any]) -> Table:
     table.add_column(justify="right")
     table.add_column(justify="right")
     table.add_column()
-    passes = _count(stats["passes"], "pass", "es")
+    passes = counted(stats["passes"], "pass")
     table.add_row("batches", f"{stats['batches']:,}", f"{_digits(stats['batches_per_second'])}/s", passes)
     table.add_row("samples", f"{stats['samples']:,}", f"{_digits(stats['samples_per_second'])}/s", "")
     table.add_row("data", decimal(stats["bytes"]), f"{decimal(int(stats['bytes_per_second']))}/s", "", end_section=True)
@@ -282,9 +283,9 @@ def _title(stats: dict[str, Any]) -> str:
     parts = [f"DataLoader: {stats['executor']}"]
     if workers:
         of = f" of {threads} threads" if threads > 1 else ""
-        within = f" in {_count(processes, 'process', 'es')}" if processes not in (0, workers) else ""
-        parts.append(_count(workers, "worker") + of + within)
-    return ", ".join(parts if stats["executor"] == "ray" else [*parts, _count(stats["cores"], "core")])
+        within = f" in {counted(processes, 'process')}" if processes not in (0, workers) else ""
+        parts.append(counted(workers, "worker") + of + within)
+    return ", ".join(parts if stats["executor"] == "ray" else [*parts, counted(stats["cores"], "core")])
 
 
 def _stage_rows(table: Table, stats: dict[str, Any]) -> None:
@@ -314,7 +315,7 @@ def _worker_rows(table: Table, stats: dict[str, Any]) -> None:
         each = f", {_time(node['seconds'] / node['batches'])} a batch" if node["batches"] else ""
         lost = f", {node['lost']:,} lost" if node["lost"] else ""
         share = _percent(node["batches"], stats["batches"], 1)
-        workers = _count(node["workers"], "worker")
+        workers = counted(node["workers"], "worker")
         table.add_row(Text(f"node {name}"), f"{node['batches']:,}", share, workers + each + lost)
     if stats.get("hedged_batches"):
         table.add_row("made twice", f"{stats['hedged_batches']:,}", "", "a worker was slow")
@@ -348,10 +349,6 @@ def _choice(tuning: dict[str, Any]) -> str:
     if chosen is None:
         return "Workers are being chosen" + (f". So far {'; '.join(tried)}." if tried else ".")
     return f"Workers chosen: {Setting(**chosen).arguments}, {tuning['why']}. Tried: {'; '.join(tried)}."
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{plural if number != 1 else ''}"
 
 
 def _percent(part: float, whole: float, digits: int = 0) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.loader.work import Work
+from penstock.wording import counted
 
 __all__ = ["ENOUGH", "INLINE", "LEAVES", "WARM", "Measured", "Setting", "Tally", "rate_text"]
 
@@ -41,13 +42,11 @@ class Setting:
     def __str__(self) -> str:
         if not self.workers:
             return "inline"
-        many = "s" * (self.workers > 1)
         if self.executor == "auto":
-            return f"1 process, {self.workers} thread{many}"
+            return f"1 process, {counted(self.workers, 'thread')}"
         if self.executor == "ray":
-            return f"{self.workers} Ray worker{many}"
-        kind = "thread" if self.executor == "thread" else "process"
-        return f"{self.workers} {kind}{many and ('s' if kind == 'thread' else 'es')}"
+            return counted(self.workers, "Ray worker")
+        return counted(self.workers, "thread" if self.executor == "thread" else "process")
 
 
 INLINE = Setting("inline", 0)

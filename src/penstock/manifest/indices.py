@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.wording import counted
+
 __all__ = ["Indices", "Rows", "as_arrow", "in_order", "to_rows"]
 
 Rows = npt.NDArray[np.int64]
@@ -27,13 +29,15 @@ def to_rows(indices: Indices, view: range) -> Rows:
         raise TypeError(f"indices must be a sequence of integers, not {array.dtype} of shape {array.shape}")
     count = len(view)
     if array.dtype == np.uint64 and array.size and int(array.max()) >= count:  # some would be negative as int64
-        raise IndexError(f"row {int(array.max())} is out of range for a manifest of {count} rows")
+        raise IndexError(f"row {int(array.max())} is out of range for a manifest of {counted(count, 'row')}")
     array = array.astype(np.int64, copy=False)
     # Without a sign negative numbers are huge: one look tells that nothing is to be done.
     if array.size and int(np.maximum.reduce(array.view(np.uint64))) >= count:
         low, high = int(array.min()), int(array.max())
         if low < -count or high >= count:
-            raise IndexError(f"row {low if low < -count else high} is out of range for a manifest of {count} rows")
+            raise IndexError(
+                f"row {low if low < -count else high} is out of range for a manifest of {counted(count, 'row')}"
+            )
         array = np.where(array < 0, array + count, array)
     return array if view.start == 0 and view.step == 1 else array * view.step + view.start
 

@@ -33,6 +33,7 @@ from penstock.manifest.options import Blank, Columns, Header, make_options
 from penstock.manifest.record import Record, make_record
 from penstock.manifest.sources import Source, as_root, expand, local_folder
 from penstock.storage import Storage, is_remote
+from penstock.wording import counted
 
 __all__ = ["Manifest"]
 
@@ -239,7 +240,9 @@ class Manifest:
         if self._range == self._whole:
             return whole
         if self._range and max(self._range[0], self._range[-1]) >= len(whole):
-            raise ManifestError(f"{self!r} is a view that goes beyond the {len(whole)} rows that there are now")
+            raise ManifestError(
+                f"{self!r} is a view that goes beyond the {counted(len(whole), 'row')} that there are now"
+            )
         return whole._view(self._range)
 
     def check_unchanged(self) -> None:
@@ -411,7 +414,7 @@ class Manifest:
     def __repr__(self) -> str:
         names = self._reopen["source"]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"<Manifest of {len(self):,} rows: {', '.join(self.columns)}; {names[0]}{more}>"
+        return f"<Manifest of {counted(len(self), 'row')}: {', '.join(self.columns)}; {names[0]}{more}>"
 
 
 def _reopen(arguments: dict[str, Any], fingerprints: list[str], view: range | None) -> Manifest:

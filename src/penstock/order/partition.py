@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from penstock.errors import PartitionError
 from penstock.order.permutation import MAX_N, Indices, normalise
+from penstock.wording import counted
 
 __all__ = ["LAYOUTS", "REMAINDERS", "Partition"]
 
@@ -114,7 +115,9 @@ class Partition:
         if isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray):
             i = operator.index(index)
             if not -self._length <= i < self._length:
-                raise IndexError(f"index {i} is out of range for the {self._length} samples of rank {self.rank}")
+                raise IndexError(
+                    f"index {i} is out of range for the {counted(self._length, 'sample')} of rank {self.rank}"
+                )
             return self._first + (i % self._length) * self._step
         return normalise(index, self._length) * self._step + self._first
 

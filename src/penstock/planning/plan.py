@@ -11,6 +11,7 @@ from penstock.planning.job import Assumptions, Job
 from penstock.planning.rates import Epoch, Needs, epochs_of, needs_of
 from penstock.planning.resources import Memory, StartUp, memory_of, start_up_of
 from penstock.quality import Quality, TableOrder, measure, sorted_labels
+from penstock.wording import counted
 
 __all__ = ["KINDS", "Plan", "make_plan"]
 
@@ -107,7 +108,7 @@ def _notes(job: Job, dealing: Dealing, check: Check, epochs: tuple[Epoch, ...], 
         notes.append(f"from epoch {_first_without_waiting(epochs)} on the cache makes up for it")
     if needs.workers is not None and first.limit == "CPU":
         cores = "" if job.cores is None else f", and {needs.cores:,.0f} cores a node"
-        notes.append(f"the step needs {needs.workers} workers for each rank{cores}")
+        notes.append(f"the step needs {counted(needs.workers, 'worker')} for each rank{cores}")
     if first.amplification > 1.5:
         notes.append(
             f"each node reads {first.amplification:,.1f} times the bytes that it trains on, since one read brings "

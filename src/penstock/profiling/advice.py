@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from penstock.loader.tally import ENOUGH, LEAVES, rate_text
 from penstock.profiling.result import Profile, Setting, Stage, Trial, Verdict
+from penstock.wording import counted
 
 __all__ = ["choose", "expected_wait", "judge", "limiting", "restated"]
 
@@ -123,7 +124,9 @@ def _step(profile: Profile) -> list[str]:
         return []
     text = f"A step of {_time(step)} needs {rate_text(verdict.needed)} samples/s"
     measured = f"{_time(profile.rehearsal.waiting / profile.share)} a step was waited in a rehearsal of "
-    measured += f"{len(profile.rehearsal.moments)} " + ("batches" if profile.share == 1 else "parts of batches")
+    measured += counted(len(profile.rehearsal.moments), "batch" if profile.share == 1 else "part") + (
+        "" if profile.share == 1 else " of batches"
+    )
     if verdict.keeps_up:
         return [f"{text}: the loader keeps up, and the training sets the pace; {measured}."]
     if not verdict.setting.workers:
@@ -137,8 +140,8 @@ def _remarks(profile: Profile) -> list[str]:
     remarks = []
     if profile.others > _BUSY:
         remarks.append(
-            f"Other programs kept {profile.others:.1f} of {_count(profile.cores)} busy meanwhile: without them "
-            "there is more to be had."
+            f"Other programs kept {profile.others:.1f} of {counted(profile.cores, 'core')} busy meanwhile: without "
+            "them there is more to be had."
         )
     remarks += [f"{trial.setting}: no result, {trial.error}." for trial in profile.trials if trial.error]
     if {stage.name for stage in profile.stages} <= {"fetch", "collate"}:
@@ -148,14 +151,10 @@ def _remarks(profile: Profile) -> list[str]:
         )
     if profile.measured < profile.batch_size:
         remarks.append(
-            f"Batches of {profile.measured} samples were measured instead of {profile.batch_size}, which take too long "
-            "for the time given."
+            f"Batches of {counted(profile.measured, 'sample')} were measured instead of {profile.batch_size}, which "
+            "take too long for the time given."
         )
     return remarks
-
-
-def _count(cores: int) -> str:
-    return f"{cores} core{'s' * (cores > 1)}"
 
 
 def _time(seconds: float) -> str:

@@ -9,6 +9,7 @@ from string import Template
 from penstock.loader.tally import rate_text
 from penstock.profiling import plots
 from penstock.profiling.result import Profile, Stage, Trial
+from penstock.wording import counted
 
 __all__ = ["rate", "report", "span"]
 
@@ -81,8 +82,8 @@ $body
 def report(profile: Profile) -> str:
     """The page."""
     about = (
-        f"{profile.cores} core{'s' * (profile.cores > 1)}, batches of {profile.batch_size}, "
-        f"{profile.samples:,} samples measured alone, in {profile.seconds:.0f} s"
+        f"{counted(profile.cores, 'core')}, batches of {profile.batch_size}, "
+        f"{counted(profile.samples, 'sample')} measured alone, in {profile.seconds:.0f} s"
     )
     parts = [
         _numbers(profile),

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError
 from penstock.order import BlockShuffle, Order, Partition
 from penstock.order.permutation import Indices
+from penstock.wording import counted
 
 __all__ = [
     "Invertible",
@@ -162,7 +163,8 @@ class _Batches:
         self.count = n // ranks // batch_size * ranks
         if not self.count:
             raise ConfigError(
-                f"{n} rows do not give {ranks} rank(s) a batch of {batch_size} each: use smaller batches or fewer ranks"
+                f"{counted(n, 'row')} do not give {counted(ranks, 'rank')} a batch of {batch_size} each: use "
+                "smaller batches or fewer ranks"
             )
 
     def positions(self, number: int) -> Indices:

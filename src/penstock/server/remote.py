@@ -28,6 +28,7 @@ from penstock.manifest.indices import Indices, Rows
 from penstock.manifest.lines import TooMuch
 from penstock.manifest.scan import shorten
 from penstock.server.layout import Layout
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.server.client import Client
@@ -101,7 +102,7 @@ class RemoteManifest(Manifest):
 
     def __repr__(self) -> str:
         client, name, _, _ = self._made_of
-        return f"<RemoteManifest of {len(self):,} rows: {', '.join(self.columns)}; {name} of {client!r}>"
+        return f"<RemoteManifest of {counted(len(self), 'row')}: {', '.join(self.columns)}; {name} of {client!r}>"
 
 
 class _Fetch:

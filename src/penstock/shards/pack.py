@@ -30,7 +30,8 @@ import numpy as np
 import xxhash
 from filelock import Timeout
 
-from penstock.errors import ConfigError, ImageError, ShardIOError, WorkerError
+from penstock.errors import ConfigError, ImageError, ManifestError, ShardError, ShardIOError, WorkerError
+from penstock.images.files import is_image
 from penstock.manifest import Manifest, Record
 from penstock.order import make_order
 from penstock.progress import progress_bar
@@ -42,7 +43,6 @@ from penstock.storage import file_lock, io_error, write_atomically
 __all__ = ["CHECKSUMS", "PackReport", "list_images", "pack", "write_checksums"]
 
 CHECKSUMS, PLAN, LIST = "checksums.txt", "pack.json", "files.txt"
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _VERSION = 1
 
 
@@ -108,6 +108,8 @@ def pack(
     Raises:
         ConfigError: arguments that make no sense, a folder that holds the shards of another packing, or that another
             process packs into now.
+        ManifestError: a folder with an image whose name has a line break.
+        ShardError: a damaged ``pack.json`` in the folder.
         ShardIOError: a file that cannot be read or written, by name. Shards that are finished stay.
         ImageError: an image to be resized cannot be decoded.
         WorkerError: a worker was killed.
@@ -189,6 +191,9 @@ def list_images(source: str | os.PathLike[str], out: Path, name: str | None = No
         source: the folder. Classes are numbered in the order of their names.
         out: where the manifest goes.
         name: its name; by default one that follows from the folder's path.
+
+    Raises:
+        ManifestError: the name of an image has a line break, and so cannot be in a manifest.
     """
     key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(source)))
     lines = [
@@ -210,8 +215,11 @@ def _files(folder: str) -> Iterator[str]:
     for base, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
-            if name.lower().endswith(_IMAGES):
-                yield os.path.join(base, name)
+            if is_image(name):
+                path = os.path.join(base, name)
+                if "\n" in path:
+                    raise ManifestError(f"{path!r}: a name with a line break cannot be in a manifest: rename it")
+                yield path
 
 
 def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:
@@ -220,8 +228,7 @@ def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:
     wanted = {**options, **limits, "version": _VERSION, "fingerprint": job.manifest.fingerprint}
     where = out / PLAN
     if where.exists():
-        found = json.loads(where.read_text())
-        cuts: list[int] = found.pop("cuts")
+        found, cuts = _read_plan(where)
         if found != wanted:
             differ = [name for name in wanted if found.get(name) != wanted[name]]
             raise ConfigError(
@@ -233,6 +240,20 @@ def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:
     with write_atomically(where) as file:
         file.write(json.dumps({**wanted, "cuts": cuts}, indent=1).encode())
     return cuts
+
+
+def _read_plan(where: Path) -> tuple[dict[str, Any], list[int]]:
+    """What was packed and how, and the cuts."""
+    try:
+        found = json.loads(where.read_bytes())
+        cuts = [int(cut) for cut in found.pop("cuts")]
+    except OSError as error:
+        raise ShardIOError(str(io_error(where, error))) from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ShardError(
+            f"{where} is damaged: remove it and pack with the same options, which keeps the shards that are finished"
+        ) from error
+    return found, cuts
 
 
 def _cuts(job: _Job, max_bytes: int, max_count: int | None) -> Iterator[int]:

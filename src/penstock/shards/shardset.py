@@ -27,6 +27,7 @@ from penstock.shards.index import ShardIndex
 from penstock.shards.ranged import RangedShard, read_samples
 from penstock.shards.urls import Urls, expand
 from penstock.storage import Storage
+from penstock.wording import counted
 
 __all__ = ["ShardSet"]
 
@@ -116,7 +117,7 @@ class ShardSet:
 
     def __repr__(self) -> str:
         more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
-        return f"<ShardSet of {len(self):,} samples: {self.urls[0]}{more}>"
+        return f"<ShardSet of {counted(len(self), 'sample')}: {self.urls[0]}{more}>"
 
     # Reading.
 
@@ -152,7 +153,7 @@ class ShardSet:
         try:
             row = self._whole[operator.index(index)]
         except IndexError:
-            raise IndexError(f"sample {index} is out of range for {self._length} samples") from None
+            raise IndexError(f"sample {index} is out of range for {counted(self._length, 'sample')}") from None
         number, local = self.locate(row)
         shard = self.shard(number)
         shard.check()

@@ -196,7 +196,8 @@ class ShardWriter:
         maxcount, maxsize: a shard takes no more samples once it has so many of them, or so many bytes.
         post: called with the name of each finished shard.
         start_shard: the first number.
-        opener: ``opener(name)`` gives the file to write to, instead of the local file of that name.
+        opener: ``opener(name)`` gives the file to write to, instead of the local file of that name. It is closed in any
+            case; after an exception without the end mark of an archive, so that readers call it truncated.
         options: of `TarWriter`.
 
     Raises:
@@ -261,10 +262,12 @@ class ShardWriter:
         writer, self._writer = self._writer, None
         if writer is None:
             return
-        writer.close()
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        opened, self._opened = self._opened, None
+        try:
+            writer.close()
+        finally:
+            if opened is not None:
+                opened.close()
         if self._post is not None:
             self._post(self.fname)
 
@@ -283,6 +286,9 @@ class ShardWriter:
         elif self._writer is not None:
             self._writer.abandon()
             self._writer = None
+            if self._opened is not None:
+                with contextlib.suppress(OSError):  # what is raised already says more
+                    self._opened.close()
 
 
 def _gzip(file: BinaryIO) -> BinaryIO:

@@ -42,6 +42,7 @@ from penstock.tables.pictures import (
 )
 from penstock.tables.pieces import Pieces
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
+from penstock.wording import counted
 
 __all__ = ["CACHE_BYTES", "TableFiles", "read_schema"]
 
@@ -129,7 +130,7 @@ class TableFiles(FilesTable):
     def __repr__(self) -> str:
         first, more = self.maps.files[0].path, len(self.maps.files) - 1
         names = ", ".join(self.columns) + f"; {first}" + (f" and {more} more" if more else "")
-        return f"<TableFiles of {len(self):,} rows: {names}>"
+        return f"<TableFiles of {counted(len(self), 'row')}: {names}>"
 
     @property
     def columns(self) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from penstock.datasets.clock import Clock
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
 from penstock.order.hashing import derive_key, mix
 from penstock.state import State, check_state, read_int
 from penstock.wds.pipeline import DataPipeline
@@ -104,11 +104,26 @@ class _Mixed(IterableDataset[Any]):
         """
         check_state(state, self._identity(), of="mix")
         read_int(state, "epoch", of="mix")
+        read_int(state, "number", of="mix")
+        if "alive" not in state or (state["alive"] is not None and not self._fits(state)):
+            raise StateError(
+                "this state of a mix is damaged: 'alive', 'last' or 'sources' is missing or of other data sets. "
+                "Start anew without the state"
+            )
         if state["alive"] is None:
             self._resume = None
             self.set_epoch(int(state["epoch"]))
         else:
             self._resume = dict(state)
+
+    def _fits(self, state: Mapping[str, Any]) -> bool:
+        """Whether the sources of a state in mid-epoch can be those of this mix."""
+        alive, sources, count = state["alive"], state.get("sources"), len(self.datasets)
+        return (
+            isinstance(alive, list)
+            and all(one in range(count) for one in alive)
+            and (isinstance(sources, list) and len(sources) == count)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_steps": []}
@@ -141,6 +156,9 @@ class RoundRobin(_Mixed):
     def state_dict(self) -> State:
         """Where this one and its data sets are."""
         return {"last": self._last, **super().state_dict()}
+
+    def _fits(self, state: Mapping[str, Any]) -> bool:
+        return super()._fits(state) and state.get("last") in range(-1, len(self.datasets))
 
     def __iter__(self) -> Iterator[Any]:
         last = -1 if self._resume is None else int(self._resume["last"])

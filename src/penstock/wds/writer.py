@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
@@ -51,9 +52,18 @@ class TarWriter(shards.TarWriter):
 
     def close(self) -> None:
         """End the archive."""
-        super().close()
+        try:
+            super().close()
+        finally:
+            if self._pipe is not None:
+                self._pipe.close()
+
+    def abandon(self) -> None:
+        """Close without the end of the archive."""
+        super().abandon()
         if self._pipe is not None:
-            self._pipe.close()
+            with contextlib.suppress(OSError):  # what is raised already says more
+                self._pipe.close()
 
 
 class ShardWriter(shards.ShardWriter):

@@ -21,6 +21,7 @@ import numpy as np
 from ray import cloudpickle
 
 from penstock.errors import ManifestChangedError, ManifestIOError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.manifest import Manifest, Record
@@ -63,7 +64,7 @@ class FarManifest:
     def __getitem__(self, index: Any) -> Record:
         number = operator.index(index)
         if not -self.rows <= number < self.rows:
-            raise IndexError(f"row {index} is out of range for a manifest of {self.rows} rows")
+            raise IndexError(f"row {index} is out of range for a manifest of {counted(self.rows, 'row')}")
         return self.records([number % self.rows])[0]
 
     def records(self, indices: Iterable[Any]) -> list[Record]:

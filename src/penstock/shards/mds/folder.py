@@ -28,6 +28,7 @@ from penstock.shards.mds.index import Columns, Index, parse_index, prefix_finger
 from penstock.shards.mds.shard import Reader, Shard
 from penstock.storage import Cache, Storage, is_remote
 from penstock.storage.urls import local_part, shown
+from penstock.wording import counted
 
 __all__ = ["MDSFolder"]
 
@@ -103,7 +104,9 @@ class MDSFolder(BatchedDataset):
         return self._starts[-1]
 
     def __repr__(self) -> str:
-        return f"<MDSFolder of {len(self):,} samples in {len(self._index.shards):,} shards: {self.path}>"
+        return (
+            f"<MDSFolder of {counted(len(self), 'sample')} in {counted(len(self._index.shards), 'shard')}: {self.path}>"
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -142,7 +145,7 @@ class MDSFolder(BatchedDataset):
         """One sample; negative numbers count from the end, IndexError outside."""
         number, length = operator.index(index), len(self)
         if not -length <= number < length:
-            raise IndexError(f"index {number} is out of range for {length} samples")
+            raise IndexError(f"index {number} is out of range for {counted(length, 'sample')}")
         return self._sample(number % length)
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
