@@ -89,6 +89,21 @@ def test_the_tables() -> None:
     assert "classes a batch" not in plain
 
 
+@pytest.mark.parametrize("columns", ["80", "40"])
+def test_no_figure_is_cut_on_a_narrow_terminal(columns: str) -> None:
+    """80 columns are what a terminal has; `70.4…` and `12,…` are no numbers."""
+    terminal = {"COLUMNS": columns, "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}
+    result = CliRunner().invoke(app, ["plan", *SMALL, "--cache", "64GB", "--classes", "1000"], env=terminal)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
+    assert "…" not in text
+    assert re.search(r" 1 +0.0% +70.4 GB +9,091 +12,800 +453,097 +10,240 +storage +70.4 s +11% ", text)
+    assert re.search(r" global +0.3\d+ +22\d\.\d +0.0% +24.8% +[\d,]+ in 65,536 rows", text)
+    assert (
+        columns == "40"
+        or max(map(len, text.split("Samples a second")[1].split("training waits")[0].splitlines())) <= 80
+    )
+
+
 def test_what_stands_out_is_said() -> None:
     few = invoke("--samples", 100, "--bytes", 100, "--ranks", 3, "--remainder", "uneven", "--batch-size", 33)
     assert "fewest of a rank" in few

@@ -33,6 +33,13 @@ def manifest(tmp_path: Path) -> Path:
     return path
 
 
+def test_no_figure_is_cut_on_a_terminal_of_80_columns(manifest: Path) -> None:
+    terminal = {"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}
+    result = CliRunner().invoke(app, ["shuffle-quality", str(manifest), "--buffer", "1000"], env=terminal)
+    assert "…" not in result.stdout
+    assert re.search(r"0\.3\d{3}.*6,000", result.stdout)
+
+
 def test_json_is_what_the_order_is(manifest: Path) -> None:
     options = ("--batch-size", 60, "--ranks", 4, "--seed", 3, "--block-size", 50, "--window", 8)
     report = json.loads(invoke(manifest, "--json", "--buffer", 100, *options))

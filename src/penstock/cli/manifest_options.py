@@ -41,6 +41,7 @@ __all__ = [
     "duration",
     "index_files",
     "pairs",
+    "print_figures",
     "print_json",
     "reading",
     "shown",
@@ -195,6 +196,35 @@ def pairs(title: str, rows: list[tuple[str, str]]) -> Table:
     for name, value in rows:
         table.add_row(Text(name), Text(value))
     return table
+
+
+def print_figures(table: Table) -> None:
+    """Print a table of numbers, none of them cut: a number without its end is another number.
+
+    Its columns are ``no_wrap``. Where the terminal is too narrow, heads are folded, then columns move together, then
+    the first column is folded. Where that is not enough, it is the terminal that folds the lines.
+    """
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    out = console()
+
+    def needed() -> int:
+        return Measurement.get(out, out.options.update(width=1 << 16), table).maximum
+
+    if needed() > out.width:
+        for column in table.columns:
+            column.header = str(column.header).replace(" ", "\n")
+    if needed() > out.width:
+        table.padding = (0, 0)
+    width = needed()
+    if width > out.width:
+        first = [str(cell) for cell in table.columns[0].cells]
+        table.columns[0].no_wrap = False
+        width -= max(map(len, first)) - max(len(word) for cell in first for word in cell.split())
+    if width > out.width:
+        out = Console(highlight=False, markup=False, soft_wrap=True, width=width)
+    out.print(table)
 
 
 def print_json(report: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_json, spread
+from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_figures, print_json, spread
 from penstock.cli.plan_options import AssumedOptions, JobOptions
 from penstock.wording import counted
 
@@ -68,8 +68,8 @@ def _print(plan: Plan) -> None:
     out.print(pairs("Time", _time_rows(plan)))
     if plan.needs.samples_per_s is not None:
         out.print(pairs("What training asks for, a node", _need_rows(plan)))
-    out.print(_rates(plan))
-    out.print(_shuffles(plan))
+    print_figures(_rates(plan))
+    print_figures(_shuffles(plan))
     for note in plan.notes:
         out.print(note)
     out.print("Memory of processes, start-up and hand-over are assumed as measured on a small machine: see --help.")

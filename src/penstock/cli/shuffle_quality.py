@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.manifest_options import Json, Reading, bar, console, print_json, reading
+from penstock.cli.manifest_options import Json, Reading, bar, console, print_figures, print_json, reading
 from penstock.cli.quantities import check_seed
 from penstock.wording import counted
 
@@ -175,7 +175,7 @@ def _print(found: dict[str, Quality]) -> None:
     chance += [] if some.classes_random is None else [f"{some.classes_random:,.1f}", ""]
     chance += [] if some.overlap is None else [f"{some.pairs_random:.2g}", f"{some.overlap_random:,.1f}"]
     table.add_row("expected at random", *chance, "", "", "", style="dim")
-    console().print(table)
+    print_figures(table)
 
 
 def _mixing(quality: Quality) -> list[str]:
