@@ -116,6 +116,8 @@ class TestPrograms:
         assert "no such folder" in failure("slowly:theirs", "--html", "nowhere/report.html")
         assert "that is a folder" in failure("slowly:theirs", "--html", ".")
         assert "no such file" in failure("nowhere.txt")
+        program.with_name("empty.txt").write_text("")
+        assert "empty.txt: there is nothing in it" in failure("empty.txt")
         assert invoke("slowly:theirs", "--executor", "fast").exit_code == 2
 
     def test_a_program_with_an_error_of_its_own_keeps_it(self, program: Path) -> None:

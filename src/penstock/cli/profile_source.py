@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +119,8 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
     usual = Reading().arguments()
     given = {name: value for name, value in how.arguments().items() if value != usual[name]}
     dataset: Any = ps.open(source, **given)
+    if isinstance(dataset, Sized) and not len(dataset):
+        raise ConfigError(f"{source}: there is nothing in it, so there is nothing to measure")
     if _holds_images(dataset):
         from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
 
