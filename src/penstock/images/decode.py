@@ -150,6 +150,10 @@ def read_bytes(
             return file.read(size)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, FileNotFoundError) and data is None and not os.path.isabs(path):
+            reason += (
+                ", seen from the working folder; root= (--root) of a manifest is the folder that its paths begin in"
+            )
         raise ImageError(f"{_name(path)}: cannot be read: {reason}") from error
 
 
