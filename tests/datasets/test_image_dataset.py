@@ -81,6 +81,14 @@ def test_size(manifest: Manifest, size: Any, shape: tuple[int, int]) -> None:
         assert right[2] > 150 > right[0]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_images_of_several_sizes_say_what_to_do(manifest: Manifest, num_workers: int) -> None:
+    """Who leaves `size=` out has torch's words about shapes, and ours about what was forgotten."""
+    with pytest.raises(RuntimeError, match="equal size") as caught:
+        next(iter(DataLoader(ImageDataset(manifest), batch_size=4, num_workers=num_workers)))
+    assert any("ImageDataset's size= or transform=" in note for note in [*caught.value.__notes__, str(caught.value)])
+
+
 def test_resizing_down_averages_areas(tmp_path: Path) -> None:
     image = np.zeros((40, 40, 3), np.uint8)
     image[::4] = 200  # linear interpolation looks at the second and third row of four

@@ -82,7 +82,12 @@ def _stack_images(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -
         pixels = [tensor.permute(1, 2, 0) for tensor in batch]
         if all(p.is_contiguous() and p.shape == pixels[0].shape for p in pixels):
             return _stack(pixels).permute(0, 3, 1, 2)
-    return _stack(batch, collate_fn_map=collate_fn_map)
+    try:
+        return _stack(batch, collate_fn_map=collate_fn_map)
+    except RuntimeError as error:
+        if len({tuple(tensor.shape) for tensor in batch}) > 1:
+            error.add_note("images of one batch need one size: ImageDataset's size= or transform=, or a collate_fn=")
+        raise
 
 
 @lru_cache(maxsize=64)
