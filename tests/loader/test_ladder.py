@@ -259,7 +259,6 @@ def spend(tally: Tally, count: int, *, wait: float, train: float, now: float = 0
     return count, now
 
 
-@pytest.mark.clock
 def test_rounds_are_counted_from_the_first_batch_of_every_worker_on() -> None:
     tally = Tally(Setting("process", 4), 8, None, 0.0, 0.8)
     count, _ = spend(tally, 1000, wait=0.05, train=0.05)

@@ -28,7 +28,7 @@ _SURE = 0.9  # of the seconds of the best: then inline is chosen untried, where 
 _MOST = 64  # workers, if there are not more cores
 _CHEAP = 1e-3  # seconds of a batch, below which handing over limits and not the cores
 _FEW = 4  # cores, of which the training's own process takes a share that counts
-_CLOSE = 0.6  # of the best rate: good enough for another look, if batches are cheap
+_CLOSE, _NEAR = 0.6, 0.85  # of the best rate: good enough for another look, the first if batches are cheap
 _TELLING = 64  # batches by which it is known whether a data set computes or waits: one in 16 is measured
 _LEAST = 0.8  # seconds of a rung
 _WARM_AGAIN = 0.6  # seconds that are passed over: several processes become faster for half a second
@@ -94,8 +94,8 @@ class Ladder:
         again = next((n for n, one in enumerate(self.results) if one.setting == result.setting), None)
         if again is None:
             self.results.append(result)
-        else:
-            self.results[again] = result
+        elif result.error or self._rate(result) > self._rate(self.results[again]):
+            self.results[again] = result  # other programs, and being new, only make it slower
         self.kept = None
         try:
             self.current = self._steps.send(result)
@@ -168,10 +168,14 @@ class Ladder:
     def _contenders(self) -> list[Setting]:
         """What to measure again; never first what was measured last."""
         first, top = self.results[0], max(map(self._rate, self.results))
-        if first.error or first.seconds >= _CHEAP * first.batches:
+        if first.error:
             return []
-        close = [one.setting for one in self.results if self._rate(one) >= _CLOSE * top]
-        return close if len(close) > 1 else []
+        cheap = first.seconds < _CHEAP * first.batches
+        most = max(one.setting.workers for one in self.results)
+        if not cheap and (self._cores > _FEW or most > 2 * self._cores):
+            return []
+        close = [one for one in self.results if self._rate(one) >= (_CLOSE if cheap else _NEAR) * top]
+        return [one.setting for one in close] if len(close) > 1 else []
 
     def _counts(self, first: Measured) -> list[int]:
         """Numbers of workers to try after the first one: up to the cores; twice as many where batches are cheap, and
