@@ -179,6 +179,7 @@ class TestPaths:
         assert "read" in {stage["name"] for stage in report["stages"]}
         np.save(tmp_path / "rows.npy", np.zeros((64, 4), np.float32))
         assert found(str(tmp_path / "rows.npy"), "--batch-size", "4")["batch_size"] == 4
+        assert "rows.npy is none: leave --root out" in failure(str(tmp_path / "rows.npy"), "--root", str(tmp_path))
         files = ("train.txt", "--root", str(tmp_path)), ("rows.npy",)
         for name, *options in files:
             assert "--size is for images" in failure(str(tmp_path / name), *options, "--size", "32")
@@ -195,6 +196,9 @@ class TestPaths:
         write_mds(tmp_path / "texts", {"text": "str"}, texts)
         assert found(str(tmp_path / "texts"), "--batch-size", "8")["verdict"]["rate"] > 0
         assert "--size is for images" in failure(str(tmp_path / "texts"), "--size", "32")
+        assert "leave --label, --cache-dir out" in failure(
+            str(tmp_path / "texts"), "--label", "none", "--cache-dir", str(tmp_path)
+        )
 
 
 def test_a_target_is_a_path_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,16 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
         )
     usual = Reading().arguments()
     given = {name: value for name, value in how.arguments().items() if value != usual[name]}
-    dataset: Any = ps.open(source, **given)
+    try:
+        dataset: Any = ps.open(source, **given)
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(
+            f"the options of 'How to read' are for manifests, and {shown(source)} is none: leave {options} out "
+            f"({error})"
+        ) from error
     if isinstance(dataset, Sized) and not len(dataset):
         raise ConfigError(f"{source}: there is nothing in it, so there is nothing to measure")
     if _holds_images(dataset):
