@@ -168,8 +168,11 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = cv2.imread(str(path))
     assert picture is not None
     assert picture.shape[1] > 1200
-    with pytest.raises(ConfigError, match="cannot draw into"):
-        invoke(*SMALL, "--plot", tmp_path / "nowhere" / "plan.png")
+    for name, why in (("nowhere/plan.png", "there is no folder"), ("plan.xyz", "its extension must be one of")):
+        result = CliRunner().invoke(app, ["plan", *SMALL, "--plot", str(tmp_path / name)])
+        assert isinstance(result.exception, ConfigError)
+        assert f"{name!r}: {why}" in str(result.exception).replace(f"{tmp_path}/", "")
+        assert result.stdout == ""  # said before the plan, not after it
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="pip install matplotlib"):
         invoke(*SMALL, "--plot", tmp_path / "other.png")

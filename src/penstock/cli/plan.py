@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_figures, print_json, spread
 from penstock.cli.plan_options import AssumedOptions, JobOptions
+from penstock.cli.plots import check_plot
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def command(
         from penstock.cli.plan_plot import check_matplotlib
 
         check_matplotlib()  # said now, not after everything else
+        check_plot(plot)
     plan = make_plan(job, assumptions)
     if as_json:
         print_json({**asdict(plan), "nodes": job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}})
