@@ -110,7 +110,12 @@ def test_what_stands_out_is_said() -> None:
     assert "for evaluation only" in few
     assert "counts differ by one at most" in few
     padded = invoke("--samples", 100, "--bytes", 100, "--ranks", 32, "--mini-epochs", 2, "--batch-size", 3)
-    assert "28% of the samples come twice" in padded
+    assert "28% of the samples come twice in an epoch: fewer mini-epochs" in padded
+    assert " come twice 28 samples" in padded
+    assert ": disjoint before padding, complete" in padded
+    often = invoke("--samples", 10, "--bytes", "1kB", "--ranks", 1000)
+    assert " come again each sample, 100.0 times in all" in often
+    assert "each sample comes 100.0 times in an epoch: fewer ranks pad less" in often
     pages = invoke("--samples", "1M", "--bytes", "10kB", "--ranks", 64, "--read-rows", 100)
     assert "times the bytes that it trains on" in pages
     cores = invoke("--samples", "1M", "--bytes", "10kB", "--step-ms", 10, "--workers", 1, "--cores", 8)
