@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader as TorchDataLoader
@@ -130,6 +131,8 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
         ) from error
     if isinstance(dataset, Sized) and not len(dataset):
         raise ConfigError(f"{source}: there is nothing in it, so there is nothing to measure")
+    if size is not None:
+        _check_memory(size, min(batch_size, len(dataset)) if isinstance(dataset, Sized) else batch_size)
     if _holds_images(dataset):
         from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
 
@@ -145,6 +148,19 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
         dataset = ps.open(source, load=ps.LoadBytes(), **given)
     collate: Any = None if _collates(dataset) else list
     return ps.DataLoader(dataset, batch_size=batch_size, collate_fn=collate, num_workers=0)
+
+
+def _check_memory(size: int, samples: int) -> None:
+    """Say before anything is measured that two batches, one while the next is made, do not fit."""
+    from penstock.cli.manifest_options import byte_size
+    from penstock.loader.memory import available_memory
+
+    batch, free = samples * 3 * size * size, available_memory()
+    if free is not None and 2 * batch > free:
+        raise ConfigError(
+            f"--size {size}: a batch of {counted(samples, 'image')} takes {byte_size(batch)}, and {byte_size(free)} of "
+            "memory are free: make --size or --batch-size smaller"
+        )
 
 
 class _CropColumn:
