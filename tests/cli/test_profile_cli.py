@@ -161,7 +161,7 @@ class TestPaths:
 
     def test_images_that_no_memory_holds(self, images: Path) -> None:
         said = failure(str(images / "train.txt"), "--root", str(images / "data"), "--size", "1000000")
-        assert "--size 1000000: a batch of 30 images takes 90 TB, and " in said
+        assert "at 1000000 x 1000000 pixels a batch of 30 images takes 90 TB, and " in said
 
     def test_a_folder_of_images_and_shards_of_them(self, images: Path) -> None:
         report = found(str(images / "data"), "--size", "32", "--batch-size", "8")

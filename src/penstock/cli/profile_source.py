@@ -131,14 +131,14 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
         ) from error
     if isinstance(dataset, Sized) and not len(dataset):
         raise ConfigError(f"{source}: there is nothing in it, so there is nothing to measure")
-    if size is not None:
-        _check_memory(size, min(batch_size, len(dataset)) if isinstance(dataset, Sized) else batch_size)
     if _holds_images(dataset):
         from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
 
+        _check_memory(size or _SIDE, min(batch_size, len(dataset)))
         dataset = ps.ImageDataset(dataset, transform=[RandomResizedCrop(size or _SIDE), HorizontalFlip()])
         return ps.DataLoader(dataset, batch_size=batch_size, num_workers=0)
     if isinstance(dataset, ps.MDSDataset) and (column := _image_column(dataset)) is not None:
+        _check_memory(size or _SIDE, min(batch_size, len(dataset)))
         dataset = ps.open(source, images="bytes", load=_CropColumn(column, size or _SIDE), **given)
     elif size is not None:
         raise ConfigError(
@@ -158,8 +158,8 @@ def _check_memory(size: int, samples: int) -> None:
     batch, free = samples * 3 * size * size, available_memory()
     if free is not None and 2 * batch > free:
         raise ConfigError(
-            f"--size {size}: a batch of {counted(samples, 'image')} takes {byte_size(batch)}, and {byte_size(free)} of "
-            "memory are free: make --size or --batch-size smaller"
+            f"at {size} x {size} pixels a batch of {counted(samples, 'image')} takes {byte_size(batch)}, and "
+            f"{byte_size(free)} of memory are free: make --size or --batch-size smaller"
         )
 
 
