@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
-from penstock.errors import ConfigError, ManifestIOError, PenstockError
+from penstock.errors import ConfigError, ImageError, ManifestIOError, PenstockError
 from penstock.images.sizes import Sizes
 from penstock.manifest import Manifest
 
@@ -207,6 +207,15 @@ class TestSizes:
         assert "row 1: image" in text
         assert "row 2: image" not in text
         assert Sizes.open(tmp_path / "out.arrow", Manifest.open(images)).widths.tolist() == [30, 0, 0]
+
+    def test_no_image_at_all_writes_nothing_and_leads_to_root(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        with pytest.raises(ImageError, match=r"nothing is written; the first of 3: .*--root"):
+            run("sizes", images)
+        assert not Path(f"{images}.sizes.arrow").exists()
 
     def test_a_place_that_cannot_be_written(self, images: Path, tmp_path: Path) -> None:
         with pytest.raises(ManifestIOError, match="--output"):

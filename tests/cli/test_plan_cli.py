@@ -110,7 +110,12 @@ def test_what_stands_out_is_said() -> None:
     assert "for evaluation only" in few
     assert "counts differ by one at most" in few
     padded = invoke("--samples", 100, "--bytes", 100, "--ranks", 32, "--mini-epochs", 2, "--batch-size", 3)
-    assert "28% of the samples come twice" in padded
+    assert "28% of the samples come twice in an epoch: fewer mini-epochs" in padded
+    assert " come twice 28 samples" in padded
+    assert ": disjoint before padding, complete" in padded
+    often = invoke("--samples", 10, "--bytes", "1kB", "--ranks", 1000)
+    assert " come again each sample, 100.0 times in all" in often
+    assert "each sample comes 100.0 times in an epoch: fewer ranks pad less" in often
     pages = invoke("--samples", "1M", "--bytes", "10kB", "--ranks", 64, "--read-rows", 100)
     assert "times the bytes that it trains on" in pages
     cores = invoke("--samples", "1M", "--bytes", "10kB", "--step-ms", 10, "--workers", 1, "--cores", 8)
@@ -168,8 +173,11 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = cv2.imread(str(path))
     assert picture is not None
     assert picture.shape[1] > 1200
-    with pytest.raises(ConfigError, match="cannot draw into"):
-        invoke(*SMALL, "--plot", tmp_path / "nowhere" / "plan.png")
+    for name, why in (("nowhere/plan.png", "there is no folder"), ("plan.xyz", "its extension must be one of")):
+        result = CliRunner().invoke(app, ["plan", *SMALL, "--plot", str(tmp_path / name)])
+        assert isinstance(result.exception, ConfigError)
+        assert f"{name!r}: {why}" in str(result.exception).replace(f"{tmp_path}/", "")
+        assert result.stdout == ""  # said before the plan, not after it
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="pip install matplotlib"):
         invoke(*SMALL, "--plot", tmp_path / "other.png")

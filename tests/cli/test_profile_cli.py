@@ -159,6 +159,10 @@ class TestPaths:
         assert report["dropped"] >= 8
         assert {"read", "decode", "augment"} <= {stage["name"] for stage in report["stages"]}
 
+    def test_images_that_no_memory_holds(self, images: Path) -> None:
+        said = failure(str(images / "train.txt"), "--root", str(images / "data"), "--size", "1000000")
+        assert "at 1000000 x 1000000 pixels a batch of 30 images takes 90 TB, and " in said
+
     def test_a_folder_of_images_and_shards_of_them(self, images: Path) -> None:
         report = found(str(images / "data"), "--size", "32", "--batch-size", "8")
         assert "decode" in {stage["name"] for stage in report["stages"]}
@@ -179,6 +183,7 @@ class TestPaths:
         assert "read" in {stage["name"] for stage in report["stages"]}
         np.save(tmp_path / "rows.npy", np.zeros((64, 4), np.float32))
         assert found(str(tmp_path / "rows.npy"), "--batch-size", "4")["batch_size"] == 4
+        assert "rows.npy is none: leave --root out" in failure(str(tmp_path / "rows.npy"), "--root", str(tmp_path))
         files = ("train.txt", "--root", str(tmp_path)), ("rows.npy",)
         for name, *options in files:
             assert "--size is for images" in failure(str(tmp_path / name), *options, "--size", "32")
@@ -195,6 +200,9 @@ class TestPaths:
         write_mds(tmp_path / "texts", {"text": "str"}, texts)
         assert found(str(tmp_path / "texts"), "--batch-size", "8")["verdict"]["rate"] > 0
         assert "--size is for images" in failure(str(tmp_path / "texts"), "--size", "32")
+        assert "leave --label, --cache-dir out" in failure(
+            str(tmp_path / "texts"), "--label", "none", "--cache-dir", str(tmp_path)
+        )
 
 
 def test_a_target_is_a_path_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

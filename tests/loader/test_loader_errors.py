@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import re
 import signal
 import threading
 import time
@@ -297,3 +299,30 @@ class TestEpochs:
             assert [[batch[2].tolist() for batch in part] for part in got] == [
                 [batch[2] for batch in part] for part in expected
             ]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_does_not_pickle_is_named_with_the_way_out(method: str) -> None:
+    class Local(Squares):
+        pass
+
+    wrong: list[tuple[str, Any, dict[str, Any]]] = [
+        (r"the data set \(.*<locals>\.Local\)", Local(8), {}),
+        (r"the collate_fn \(.*<lambda>\)", Squares(8), {"collate_fn": lambda samples: samples}),
+        (r"the worker_init_fn \(.*<lambda>\)", Squares(8), {"worker_init_fn": lambda number: None}),
+        (r"the data set \(Holds\)", Holds(), {}),
+    ]
+    for who, dataset, options in wrong:
+        loader: Any = DataLoader(dataset, num_workers=1, multiprocessing_context=method, **options)
+        with pytest.raises((AttributeError, TypeError, pickle.PicklingError)) as caught:
+            list(loader)
+        (note,) = caught.value.__notes__
+        assert re.match(who + " cannot be pickled, .* a module, .*'fork'", note), note
+
+
+class Holds(Squares):
+    """A data set with a lock, as logs and connections have them."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.lock = threading.Lock()

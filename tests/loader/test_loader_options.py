@@ -51,6 +51,11 @@ def test_foreign_method_of_our_name_is_left_alone(options: dict[str, Any]) -> No
     assert [batch.tolist() for batch in ps.DataLoader(Loads(), batch_size=3, **options)] == [[0, 10, 20], [30, 40, 50]]
 
 
+def test_an_unknown_argument_names_the_class_that_was_called() -> None:
+    with pytest.raises(TypeError, match=r"^DataLoader\.__init__\(\) got an unexpected keyword argument 'nworkers'"):
+        ps.DataLoader(Loads(), 1, nworkers=2)  # type: ignore[call-arg]
+
+
 def test_seed_over_a_foreign_stream_is_refused() -> None:
     with pytest.raises(ConfigError, match="no effect on Stream"):
         ps.DataLoader(Stream(), batch_size=4, seed=1)

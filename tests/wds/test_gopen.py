@@ -7,6 +7,7 @@ import http.server
 import importlib
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,31 @@ def test_written_to_a_command(tmp_path: Path) -> None:
     writer.write({"__key__": "a", "cls": 1})
     writer.close()
     assert classes(wds.WebDataset(str(tmp_path / "piped.tar"))) == [1]
+
+
+def test_a_command_does_not_take_part_of_an_archive_for_the_whole(tmp_path: Path) -> None:
+    """The shell, and what is behind a bar of it, would go on at the end of their input."""
+    wds.allow("pipe")
+    for number, write in enumerate((wds.gopen, wds.TarWriter, wds.ShardWriter)):
+        uploaded = tmp_path / f"{number}-uploaded"
+        address = f"pipe:cat | (cat > {tmp_path}/%d-part; touch {uploaded})"
+        options: dict[str, Any] = {"mode": "wb"} if write is wds.gopen else {}
+        url = address if write is wds.ShardWriter else address % number
+        with pytest.raises(KeyError), write(url, **options) as out:
+            out.write(b"abc" if write is wds.gopen else {"__key__": "a", "cls": 1})
+            raise KeyError("mine")
+        time.sleep(0.3)
+        assert not uploaded.exists()
+
+
+def test_a_command_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("penstock.wds.gopen"), "_GRACE", 0.2)
+    command = f"pipe:trap '' TERM; cat > {tmp_path}/part; touch {tmp_path}/uploaded"
+    out: Any = wds.gopen(command, "wb", allow=("pipe",))
+    time.sleep(0.3)  # until the trap is set
+    out.abandon()
+    out.abandon()
+    assert not (tmp_path / "uploaded").exists()
 
 
 def test_what_webdataset_reads_of_ours_and_ours_of_webdataset(tmp_path: Path) -> None:

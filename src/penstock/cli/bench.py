@@ -6,7 +6,6 @@ standard output, with ``--json`` as one JSON object; ``--plot FILE`` draws it, w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ import typer
 
 from penstock.cli.layout import App
 from penstock.cli.manifest_options import Json, bar, console, print_json
+from penstock.cli.plots import check_plot
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def readers(
         for name in backend:
             choose(name, "jpeg")
     if plot is not None:
-        _check_plot(plot)
+        check_plot(plot)
     found = compare.made_up() if folder is None else compare.sample(folder, count=files)
     counts = list(dict.fromkeys((1, threads or cores())))
     with bar("measuring", show=not as_json) as progress:
@@ -138,23 +138,6 @@ def _advice(files: Files, result: Comparison, threads: int) -> list[str]:
             "libjpeg-turbo (Debian: apt-get install gcc libjpeg62-turbo-dev), then install penstock again"
         )
     return lines
-
-
-def _check_plot(path: Path) -> None:
-    """Say before anything is measured that there will be no picture."""
-    from penstock.errors import ConfigError
-
-    if not path.parent.is_dir():
-        raise ConfigError(f"cannot draw into {str(path)!r}: there is no folder {str(path.parent)!r}")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"cannot draw into {str(path)!r}: it is a folder, or may not be written to")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
-        return
-    known = sorted(FigureCanvasAgg.get_supported_filetypes())
-    if path.suffix and path.suffix[1:].lower() not in known:
-        raise ConfigError(f"cannot draw into {str(path)!r}: its extension must be one of {', '.join(known)}")
 
 
 def _draw(path: Path, result: Comparison, counts: Sequence[int]) -> bool:

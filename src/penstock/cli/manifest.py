@@ -299,10 +299,11 @@ def sizes(
     """Write widths and heights of all images beside the manifest, for aspect-ratio grouping.
 
     Only the headers of the files are read. An image that cannot be read gets 0 x 0; then the exit code is 1.
+    Where none can be read, nothing is written.
     """
     import numpy as np
 
-    from penstock.errors import ManifestIOError
+    from penstock.errors import ImageError, ManifestIOError
     from penstock.images.sizes import measure, sizes_path, write_sizes
     from penstock.storage import is_writable
 
@@ -314,8 +315,10 @@ def sizes(
         started = time.perf_counter()
         widths, heights, errors = measure(manifest, workers=workers, progress=show)
     seconds = time.perf_counter() - started
-    write_sizes(manifest, widths, heights, path=output)
     good = widths > 0
+    if errors and not good.any():
+        raise ImageError(f"no image has a size, so nothing is written; the first of {len(good):,}: {errors[0].message}")
+    write_sizes(manifest, widths, heights, path=output)
     broken = len(manifest) - int(np.count_nonzero(good))
     w, h = widths[good], heights[good]
     if as_json:

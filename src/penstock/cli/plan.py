@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_figures, print_json, spread
 from penstock.cli.plan_options import AssumedOptions, JobOptions
+from penstock.cli.plots import check_plot
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def command(
         from penstock.cli.plan_plot import check_matplotlib
 
         check_matplotlib()  # said now, not after everything else
+        check_plot(plot)
     plan = make_plan(job, assumptions)
     if as_json:
         print_json({**asdict(plan), "nodes": job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}})
@@ -90,10 +92,14 @@ def _epoch_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = [("batches of a rank", f"{dealing.batches:,}{parts}, {last}")]
     if dealing.batches_fewest < dealing.batches:
         rows.append(("fewest of a rank", f"{dealing.batches_fewest:,}"))
-    rows.append(("come twice", counted(dealing.padded, "sample")))
+    if dealing.padded > job.samples:
+        rows.append(("come again", f"each sample, {dealing.padded / job.samples + 1:,.1f} times in all"))
+    else:
+        rows.append(("come twice", counted(dealing.padded, "sample")))
     rows.append(("left out", counted(dealing.dropped + dealing.dropped_last, "sample")))
     counts = "counts differ by one at most" if job.remainder == "uneven" else "equal counts"
-    held = f"disjoint, complete, {counts}" if check.ok else "FAILED"
+    disjoint = "disjoint before padding" if dealing.padded else "disjoint"
+    held = f"{disjoint}, complete, {counts}" if check.ok else "FAILED"
     looked = f"{counted(check.ranks, 'rank')}, {counted(check.samples, 'row')} of the real order"
     rows.append(("checked", f"{looked}: {held}"))
     return rows

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader as TorchDataLoader
@@ -118,15 +119,26 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
         )
     usual = Reading().arguments()
     given = {name: value for name, value in how.arguments().items() if value != usual[name]}
-    dataset: Any = ps.open(source, **given)
+    try:
+        dataset: Any = ps.open(source, **given)
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(
+            f"the options of 'How to read' are for manifests, and {shown(source)} is none: leave {options} out "
+            f"({error})"
+        ) from error
     if isinstance(dataset, Sized) and not len(dataset):
         raise ConfigError(f"{source}: there is nothing in it, so there is nothing to measure")
     if _holds_images(dataset):
         from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
 
+        _check_memory(size or _SIDE, min(batch_size, len(dataset)))
         dataset = ps.ImageDataset(dataset, transform=[RandomResizedCrop(size or _SIDE), HorizontalFlip()])
         return ps.DataLoader(dataset, batch_size=batch_size, num_workers=0)
     if isinstance(dataset, ps.MDSDataset) and (column := _image_column(dataset)) is not None:
+        _check_memory(size or _SIDE, min(batch_size, len(dataset)))
         dataset = ps.open(source, images="bytes", load=_CropColumn(column, size or _SIDE), **given)
     elif size is not None:
         raise ConfigError(
@@ -136,6 +148,19 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
         dataset = ps.open(source, load=ps.LoadBytes(), **given)
     collate: Any = None if _collates(dataset) else list
     return ps.DataLoader(dataset, batch_size=batch_size, collate_fn=collate, num_workers=0)
+
+
+def _check_memory(size: int, samples: int) -> None:
+    """Say before anything is measured that two batches, one while the next is made, do not fit."""
+    from penstock.cli.manifest_options import byte_size
+    from penstock.loader.memory import available_memory
+
+    batch, free = samples * 3 * size * size, available_memory()
+    if free is not None and 2 * batch > free:
+        raise ConfigError(
+            f"at {size} x {size} pixels a batch of {counted(samples, 'image')} takes {byte_size(batch)}, and "
+            f"{byte_size(free)} of memory are free: make --size or --batch-size smaller"
+        )
 
 
 class _CropColumn:

@@ -9,6 +9,7 @@ batch, the last step writes there, so nothing is copied afterwards.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -119,9 +120,7 @@ class LoadImage:
             raise ConfigError(f"max_pixels must be at least 1, not {max_pixels}")
         self.max_pixels = max_pixels
         self.storage = storage
-        self.size = (size, size) if isinstance(size, int) else size
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
-            raise ConfigError(f"size must be positive, (height, width) or one int, got {size}")
+        self.size = None if size is None else _sides(size)
         if transform is not None and (size is not None or flip):
             raise ConfigError("size= and flip= are for loading without transform=: put Resize or HorizontalFlip there")
         if transform is not None and not isinstance(transform, Compose):
@@ -210,6 +209,16 @@ class LoadImage:
                     raise
                 raise ImageError(f"{name!r}: {error}") from error
             return canvas.tensor, record.label if self.target is None else close_target(canvas, belongs)
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    try:
+        height, width = map(operator.index, size if isinstance(size, Iterable) else (size, size))
+    except (TypeError, ValueError):
+        height = width = 0  # no two whole numbers
+    if min(height, width) < 1:
+        raise ConfigError(f"size must be positive, (height, width) or one int, got {size!r}")
+    return height, width
 
 
 class SampleRecord:

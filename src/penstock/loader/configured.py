@@ -137,6 +137,8 @@ class Configured(TorchDataLoader[T_co]):
         self._collate = Collate(channels_last=_channels_last(dataset))
         self._set_up()
 
+    __init__.__qualname__ = "DataLoader.__init__"  # the name in Python's words about arguments that there are not
+
     def _set_up(self) -> None:
         """What stands behind the arguments."""
         policy = OnError.of(self.on_error)

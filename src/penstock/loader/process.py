@@ -22,6 +22,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,6 +133,28 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_forks.acquire, after_in_parent=_forks.release, after_in_child=_close_in_child)
 
 
+def _explain(error: Exception, setup: Setup) -> None:
+    """Say which of the loader's arguments it is that does not pickle, and the ways out."""
+    maker = setup.maker
+    for name, value in {
+        "data set": maker.dataset,
+        "collate_fn": maker.collate_fn,
+        "worker_init_fn": setup.init,
+        "on_error": getattr(maker, "on_error", None),
+    }.items():
+        try:
+            ForkingPickler.dumps(value)
+        except Exception as again:
+            if str(again) == str(error):
+                kind = getattr(value, "__qualname__", type(value).__qualname__)
+                error.add_note(
+                    f"the {name} ({kind}) cannot be pickled, and workers that are not forked need that: let it hold "
+                    "only what pickles (functions and classes of a module, no local ones), or use "
+                    "multiprocessing_context='fork'"
+                )
+                return
+
+
 class _Life:
     """What the end of a pool has to tell, to whoever waits for its workers in another thread.
 
@@ -204,8 +227,10 @@ class Pool:
         member.process = process
         try:
             process.start()
-        except BaseException:
+        except BaseException as error:
             member.close()
+            if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
+                _explain(error, setup)
             raise
         finally:
             theirs_in.close()

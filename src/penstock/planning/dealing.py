@@ -30,7 +30,7 @@ class Dealing:
         batches: of a rank in an epoch; with "uneven" the most.
         batches_fewest: of the rank with the fewest.
         last_batch: samples in the last batch of a full mini-epoch.
-        padded: samples of the whole job that come twice in an epoch.
+        padded: samples that the whole job has in an epoch beside each of them once.
         dropped: samples that no rank has in an epoch, since shares are equal ("drop").
         dropped_last: samples that no rank has since their batches are not full (``drop_last``).
         node_samples: that a full node has in an epoch, with padding.

@@ -120,7 +120,9 @@ def _notes(job: Job, dealing: Dealing, check: Check, epochs: tuple[Epoch, ...], 
             "training the others would wait for ever"
         )
     if dealing.padded * 20 > job.samples:
-        notes.append(f"{dealing.padded / job.samples:.0%} of the samples come twice: fewer mini-epochs pad less")
+        more = dealing.padded / job.samples
+        said = f"{more:.0%} of the samples come twice" if more <= 1 else f"each sample comes {more + 1:,.1f} times"
+        notes.append(f"{said} in an epoch: fewer {'mini-epochs' if job.mini_epochs > 1 else 'ranks'} pad less")
     return notes
 
 

@@ -40,7 +40,9 @@ class ShardFile:
         except OSError as error:
             raise ShardIOError(str(io_error(path, error))) from error
         if not stat.S_ISREG(status.st_mode):
-            what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file (a pipe or a device)"
+            what = "not a regular file (a pipe or a device)"
+            if stat.S_ISDIR(status.st_mode):
+                what = f"a folder; name a shard in it, or a pattern such as '{os.path.join(path, '*.tar')}'"
             raise ShardIOError(f"cannot read {path}: {what}")
         self.size = status.st_size
         self.mtime_ns = status.st_mtime_ns

@@ -197,7 +197,8 @@ class ShardWriter:
         post: called with the name of each finished shard.
         start_shard: the first number.
         opener: ``opener(name)`` gives the file to write to, instead of the local file of that name. It is closed in any
-            case; after an exception without the end mark of an archive, so that readers call it truncated.
+            case; after an exception without the end mark of an archive, so that readers call it truncated, and by its
+            ``abandon`` method if it has one.
         options: of `TarWriter`.
 
     Raises:
@@ -265,9 +266,12 @@ class ShardWriter:
         opened, self._opened = self._opened, None
         try:
             writer.close()
-        finally:
+        except BaseException:
             if opened is not None:
-                opened.close()
+                abandon(opened)
+            raise
+        if opened is not None:
+            opened.close()
         if self._post is not None:
             self._post(self.fname)
 
@@ -287,8 +291,13 @@ class ShardWriter:
             self._writer.abandon()
             self._writer = None
             if self._opened is not None:
-                with contextlib.suppress(OSError):  # what is raised already says more
-                    self._opened.close()
+                abandon(self._opened)
+
+
+def abandon(file: BinaryIO) -> None:
+    """Close a file without the end of its archive, by its own ``abandon`` if it has one."""
+    with contextlib.suppress(OSError):  # what is raised already says more
+        getattr(file, "abandon", file.close)()
 
 
 def _gzip(file: BinaryIO) -> BinaryIO:

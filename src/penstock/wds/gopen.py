@@ -9,6 +9,9 @@ Files are opened as they are named; what stores hold (http, https, s3, gs, az, h
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection
@@ -22,11 +25,16 @@ from penstock.wds.allow import allowed, refuse
 __all__ = ["Pipe", "gopen", "gopen_schemes"]
 
 _HARMLESS = (0, 141, -13)  # ended, or stopped because nobody reads on
+_GRACE = 5.0  # seconds that a command is given to end when it is told to
 _STORES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "ais", "sftp", "ftp")
 
 
 class Pipe:
     """A command's output, or input, as a file.
+
+    A command that reads is told to end (SIGTERM, to all of its processes) where an exception leaves the ``with``: it
+    must not take what it has for the whole, and upload that. For this it runs in a session of its own, without the
+    terminal. A program that is killed has no time to tell; then the command sees the end of its input.
 
     Args:
         command: run by a shell.
@@ -41,7 +49,9 @@ class Pipe:
         self.command = command
         reading = mode[0] == "r"
         given: dict[str, Any] = {"stdout" if reading else "stdin": subprocess.PIPE}
-        self._process = subprocess.Popen(command, shell=True, bufsize=max(bufsize, 1 << 16), **given)
+        self._process = subprocess.Popen(
+            command, shell=True, bufsize=max(bufsize, 1 << 16), start_new_session=not reading, **given
+        )
         self._stream = cast(BinaryIO, self._process.stdout if reading else self._process.stdin)
 
     def read(self, *args: Any) -> bytes:
@@ -74,11 +84,29 @@ class Pipe:
             else:
                 self._process.wait()
 
+    def abandon(self) -> None:
+        """Close with the input unfinished: the command is ended before it sees that. Idempotent."""
+        if self._stream is self._process.stdin and not self._stream.closed:
+            self._signal(signal.SIGTERM)
+            try:
+                self._process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                self._signal(signal.SIGKILL)
+        with contextlib.suppress(OSError):  # what is in the buffer finds no reader, and a status that says so
+            self.close()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.killpg(self._process.pid, number)
+
     def __enter__(self) -> Pipe:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
 
 
 def _open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
@@ -19,7 +18,8 @@ class TarWriter(shards.TarWriter):
     """Samples into one tar archive.
 
     Args:
-        fileobj: a path, an open file, or a ``pipe:`` command that `penstock.wds.allow` allows.
+        fileobj: a path, an open file, or a ``pipe:`` command that `penstock.wds.allow` allows. After an exception the
+            command is ended, see `Pipe`: it does not see an end of its input, and so uploads no part of an archive.
         user, group, mode, compress, encoder, keep_meta, mtime: see `penstock.TarWriter`.
         format: for compatibility: names and sizes of any length are written whatever it says.
     """
@@ -54,16 +54,17 @@ class TarWriter(shards.TarWriter):
         """End the archive."""
         try:
             super().close()
-        finally:
-            if self._pipe is not None:
-                self._pipe.close()
+        except BaseException:
+            self.abandon()
+            raise
+        if self._pipe is not None:
+            self._pipe.close()
 
     def abandon(self) -> None:
         """Close without the end of the archive."""
         super().abandon()
         if self._pipe is not None:
-            with contextlib.suppress(OSError):  # what is raised already says more
-                self._pipe.close()
+            shards.abandon(self._pipe)
 
 
 class ShardWriter(shards.ShardWriter):

@@ -1,0 +1,29 @@
+"""Where the commands with ``--plot`` draw."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.errors import ConfigError
+
+__all__ = ["check_plot"]
+
+
+def check_plot(path: Path) -> None:
+    """Say before anything is measured or planned that there will be no picture.
+
+    Raises:
+        ConfigError: the file cannot be written, or not in the format that its extension says.
+    """
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot draw into {str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"cannot draw into {str(path)!r}: it is a folder, or may not be written to")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        return
+    known = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise ConfigError(f"cannot draw into {str(path)!r}: its extension must be one of {', '.join(known)}")
