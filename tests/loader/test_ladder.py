@@ -95,6 +95,28 @@ def test_of_few_cores_the_training_takes_a_share_that_more_workers_win_back() ->
         assert one.current.workers == chosen
 
 
+def test_of_few_cores_a_close_race_is_run_again() -> None:
+    """What four workers bring there is as much as other programs take in a second."""
+
+    class Noisy(Machine):
+        looks = 0
+
+        def measure(self, setting: Setting) -> Measured:
+            found = super().measure(setting)
+            self.looks += setting.workers == 4
+            slow = setting.workers == 4 and self.looks == 1
+            return found._replace(wait=found.wait * (1.1 if slow else 0.9 if setting.workers > self.cores else 1.0))
+
+    machine = Noisy(cores=2, work=0.1, computing=1.0, train=1e-6)
+    one = ladder(machine)
+    assert [setting.workers for setting in climb(one, machine)] == [1, 2, 4, 2, 4]
+    assert one.current.workers == 4
+    for cores, computing in ((16, 1.0), (2, 0.02)):  # many cores; many workers, which take long to start
+        machine = Noisy(cores=cores, work=0.1, computing=computing, train=1e-6)
+        tried = climb(ladder(machine), machine)
+        assert len(tried) == len(set(tried)), tried
+
+
 def test_a_data_set_that_waits_gets_more_as_long_as_that_helps() -> None:
     machine = Machine(cores=2, work=1.0, computing=0.02, train=1e-6)
     one = ladder(machine)
@@ -142,9 +164,9 @@ def test_cheap_batches_get_twice_as_many_workers_as_cores_a_chance() -> None:
 
 
 def test_a_close_race_of_cheap_batches_is_run_again() -> None:
-    """The second look counts: new processes are slower than they will be, by more than the settings differ."""
+    """The better figure counts: being new and other programs make it slower than it is, nothing makes it faster."""
     machine = Machine(cores=2, work=5e-5, computing=1.0, train=1e-9)
-    for seconds_of_four, chosen in (((1.6, 0.8), 4), ((0.8, 1.2), 2)):
+    for seconds_of_four, chosen in (((1.6, 0.8), 4), ((0.8, 1.2), 4), ((1.6, 1.2), 2)):
         one, measured = ladder(machine), []
         while not one.decided:
             workers, found = one.current.workers, machine.measure(one.current)

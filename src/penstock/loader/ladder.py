@@ -6,8 +6,8 @@
 Rules: a setting under which the run waits for less than 5 % of its time is enough, and nothing larger is tried. Else
 the number of workers grows as long as that pays. Of settings that are within 5 % of the best one, that with the fewest
 workers is chosen, then the one that leaves most to the training. Batches are made inline where that takes less than
-handing them over. Of cheap batches, settings differ by less than a new process and an old one: those that came close to
-the best one are measured again, and later after their start.
+handing them over. Of cheap batches, and on few cores, settings differ by less than a new process and an old one: those
+that came close to the best one are measured again, later after their start, and the better figure counts.
 """
 
 from __future__ import annotations
