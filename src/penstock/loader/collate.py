@@ -86,7 +86,10 @@ def _stack_images(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -
         return _stack(batch, collate_fn_map=collate_fn_map)
     except RuntimeError as error:
         if len({tuple(tensor.shape) for tensor in batch}) > 1:
-            error.add_note("images of one batch need one size: ImageDataset's size= or transform=, or a collate_fn=")
+            error.add_note(
+                "samples of a batch need one shape: images get it by size= or transform= of ImageDataset, others by a "
+                "collate_fn="
+            )
         raise
 
 
