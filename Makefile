@@ -75,10 +75,12 @@ bench-all: $(PEERS_STAMP) ## all benchmarks in full, two hours; DATA=folder with
 bench-docs: $(STAMP) ## take over the results in .bench/ and write docs/performance.md
 	@$(BIN)/python benchmarks/render.py $(if $(wildcard .bench/*.json),--take .bench)
 
-coverage: $(STAMP) ## all tests, lines that they run; fails under 90 %
+coverage: export COVERAGE_FILE := $(CURDIR)/.coverage
+coverage: $(STAMP) ## all tests, lines that they run; fails under 90 %; an hour
 	@$(BIN)/python -m coverage erase
 	@$(BIN)/python -m coverage run tests/run.py -n $(WORKERS) $(ARGS); tests=$$?; \
-		$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report && exit $$tests
+		$(BIN)/python -W ignore -m coverage combine --quiet; \
+		$(BIN)/python -W ignore -m coverage report && exit $$tests
 
 dist: ## build sdist and wheel, try both in empty environments, SBOM and audit; into dist/
 	@PYTHON="$(PYTHON)" .ci/release

@@ -17,9 +17,10 @@ import psutil
 import pytest
 from rich.console import Console
 
+from penstock.cli import demo_history
 from penstock.cli.demo import Data, Plan
 from penstock.cli.demo_history import count_samples, read_attempt, surviving
-from penstock.cli.demo_report import print_results
+from penstock.cli.demo_report import _print_verdict, print_results
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PLAIN = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
@@ -155,3 +156,31 @@ def test_training_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> 
     assert result.returncode == 1
     assert "the dog ate the gradients" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs", "unshuffled", "says"),
+    [
+        ((0.50, 0.52, 0.51), (0.51, 0.50, 0.53), (0.11, 0.12, 0.10), ("within noise", "learned badly")),
+        ((0.50, 0.52, 0.51), (0.61, 0.60, 0.63), (0.11, 0.12, 0.10), ("more than noise explains", "learned badly")),
+        ((0.50, 0.52, 0.51), (0.51, 0.50, 0.53), (0.51, 0.50, 0.52), ("within noise", "made no difference")),
+        ((0.50,), (0.51,), (0.11,), ("One seed says nothing", "for a verdict")),
+    ],
+)
+def test_the_verdict_on_the_orders(
+    ours: tuple[float, ...], torchs: tuple[float, ...], unshuffled: tuple[float, ...], says: tuple[str, str]
+) -> None:
+    """By Student's t at 95 % confidence."""
+
+    def attempts(accuracies: tuple[float, ...]) -> list[demo_history.Attempt]:
+        return [
+            demo_history.Attempt(0, 1, [], [demo_history.Test(0, 1, accuracy, 100)], 1.0, 0.0)
+            for accuracy in accuracies
+        ]
+
+    console = Console(file=io.StringIO(), width=100)
+    runs = {"global": attempts(ours), "torch": attempts(torchs), "none": attempts(unshuffled)}
+    _print_verdict(console, runs)
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert all(word in told for word in says), told

@@ -5,8 +5,10 @@ Within the first epoch they pass through; the cache counts once that epoch was r
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from penstock.wds.utils import PipelineStage
@@ -69,6 +71,15 @@ class LMDBCached(PipelineStage):
                     self._write(base, chunk)
                     chunk = []
             self._write(base, [*chunk, (b"_", b"whole")])
+
+    def __getstate__(self) -> dict[str, Any]:
+        name = self.pickler.__name__ if isinstance(self.pickler, ModuleType) else None  # which cannot be pickled
+        return self.__dict__ if name is None else {**self.__dict__, "pickler": name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.pickler, str):
+            self.pickler = importlib.import_module(self.pickler)
 
     @staticmethod
     def _write(base: Any, chunk: list[tuple[bytes, bytes]]) -> None:
