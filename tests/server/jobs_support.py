@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -141,6 +142,7 @@ class Job:
                     self._barrier.wait()
         except BaseException as error:
             error.add_note(f"{threading.current_thread().name}, {how}, epoch {self.epoch}")
+            traceback.clear_frames(error.__traceback__)  # what it has open would be found by other tests
             self._errors.append(error)
             self._barrier.abort()
 
