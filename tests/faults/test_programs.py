@@ -124,17 +124,18 @@ def test_interrupts_at_any_moment_lose_nothing_and_hang_nobody(persistent: bool,
         iterator, got = iter(loader), []
         while True:
             try:
-                signal.setitimer(signal.ITIMER_REAL, rng.random() * 0.004 + 1e-5)
-                batch = next(iterator)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                got.append(int(batch[0, 0]))
-                del batch
-            except KeyboardInterrupt:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, rng.random() * 0.004 + 1e-5)
+                    batch = next(iterator)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    got.append(int(batch[0, 0]))
+                    del batch
+                except (StopIteration, RuntimeError):
+                    break
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:  # out of the lines above, too
                 caught += 1
-            except (StopIteration, RuntimeError):
-                break
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
             if time.monotonic() - begin > 15:
                 say("slow", round, len(got))
                 sys.exit(5)
