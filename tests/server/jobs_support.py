@@ -85,6 +85,7 @@ class Job:
         """Epochs that are complete, and right."""
         self.longest = 0.0
         """Seconds that a rank waited for rows at the most."""
+        self._waiting: dict[int, float] = {}  # by thread: since when
         self._had = np.zeros(truth.rows, np.int64)
         self._lock = threading.Lock()
         self._errors: list[BaseException] = []
@@ -104,6 +105,10 @@ class Job:
     @property
     def running(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)
+
+    def waits_since(self, moment: float) -> bool:
+        """Whether a rank that waited for rows at this moment (`time.monotonic`) still does."""
+        return any(since < moment for since in list(self._waiting.values()))
 
     def join(self) -> None:
         """Wait for the end; raises what a rank raised."""
@@ -148,8 +153,11 @@ class Job:
 
     def _timed(self, batches: Iterator[Rows]) -> Iterator[Rows]:
         while True:
-            before = time.monotonic()
-            batch = next(batches, None)
+            before = self._waiting[threading.get_ident()] = time.monotonic()
+            try:
+                batch = next(batches, None)
+            finally:
+                del self._waiting[threading.get_ident()]
             self.longest = max(self.longest, time.monotonic() - before)
             if batch is None:
                 return
