@@ -60,8 +60,12 @@ def data_dir() -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_process() -> Iterator[None]:
-    """What a module's tests have freed goes back to the system: each later fork would copy its page tables."""
+    """What a module's tests have freed goes back to the system: each later fork would copy its page tables. What they
+    have left, imports above all, is no work of the collector, as what was collected.
+    """
     yield
+    gc.collect()
+    gc.freeze()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
 import json
 import multiprocessing.process
 import os
@@ -42,7 +43,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Popen(subprocess.Popen[str]):
-    """A program: ``["-W", "ignore", "-c", text]``, or a script and its arguments after the ``-W``."""
+    """A program: ``["-W", "ignore", "-c", text]``; or ``-m`` with a package, or a script, and arguments."""
 
     def __init__(self, arguments: list[str], *, imports: Iterable[str] = (), **options: Any) -> None:
         self._imports = tuple(imports)
@@ -187,6 +188,13 @@ def _become(files: list[int], arguments: list[str], folder: str, environment: di
         sys.path[0] = ""
         sys.argv = ["-c", *rest]
         return compile(text, "<string>", "exec", dont_inherit=True)
+    if name == "-m":
+        package, *rest = rest
+        sys.path[0] = folder
+        spec = importlib.util.find_spec(f"{package}.__main__")
+        main.update(__spec__=spec, __package__=package, __file__=spec.origin)
+        sys.argv = [spec.origin, *rest]
+        return spec.loader.get_code(spec.name)
     sys.path[0] = str(Path(name).absolute().parent)
     sys.argv = arguments
     main["__file__"] = str(Path(name).absolute())

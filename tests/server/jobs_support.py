@@ -7,7 +7,6 @@ import re
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from interpreter_support import Popen
 
 from penstock import RankDataset, RankServerDataset
 from penstock.manifest import Manifest
@@ -226,16 +226,16 @@ class Serve:
     """``penstock serve`` of one file, as "train", that can be killed and started again on the same port."""
 
     def __init__(self, file: Path, *arguments: str) -> None:
-        self._command = [sys.executable, "-m", "penstock", "serve", "--name", f"train={file}", *arguments]
+        self._command = ["-m", "penstock", "serve", "--name", f"train={file}", *arguments]
         self._port = 0
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
+        self._process = Popen(
             [*self._command, "--port", str(self._port)],
+            imports=["penstock.server.service"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
             env={**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"},
         )
         assert self._process.stdout is not None

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from interpreter_support import Popen
 
 from penstock.manifest import Manifest
 from penstock.server import Client, Slice
@@ -39,11 +39,11 @@ class Process:
         self._start(port)
 
     def _start(self, port: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(self.file), str(port)],
+        self._process = Popen(
+            ["-c", _PROGRAM, str(self.file), str(port)],
+            imports=["penstock.server.service"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
         )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
