@@ -25,6 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On import it would ask the network for a newer version, in every process.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
+sys.path.insert(0, str(Path(__file__).parent))  # interpreter_support
+
 # Imported once, for all processes that tests start by the forkserver. tests/integration adds to it.
 FORKSERVER = ["torch.distributed.device_mesh", "penstock.loader.dataloader", "pytest"]
 multiprocessing.set_forkserver_preload(FORKSERVER)

@@ -243,7 +243,7 @@ class Threads(torch.utils.data.Dataset[int]):
         return cv2.getNumThreads()
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_in_worker_processes_opencv_has_one_thread(start: str) -> None:
     before = cv2.getNumThreads()
     cv2.setNumThreads(2)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreter_support import FULL
 from torch.utils.data import SequentialSampler
 from torch_suite_support import (
     BOTH,
@@ -33,6 +32,7 @@ from torch_suite_support import (
 )
 
 import penstock as ps
+from interpreter_support import FULL
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:Length of IterableDataset")
 

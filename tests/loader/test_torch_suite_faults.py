@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreter_support import FULL, run
 from leak_support import wait_gone
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch_suite_support import (
@@ -30,6 +29,7 @@ from torch_suite_support import (
 )
 
 import penstock as ps
+from interpreter_support import FULL, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -141,8 +141,8 @@ def died(loader: Any) -> str:
 @pytest.mark.parametrize("how", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow), "persistent"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_worker_killed_by_a_signal_is_an_error_that_names_it(how: str, number: int) -> None:
-    if how in ("forkserver", "spawn") and number != signal.SIGKILL:
-        pytest.skip("one signal is enough there")
+    if how in ("forkserver", "spawn") and (number != signal.SIGKILL or (how == "spawn" and not FULL)):
+        pytest.skip("one signal is enough there; for spawn PENSTOCK_TEST_FULL=1")
     loader: Any = ps.DataLoader(Dies(20, 5, number), **OURS[how])
     text = died(loader)
     assert "is killed by signal" in text
@@ -282,8 +282,9 @@ def test_programs_end_and_leave_nothing(name: str, how: str) -> None:
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("name", ["kept alive to the end", "error", "killed", "bad sample", "exit in a loop"])
 def test_programs_end_under_other_start_methods(name: str, method: str, tmp_path: Path) -> None:
-    if method == "spawn" and name not in ("killed", "exit in a loop") and not FULL:
-        pytest.skip("as with forkserver; PENSTOCK_TEST_FULL=1")
+    often = ("killed", "exit in a loop") if method == "spawn" else ("killed", "exit in a loop", "bad sample")
+    if name not in often and not FULL:
+        pytest.skip("as with fork, above; PENSTOCK_TEST_FULL=1")
     body, code = BODIES[name]
     path = [HERE, *[entry for entry in sys.path if entry.endswith("src")]]
     file = tmp_path / "program.py"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from interpreter_support import FULL
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.map import SequenceWrapper
@@ -40,13 +39,14 @@ from torch_suite_support import (
 )
 
 import penstock as ps
+from interpreter_support import FULL
 from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:Length of IterableDataset")
 
 SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
 SPAWN_IN_FULL = pytest.param("spawn", marks=pytest.mark.skipif(not FULL, reason="as forkserver; PENSTOCK_TEST_FULL=1"))
-SPAWN_TWO = pytest.param("spawn", 2, marks=pytest.mark.slow)
+SPAWN_TWO = pytest.param("spawn", 2, marks=SPAWN_IN_FULL.marks)
 ALL = ("inline", "thread", "threads persist", "fork", "forkserver", SPAWN, "persistent")
 
 
@@ -97,7 +97,7 @@ def test_streams_take_turns_and_those_that_end_are_skipped(counts: list[int], op
     assert found(ps.DataLoader, executor="thread") == torchs
 
 
-@pytest.mark.parametrize("how", ["forkserver", SPAWN, "persistent"])
+@pytest.mark.parametrize("how", ["forkserver", SPAWN_IN_FULL, "persistent"])
 def test_streams_under_every_start_method(how: str) -> None:
     def found(kind: Any, **how: Any) -> Any:
         loader = kind(Parts([5, 2]), batch_size=2, **how)
@@ -129,12 +129,13 @@ def test_a_stuck_worker_holds_no_more_than_its_prefetch(tmp_path: Path, how: str
 def test_seeds_and_draws_in_workers_are_torchs(how: str, generator: bool) -> None:
     if how == "spawn" and not generator and not FULL:
         pytest.skip("as with a generator; PENSTOCK_TEST_FULL=1")
+    passes = 1 if how == "spawn" and not FULL else 2
 
     def found(kind: Any, **how: Any) -> Any:
         torch.manual_seed(11)
         own = torch.Generator().manual_seed(5) if generator else None
         loader = kind(Draws(6), generator=own, shuffle=True, batch_size=2, **how)
-        epochs = [[shape(batch) for batch in loader] for _ in range(2)]
+        epochs = [[shape(batch) for batch in loader] for _ in range(passes)]
         return epochs, torch.get_rng_state().tolist(), own and own.get_state().tolist()
 
     torchs, ours = both(found, WORKERS[how])
@@ -308,7 +309,7 @@ def test_affinity_set_in_worker_init_stays(how: str) -> None:
     assert os.sched_getaffinity(0) == before
 
 
-@pytest.mark.parametrize("how", ALL)
+@pytest.mark.parametrize("how", [SPAWN_IN_FULL if how is SPAWN else how for how in ALL])
 def test_loader_inside_a_loader(how: str) -> None:
     expected = [shape(batch) for batch in TorchDataLoader(Nested(4, TorchDataLoader))]
     assert [shape(batch) for batch in ps.DataLoader(Nested(4, ps.DataLoader), **OURS[how])] == expected

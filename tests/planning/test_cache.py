@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interpreter_support import FULL
 from penstock.order import Partition, make_order
 from penstock.planning import Job, hit_rates
 from penstock.planning.cache import _touched
@@ -51,6 +52,9 @@ def simulate(job: Job, sizes: np.ndarray, seed: int) -> list[float]:
 @pytest.mark.parametrize("read_rows", [1, 4, 20])
 @pytest.mark.parametrize("part", [0.1, 0.45, 0.9])
 def test_it_is_what_a_cache_does(shuffle: str, ranks: int, here: int, read_rows: int, part: float) -> None:
+    chosen = [("global", "block", "none").index(shuffle), (2, 4, 16).index(ranks), (1, 4, 20).index(read_rows)]
+    if sum(chosen) % 3 != (0.1, 0.45, 0.9).index(part) and not FULL:
+        pytest.skip("each three of the four are together in another one; PENSTOCK_TEST_FULL=1")
     sizes = np.random.default_rng(0).integers(50, 151, N)  # of different samples: their mean counts
     job = Job(
         samples=N,

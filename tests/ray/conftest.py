@@ -17,6 +17,7 @@ import pytest
 
 FOLDERS = [
     str(Path(__file__).parent),
+    str(Path(__file__).parents[1]),
     *(str(Path(__file__).parents[1] / name) for name in ("loader", "docs", "shards", "integration")),
 ]
 sys.path[:0] = FOLDERS
@@ -50,13 +51,15 @@ def ray_environment() -> Iterator[None]:
 
 
 @pytest.fixture
-def cluster(ray_environment: None) -> Any:
+def cluster(ray_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A head without CPUs, and three nodes with two CPUs each; the program is connected to it. All modules here share
     it. It has the dashboard, whose server answers the state API.
     """
+    from fork_worker import forking
     from ray_support import running_cluster
 
     if not _found:
+        _running.enter_context(forking(tmp_path_factory.mktemp("ray")))
         _found.append(_running.enter_context(running_cluster(nodes=3, cpus=2, dashboard=True)))
     return _found[0]
 

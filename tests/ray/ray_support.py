@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fork_worker import setup_worker
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 import penstock as ps
@@ -49,7 +50,7 @@ def running_cluster(
 def add_node(cluster: Any, number: int, cpus: int = 2, store: int = STORE) -> Any:
     """Another node, with labels that say which."""
     labels = {"role": "loader", "number": str(number)}
-    return cluster.add_node(num_cpus=cpus, object_store_memory=store, labels=labels)
+    return cluster.add_node(num_cpus=cpus, object_store_memory=store, labels=labels, setup_worker_path=setup_worker())
 
 
 def alive(prefix: str = "penstock") -> list[str]:

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from interpreter_support import FULL
 from test_code import ROOT, run_python
+
+from interpreter_support import FULL
 
 
 def test_python_blocks_run(ray_environment: None, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from interpreter_support import Popen
 from penstock import Manifest
 from penstock.manifest import Record
 
@@ -35,8 +35,11 @@ with Server(dict(pair.split("=", 1) for pair in files), port=int(port)) as serve
 def serving(port: int = 0, **files: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """A server in a process of its own, which does not mind what this one does: its address, and what kills it."""
     arguments = [str(port), *(f"{name}={path}" for name, path in files.items())]
-    with subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    with Popen(
+        ["-c", _PROGRAM, *arguments],
+        imports=["penstock.server.service"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

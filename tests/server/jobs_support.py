@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from interpreter_support import Popen
 
+from interpreter_support import Popen
 from penstock import RankDataset, RankServerDataset
 from penstock.manifest import Manifest
 from penstock.order import make_order
@@ -225,7 +225,8 @@ class Job:
 class Serve:
     """``penstock serve`` of one file, as "train", that can be killed and started again on the same port."""
 
-    def __init__(self, file: Path, *arguments: str) -> None:
+    def __init__(self, file: Path, *arguments: str, alone: bool = False) -> None:
+        self._alone = alone
         self._command = ["-m", "penstock", "serve", "--name", f"train={file}", *arguments]
         self._port = 0
         self.start()
@@ -234,6 +235,7 @@ class Serve:
         self._process = Popen(
             [*self._command, "--port", str(self._port)],
             imports=["penstock.server.service"],
+            alone=self._alone,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"},
@@ -273,11 +275,11 @@ class Serve:
 
 
 @contextmanager
-def serving_many(*files: Path) -> Iterator[list[Serve]]:
-    """One process for each file."""
+def serving_many(*files: Path, alone: bool = False) -> Iterator[list[Serve]]:
+    """One process for each file; ``alone`` in an interpreter that has imported nothing else (`interpreter_support`)."""
     servers: list[Serve] = []
     try:
-        servers += [Serve(file) for file in files]
+        servers += [Serve(file, alone=alone) for file in files]
         yield servers
     finally:
         for server in servers:

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from interpreter_support import Popen
 
+from interpreter_support import Popen
 from penstock.manifest import Manifest
 from penstock.server import Client, Slice
 

@@ -12,7 +12,6 @@ import random
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -23,6 +22,7 @@ from dataset_support import eventually
 from jobs_support import Breaking, Job, Serve, Truth, anonymous, descriptors, serving_many
 from server_support import Authority, Pipe, authority
 
+from interpreter_support import Popen
 from penstock import DataLoader, RankDataset, RankServerDataset
 from penstock.errors import ServerError, ServerUnavailableError
 from penstock.server import Client, Slice
@@ -267,8 +267,8 @@ class TestClients:
         with serving_many(truth.path) as [server]:
             files, memory = descriptors(server.pid), []
             for _ in range(4):
-                with subprocess.Popen(
-                    [sys.executable, "-c", _READER, server.address], stdout=subprocess.PIPE, text=True
+                with Popen(
+                    ["-c", _READER, server.address], imports=["penstock.server.service"], stdout=subprocess.PIPE
                 ) as reader:
                     try:
                         assert reader.stdout is not None

@@ -21,7 +21,7 @@ SECONDS = float(os.environ.get("PENSTOCK_TEST_SECONDS", "5"))
 @pytest.mark.timeout(SECONDS + 180)
 def test_64_clients(tmp_path: Path) -> None:
     truth = Truth(tmp_path / "train.txt", 20_011)
-    with serving_many(truth.path) as [server]:
+    with serving_many(truth.path, alone=True) as [server]:
         files = descriptors(server.pid)
         jobs = [
             Job(truth, [server.address], seed=1, world_size=40, mini_epochs=3, seconds=SECONDS),

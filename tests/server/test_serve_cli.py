@@ -19,23 +19,29 @@ from typing import Any
 
 import pytest
 
+from interpreter_support import Popen, run
 from penstock.cli.serve import named_files
 from penstock.errors import ConfigError, PenstockError, ServerAuthError, ServerError, ServerUnavailableError
 from penstock.server import Client, Slice
 
 DEADLINE = 30
+SERVES = ["penstock.server.service"]  # imported beforehand
 
 
 class Serve:
     """One process, and what it wrote."""
 
     def __init__(self, folder: Path, *arguments: object) -> None:
-        command = [sys.executable, "-m", "penstock", "serve", *map(str, arguments)]
         environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
         self.log = folder / f"serve-{time.monotonic_ns()}.log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+            self.process = Popen(
+                ["-m", "penstock", "serve", *map(str, arguments)],
+                imports=SERVES,
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
             )
 
     def address(self) -> str:
@@ -357,9 +363,9 @@ class TestSignals:
 
 class TestRefuses:
     def run(self, folder: Path, *arguments: object, code: int = 1) -> str:
-        command = [sys.executable, "-m", "penstock", "serve", *map(str, arguments)]
+        command = ["-m", "penstock", "serve", *map(str, arguments)]
         environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+        done = run(command, imports=SERVES, cwd=folder, env=environment, timeout=60)
         assert done.returncode == code, done.stdout + done.stderr
         assert done.stdout == ""
         if code == 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections import Counter
@@ -16,6 +15,7 @@ import pytest
 from shard_support import write_shards
 
 import penstock as ps
+from interpreter_support import Popen, run
 from penstock import wds
 from penstock.errors import ShardError
 from penstock.storage import Cache, Storage
@@ -116,7 +116,8 @@ def test_resume_after_kill(tmp_path: Path) -> None:
     program, out = tmp_path / "program.py", tmp_path / "state"
     program.write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, str(program), str(out), *paths], env=environment, check=True, timeout=100)
+    done = run([str(program), str(out), *map(str, paths)], env=environment, timeout=100)
+    assert done.returncode == 0, done.stderr
     # Killed between a line of the log and its state, a batch is had again; it is the same one.
     for workers in (0, 2):
         batches = [tuple(json.loads(line)) for line in Path(f"{out}-{workers}.log").read_text().splitlines()]
@@ -158,9 +159,7 @@ def test_gloo_ranks_never_wait(tmp_path: Path) -> None:
     program.write_text(GLOO)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, program, str(rank), "3", str(tmp_path / "store"), json.dumps(sets)], env=environment
-        )
+        Popen([str(program), str(rank), "3", str(tmp_path / "store"), json.dumps(sets)], env=environment)
         for rank in range(3)
     ]
     assert [rank.wait(60) for rank in ranks] == [0, 0, 0]

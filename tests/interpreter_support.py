@@ -7,7 +7,7 @@ what follows the name of the interpreter on a command line::
     done = run(["-W", "ignore", "-c", "import torch; print(torch.ones(3))"], timeout=60)
 
 Programs that need more, ``imports=["lightning"]``, are forked from another interpreter that has imported that, too.
-With ``PENSTOCK_TEST_FULL=1`` each has an interpreter of its own.
+Those whose memory counts have one of their own, ``alone=True``; with ``PENSTOCK_TEST_FULL=1`` each has.
 """
 
 from __future__ import annotations
@@ -45,13 +45,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Popen(subprocess.Popen[str]):
     """A program: ``["-W", "ignore", "-c", text]``; or ``-m`` with a package, or a script, and arguments."""
 
-    def __init__(self, arguments: list[str], *, imports: Iterable[str] = (), **options: Any) -> None:
-        self._imports = tuple(imports)
+    def __init__(
+        self, arguments: list[str], *, imports: Iterable[str] = (), alone: bool = False, **options: Any
+    ) -> None:
+        self._imports, self._alone = tuple(imports), alone
         super().__init__([sys.executable, *arguments], text=True, **options)
 
     if not ALONE:
         # What `subprocess` does to start a process, private: arguments and duties as in Python 3.11.
         def _execute_child(self, args: list[str], *options: Any) -> None:
+            if self._alone:
+                return super()._execute_child(args, *options)  # type: ignore[misc]
             _, _, _, _, cwd, env, _, _, _, *pipes = options[:15]
             session = options[20]
             files = [number if given == -1 else given for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
@@ -149,14 +153,14 @@ def serve(number: int) -> Any:
             connection.close()
             os.close(told)
             os.close(tell)
-            return _become(files, *request)
+            return become(files, *request)
         os.waitpid(between, 0)
         connection.sendall(os.read(told, _HEADER))
         for each in (told, tell, *files):
             os.close(each)
 
 
-def _become(files: list[int], arguments: list[str], folder: str, environment: dict[str, str], session: bool) -> Any:
+def become(files: list[int], arguments: list[str], folder: str, environment: dict[str, str], session: bool) -> Any:
     """Make of this process what `python *arguments` is at the first line of its program; its code."""
     if session:
         os.setsid()
