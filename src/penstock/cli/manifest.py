@@ -301,8 +301,7 @@ def sizes(
     Only the headers of the files are read. An image that cannot be read gets 0 x 0; then the exit code is 1.
     Where none can be read, nothing is written.
     """
-    import numpy as np
-
+    from penstock.cli.manifest_sizes import print_sizes, size_figures
     from penstock.errors import ImageError, ManifestIOError
     from penstock.images.sizes import measure, sizes_path, write_sizes
     from penstock.storage import is_writable
@@ -315,39 +314,18 @@ def sizes(
         started = time.perf_counter()
         widths, heights, errors = measure(manifest, workers=workers, progress=show)
     seconds = time.perf_counter() - started
-    good = widths > 0
-    if errors and not good.any():
-        raise ImageError(f"no image has a size, so nothing is written; the first of {len(good):,}: {errors[0].message}")
+    if errors and not widths.any():
+        raise ImageError(
+            f"no image has a size, so nothing is written; the first of {len(widths):,}: {errors[0].message}"
+        )
     write_sizes(manifest, widths, heights, path=output)
-    broken = len(manifest) - int(np.count_nonzero(good))
-    w, h = widths[good], heights[good]
+    broken = int((widths == 0).sum())
     if as_json:
         report = {"images": len(manifest), "seconds": seconds, "output": output, "broken": broken}
-        for name, values in (("width", w), ("height", h)):
-            some = values.size > 0
-            report[name] = (
-                {"min": int(values.min()), "max": int(values.max()), "median": float(np.median(values))}
-                if some
-                else None
-            )
+        report |= size_figures(widths, heights)
         print_json({**report, "errors": [{"row": one.row, "error": one.message} for one in errors[:examples]]})
     else:
-        rows = [
-            ("images", f"{len(manifest):,} in {duration(seconds)}: {len(manifest) / seconds:,.0f} images/s"),
-            ("written", f"{shown(str(output))} ({byte_size(output.stat().st_size)})"),
-        ]
-        if good.any():
-            rows += [
-                ("width", f"{w.min():,} to {w.max():,}, median {np.median(w):,.0f}"),
-                ("height", f"{h.min():,} to {h.max():,}, median {np.median(h):,.0f}"),
-                ("wider than high", f"{np.count_nonzero(w > h) / len(w):.1%}"),
-            ]
-        out = console()
-        out.print(pairs(shown(file), rows))
-        for error in errors[:examples] if broken else ():
-            out.print(f"row {error.row}: {shown(error.message)}")
-        if broken:
-            out.print(f"{broken:,} of {len(manifest):,} images have no size (written as 0 x 0)", style="red")
+        print_sizes(file, output, seconds, widths, heights, errors[:examples])
     if broken:
         raise typer.Exit(1)
 
