@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On import it would ask the network for a newer version, in every process.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
-sys.path.insert(0, str(Path(__file__).parent))  # interpreter_support
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 # Imported once, for all processes that tests start by the forkserver. tests/integration adds to it.
 FORKSERVER = ["torch.distributed.device_mesh", "penstock.loader.dataloader", "pytest"]
@@ -63,7 +63,7 @@ def data_dir() -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def _small_process() -> Iterator[None]:
     """What a module's tests have freed goes back to the system: each later fork would copy its page tables. What they
-    have left, imports above all, is no work of the collector, as what was collected.
+    have left, imports above all, is no work of the collector: what a test that failed still holds stays to the end.
     """
     yield
     gc.collect()

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from interpreter_support import FULL
 
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, MPDataset, RankDataset
 from penstock.datasets.loading import SampleRecord
@@ -243,7 +244,7 @@ class Threads(torch.utils.data.Dataset[int]):
         return cv2.getNumThreads()
 
 
-@pytest.mark.parametrize("start", ["fork", "forkserver"])
+@pytest.mark.parametrize("start", ["fork", "forkserver", *(["spawn"] if FULL else [])])
 def test_in_worker_processes_opencv_has_one_thread(start: str) -> None:
     before = cv2.getNumThreads()
     cv2.setNumThreads(2)

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import interpreter_support
 import numpy as np
 import pytest
-
-import interpreter_support
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
@@ -61,7 +60,7 @@ def environment() -> dict[str, str]:
 
 
 def run(command: str, folder: Path) -> None:
-    """A line of a shell; what is Penstock's alone needs none."""
+    """A line of a shell. One of Penstock's alone needs none, and neither the installed script, as others do."""
     how: dict[str, Any] = {"cwd": folder, "env": environment(), "timeout": 170}
     if command.startswith("penstock ") and not set(command) & set("|&;<>()$`*?[]{}~="):
         done = interpreter_support.run(["-m", *shlex.split(command)], imports=["penstock.cli.app"], **how)

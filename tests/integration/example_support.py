@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+from interpreter_support import Popen
 
 import penstock as ps
-from interpreter_support import Popen
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
 ROWS, BATCH, STEPS, EPOCHS = 96, 12, 8, 2

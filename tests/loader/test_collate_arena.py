@@ -213,8 +213,11 @@ def test_tensors_without_content_as_torch() -> None:
 
     child = multiprocessing.get_context("fork").Process(target=check)
     child.start()
-    child.join()
-    assert child.exitcode == 0
+    try:
+        child.join(60)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
 
 
 @pytest.mark.parametrize("room", ROOM)

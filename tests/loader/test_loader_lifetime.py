@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter_support import run
 from leak_support import anonymous, left, wait_until_as
 from loader_support import EXECUTORS, Draws, Slow, Squares, Stream, batches
 
-from interpreter_support import run
 from penstock import DataLoader, Manifest, MPDataset, RankDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:this data set has no order")

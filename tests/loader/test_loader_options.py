@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreter_support import run
 
 import penstock as ps
-from interpreter_support import run
 from penstock.errors import ConfigError, PartitionError, StateError
 
 

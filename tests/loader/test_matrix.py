@@ -15,9 +15,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreter_support import run
 from matrix_support import DATA, bits
 
-from interpreter_support import run
 from penstock import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*are being kept")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreter_support import FULL
 from loader_support import (
     Draws,
     GlobalDraws,
@@ -24,7 +25,6 @@ from loader_support import (
 )
 from torch.utils.data import Subset
 
-from interpreter_support import FULL
 from penstock import DataLoader, Manifest, MPDataset, RankDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -8,9 +8,9 @@ import traceback
 from typing import Any
 
 import pytest
+from interpreter_support import run
 from process_support import RAISERS, Mute, Raises, TwoWords, Unspeakable
 
-from interpreter_support import run
 from penstock import DataLoader
 from penstock.loader.remote import RemoteError, describe, rebuild
 

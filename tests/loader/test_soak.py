@@ -14,10 +14,9 @@ from leak_support import left
 from soak_support import Vectors
 
 import penstock
-from interpreter_support import FULL
 from penstock import DataLoader
 
-LOADERS, EPOCHS = (20, 50) if FULL else (10, 30)
+LOADERS, EPOCHS = 20, 50
 
 PROGRAM = """
 import multiprocessing, sys

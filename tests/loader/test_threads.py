@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from interpreter_support import run
 from loader_support import Draws, Faulty, GlobalDraws, Slow, Squares, bad_collate, outcomes, plain
 from torch.utils.data import get_worker_info
 
-from interpreter_support import run
 from penstock.loader.fetch import Fetch
 from penstock.loader.inline import InlineBatches
 from penstock.loader.thread import ThreadBatches, ThreadPool

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter_support import FULL, run
 from leak_support import wait_gone
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch_suite_support import (
@@ -29,7 +30,6 @@ from torch_suite_support import (
 )
 
 import penstock as ps
-from interpreter_support import FULL, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreter_support import FULL
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.map import SequenceWrapper
@@ -39,14 +40,13 @@ from torch_suite_support import (
 )
 
 import penstock as ps
-from interpreter_support import FULL
 from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:Length of IterableDataset")
 
 SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
 SPAWN_IN_FULL = pytest.param("spawn", marks=pytest.mark.skipif(not FULL, reason="as forkserver; PENSTOCK_TEST_FULL=1"))
-SPAWN_TWO = pytest.param("spawn", 2, marks=SPAWN_IN_FULL.marks)
+SPAWN_TWO = pytest.param("spawn", 2, marks=[*SPAWN_IN_FULL.marks, pytest.mark.slow])
 ALL = ("inline", "thread", "threads persist", "fork", "forkserver", SPAWN, "persistent")
 
 

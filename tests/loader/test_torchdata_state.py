@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreter_support import FULL
 from loader_support import Slow, Squares, ended, plain
 from state_support import (
     AskedStream,
@@ -43,7 +44,6 @@ from state_support import (
     bad_init,
 )
 
-from interpreter_support import FULL
 from penstock import DataLoader
 from penstock.errors import StateError
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from interpreter_support import FULL
+
 from penstock.order import Partition, make_order
 from penstock.planning import Job, hit_rates
 from penstock.planning.cache import _touched

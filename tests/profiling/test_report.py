@@ -10,9 +10,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from browser_support import BROWSER, DARK, browse
 from report_support import made_up
 
-from browser_support import BROWSER, DARK, browse
 from penstock.profiling import Profile, report
 from penstock.profiling.plots import ceilings, settings, timeline, waiting
 

@@ -17,12 +17,12 @@ import pytest
 
 FOLDERS = [
     str(Path(__file__).parent),
-    str(Path(__file__).parents[1]),
-    *(str(Path(__file__).parents[1] / name) for name in ("loader", "docs", "shards", "integration")),
+    *(str(Path(__file__).parents[1] / name) for name in ("support", "loader", "docs", "shards", "integration")),
 ]
 sys.path[:0] = FOLDERS
 
-collect_ignore_glob = [] if importlib.util.find_spec("ray") else ["test_*.py"]
+_ray = importlib.util.find_spec("ray")
+collect_ignore_glob = [] if _ray is not None and _ray.origin else ["test_*.py"]  # this folder's name is "ray", too
 
 _running = contextlib.ExitStack()
 _found: list[Any] = []
@@ -51,7 +51,7 @@ def ray_environment() -> Iterator[None]:
 
 
 @pytest.fixture
-def cluster(ray_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def cluster(ray_environment: None) -> Any:
     """A head without CPUs, and three nodes with two CPUs each; the program is connected to it. All modules here share
     it. It has the dashboard, whose server answers the state API.
     """
@@ -59,8 +59,10 @@ def cluster(ray_environment: None, tmp_path_factory: pytest.TempPathFactory) -> 
     from ray_support import running_cluster
 
     if not _found:
-        _running.enter_context(forking(tmp_path_factory.mktemp("ray")))
-        _found.append(_running.enter_context(running_cluster(nodes=3, cpus=2, dashboard=True)))
+        with contextlib.ExitStack() as starting:
+            starting.enter_context(forking())
+            _found.append(starting.enter_context(running_cluster(nodes=3, cpus=2, dashboard=True)))
+            _running.push(starting.pop_all())
     return _found[0]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreter_support import FULL
 from matrix_support import DATA, bits
 from ray_support import (
     STARTS,
@@ -32,7 +33,6 @@ from ray_support import (
 )
 
 import penstock as ps
-from interpreter_support import FULL
 from penstock import DataLoader, RayOptions
 from penstock.errors import ConfigError, StateError
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from test_code import ROOT, run_python
-
 from interpreter_support import FULL, run
+from test_code import ROOT, run_python
 
 
 def test_python_blocks_run(ray_environment: None, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from example_support import BATCH, EXAMPLES, ROWS, Run, made_by_penstock, read, write_images
+from interpreter_support import FULL, run
 
 import penstock as ps
-from interpreter_support import FULL, run
 
 
 def train(folder: Path, address: str, record: str, *more: str) -> None:

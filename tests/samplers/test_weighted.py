@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreter_support import Popen
 from scipy import stats
 
-from interpreter_support import Popen
 from penstock.errors import ManifestIOError, SamplerError, StateError
 from penstock.samplers import WeightedRandomSampler
 from penstock.samplers.alias import build_table, draw, shared_table, weights_digest

@@ -1,8 +1,8 @@
-"""Puts this folder, the one above and that of the loader tests on the path: workers import what they need by name."""
+"""Puts this folder and that of the loader tests on the path: workers import what they need by name."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "loader"), str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "loader")]

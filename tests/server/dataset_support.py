@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from interpreter_support import Popen
+from interpreter_support import SERVES, Popen
+
 from penstock import Manifest
 from penstock.manifest import Record
 
@@ -37,7 +38,7 @@ def serving(port: int = 0, **files: Path) -> Iterator[tuple[str, Callable[[], No
     arguments = [str(port), *(f"{name}={path}" for name, path in files.items())]
     with Popen(
         ["-c", _PROGRAM, *arguments],
-        imports=["penstock.server.service"],
+        imports=SERVES,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from interpreter_support import SERVES, Popen
 
-from interpreter_support import Popen
 from penstock import RankDataset, RankServerDataset
 from penstock.manifest import Manifest
 from penstock.order import make_order
@@ -234,7 +234,7 @@ class Serve:
     def start(self) -> None:
         self._process = Popen(
             [*self._command, "--port", str(self._port)],
-            imports=["penstock.server.service"],
+            imports=SERVES,
             alone=self._alone,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from interpreter_support import SERVES, Popen
 
-from interpreter_support import Popen
 from penstock.manifest import Manifest
 from penstock.server import Client, Slice
 
@@ -41,7 +41,7 @@ class Process:
     def _start(self, port: int) -> None:
         self._process = Popen(
             ["-c", _PROGRAM, str(self.file), str(port)],
-            imports=["penstock.server.service"],
+            imports=SERVES,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

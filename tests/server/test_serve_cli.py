@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter_support import SERVES, Popen, run
 
-from interpreter_support import Popen, run
 from penstock.cli.serve import named_files
 from penstock.errors import ConfigError, PenstockError, ServerAuthError, ServerError, ServerUnavailableError
 from penstock.server import Client, Slice
 
 DEADLINE = 30
-SERVES = ["penstock.server.service"]  # imported beforehand
 
 
 class Serve:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import cv2
 import numpy as np
 import pytest
-
 from browser_support import BROWSER, DARK, browse
+
 from penstock.errors import ConfigError
 from penstock.server.plot import area, short, ticks
 from penstock.server.status import Status

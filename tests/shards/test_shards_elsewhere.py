@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter_support import Popen, run
 from shard_support import write_shards
 
 import penstock as ps
-from interpreter_support import Popen, run
 from penstock import wds
 from penstock.errors import ShardError
 from penstock.storage import Cache, Storage

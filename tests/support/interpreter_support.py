@@ -32,6 +32,9 @@ from typing import Any
 FULL = os.environ.get("PENSTOCK_TEST_FULL") == "1"
 ALONE = FULL or sys.platform != "linux"  # who takes in orphans is Linux's own
 
+SERVES = ["penstock.server.service"]
+"""What programs with servers import."""
+
 _START = """
 import sys
 sys.path.insert(0, {folder!r})
@@ -62,7 +65,7 @@ class Popen(subprocess.Popen[str]):
             environment = dict(os.environ if env is None else env)
             try:
                 request = [args[1:], os.path.abspath(cwd or os.curdir), environment, bool(session)]
-                self.pid = _here(self._imports).start(json.dumps(request).encode(), files)
+                self.pid = _here(self._imports).start(request, files)
                 self._child_created = True
             finally:
                 self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -92,14 +95,13 @@ class _Interpreter:
         theirs.close()
         _receive(self._connection, 1)
 
-    def start(self, request: bytes, files: list[int]) -> int:
+    def start(self, request: list[Any], files: list[int]) -> int:
         """Process id of the program. It is an orphan when it begins, and this process takes it in."""
         with self._lock:
             take_in = ctypes.CDLL(None, use_errno=True).prctl
             assert take_in(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
             try:
-                socket.send_fds(self._connection, [b"%08d" % len(request)], files)
-                self._connection.sendall(request)
+                send(self._connection, request, files)
                 return int(_receive(self._connection, _HEADER))
             finally:
                 take_in(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -116,12 +118,32 @@ def _here(imports: tuple[str, ...]) -> _Interpreter:
     return _started[key]
 
 
+def send(connection: socket.socket, request: list[Any], files: list[int]) -> None:
+    """Ask for a fork: the arguments of `become`, the first one, standard input, output and error, apart."""
+    data = json.dumps(request).encode()
+    socket.send_fds(connection, [b"%08d" % len(data)], files)
+    connection.sendall(data)
+
+
+def receive(connection: socket.socket) -> tuple[list[Any], list[int]] | None:
+    """What was sent, and the files; None at the end. Raises EOFError in the middle."""
+    header, files, _, _ = socket.recv_fds(connection, _HEADER, 3)
+    if not header:
+        return None
+    try:
+        return json.loads(_receive(connection, int(header))), files
+    except BaseException:
+        for file in files:
+            os.close(file)
+        raise
+
+
 def _receive(connection: socket.socket, size: int) -> bytes:
     received = b""
     while len(received) < size:
         more = connection.recv(size - len(received))
         if not more:
-            raise EOFError("the interpreter that programs are forked from has ended")
+            raise EOFError("the other side has ended")
         received += more
     return received
 
@@ -136,10 +158,10 @@ def serve(number: int) -> Any:
     gc.freeze()
     connection.sendall(b"+")
     while True:
-        header, files, _, _ = socket.recv_fds(connection, _HEADER, 3)
-        if not header:
+        asked = receive(connection)
+        if asked is None:
             os._exit(0)
-        request = json.loads(_receive(connection, int(header)))
+        request, files = asked
         told, tell = os.pipe()
         between = os.fork()
         if between == 0:
