@@ -47,8 +47,8 @@ def left() -> Left:
     return names, descriptors, children(), shared
 
 
-def wait_until_as(before: Left, seconds: float = 5) -> None:
-    """Until nothing is left that was not there before."""
+def assert_nothing_more(before: Left, seconds: float = 5) -> None:
+    """In time, that is: nothing is left that was not there before."""
     end = time.monotonic() + seconds
     while True:
         gc.collect()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from leak_support import left, wait_until_as
+from leak_support import assert_nothing_more, left
 from loader_support import plain
 
 from penstock import DataLoader
@@ -133,7 +133,7 @@ def check_close(make: Make) -> None:
             with pytest.raises(WorkerError, match="its DataLoader was closed"):
                 next(iterator)
         assert next(over, None) is None
-        wait_until_as((before[0], left()[1], *before[2:]))
+        assert_nothing_more((before[0], left()[1], *before[2:]))
     assert travelled(loader.state_dict()) == state
     again = make()
     again.load_state_dict(state)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from leak_support import anonymous, left, mapped, wait_until_as
+from leak_support import anonymous, assert_nothing_more, left, mapped
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from penstock import DataLoader
@@ -114,7 +114,7 @@ def soak(loaders: int, epochs: int) -> None:
     before, maps, memory = left(), mapped(), anonymous()
     had = live(random.Random(2), loaders, epochs)
     assert had > 100, f"{had} batches"
-    wait_until_as(before)
+    assert_nothing_more(before)
     assert mapped() <= maps, f"{mapped()} maps of shared memory, {maps} before"
     grown = anonymous() - memory
     print(f"{had} batches; anonymous memory {memory} bytes, then {memory + grown}")

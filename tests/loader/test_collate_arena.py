@@ -174,24 +174,24 @@ def outcome(function: Callable[[list[Any]], Any], samples: list[Any]) -> tuple[A
         return None, error
 
 
-def same_structure(ours: Any, theirs: Any) -> None:
+def assert_same_structure(ours: Any, theirs: Any) -> None:
     assert type(ours) is type(theirs)
     if isinstance(theirs, torch.Tensor) and theirs.device.type == "meta":
         assert (ours.shape, ours.device) == (theirs.shape, theirs.device)
     elif isinstance(theirs, collections.abc.Mapping):
         assert list(ours) == list(theirs)
         for key in theirs:
-            same_structure(ours[key], theirs[key])
+            assert_same_structure(ours[key], theirs[key])
         assert getattr(ours, "default_factory", None) == getattr(theirs, "default_factory", None)
     elif isinstance(theirs, list | tuple | collections.UserList | collections.deque):
         assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):
-            same_structure(one, other)
+            assert_same_structure(one, other)
     else:
         assert_same(ours, theirs)
 
 
-def compare(samples: list[Any], room: int | None) -> Any:
+def assert_as_torch(samples: list[Any], room: int | None) -> Any:
     theirs, their_error = outcome(default_collate, samples)
     with collating_into(None if room is None else Slot(np.zeros(room, np.uint8))):
         ours, our_error = outcome(collate, samples)
@@ -199,7 +199,7 @@ def compare(samples: list[Any], room: int | None) -> Any:
     if their_error is not None:
         assert str(our_error).splitlines()[:1] == str(their_error).splitlines()[:1]
     else:
-        same_structure(ours, theirs)
+        assert_same_structure(ours, theirs)
     return ours
 
 
@@ -223,10 +223,10 @@ def test_tensors_without_content_as_torch() -> None:
 @pytest.mark.parametrize("room", ROOM)
 @pytest.mark.parametrize("name", [name for name in SAMPLES if name not in META])
 def test_as_torch(name: str, room: int | None) -> None:
-    compare(SAMPLES[name](), room)
+    assert_as_torch(SAMPLES[name](), room)
     samples = SAMPLES[name]()
-    compare([{"x": sample, "y": 1} for sample in samples], room)
-    compare([(2.5, sample) for sample in samples], room)
+    assert_as_torch([{"x": sample, "y": 1} for sample in samples], room)
+    assert_as_torch([(2.5, sample) for sample in samples], room)
 
 
 @pytest.mark.parametrize("room", ROOM)
@@ -239,16 +239,16 @@ def test_arrays_of_negative_strides_work_here(room: int | None) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_type(dtype: torch.dtype, room: int | None) -> None:
     for shape in ((), (3,), (0, 2), (2, 3, 4)):
-        compare([content(shape, dtype) for _ in range(3)], room)
+        assert_as_torch([each.clone() for each in content((3, *shape), dtype)], room)
 
 
 @pytest.mark.parametrize("room", ROOM)
 def test_a_memmap(tmp_path: Path, room: int | None) -> None:
     array = np.memmap(tmp_path / "a", np.int64, "w+", shape=(10, 30))
     array[:] = np.arange(300).reshape(10, 30)
-    compare(list(array), room)
-    compare([array[1], np.asarray(array[2])], room)
-    compare(list(array[0, :4]), room)
+    assert_as_torch(list(array), room)
+    assert_as_torch([array[1], np.asarray(array[2])], room)
+    assert_as_torch(list(array[0, :4]), room)
 
 
 @given(
@@ -260,7 +260,7 @@ def test_a_memmap(tmp_path: Path, room: int | None) -> None:
 )
 def test_any_arrays(dtype: Any, shape: Any, count: int, room: int | None, data: st.DataObject) -> None:
     arrays = data.draw(npst.arrays(dtype, (count, *shape)))
-    compare([arrays[(i, ...)] for i in range(count)], room)
+    assert_as_torch([arrays[(i, ...)] for i in range(count)], room)
 
 
 NUMBERS = st.one_of(
@@ -273,7 +273,7 @@ NUMBERS = st.one_of(
 
 @given(st.lists(NUMBERS, min_size=1, max_size=4), st.sampled_from(ROOM))
 def test_any_numbers(numbers: list[Any], room: int | None) -> None:
-    compare(numbers, room)
+    assert_as_torch(numbers, room)
 
 
 @given(
@@ -283,8 +283,8 @@ def test_any_numbers(numbers: list[Any], room: int | None) -> None:
     st.sampled_from(ROOM),
 )
 def test_any_images(shape: list[int], order: list[int], contiguous: list[bool], room: int | None) -> None:
-    image = content(tuple(shape), torch.float32).permute(order)
-    compare([image.contiguous() if flag else image for flag in contiguous], room)
+    images = [each.clone().permute(order) for each in content((len(contiguous), *shape), torch.float32)]
+    assert_as_torch([one.contiguous() if flag else one for one, flag in zip(images, contiguous, strict=True)], room)
 
 
 def test_what_fits_is_in_the_slot() -> None:
@@ -299,7 +299,7 @@ def test_what_fits_is_in_the_slot() -> None:
     used = slot.used
     with collating_into(slot), pytest.raises(RuntimeError, match="equal size"):
         collate([torch.zeros(3), torch.zeros(4)])
-    same_structure(batch, default_collate(samples))
+    assert_same_structure(batch, default_collate(samples))
     assert slot.used - used <= 64
 
 
@@ -357,8 +357,8 @@ def test_registered_types(registry: dict[Any, Any], room: int | None) -> None:
     registry[Molecule] = _molecules
     assert not is_default()
     samples = [(Molecule(np.full(3, i)), {"m": Molecule(torch.full((2,), i))}, i) for i in range(3)]
-    compare(samples, room)
-    compare([Molecule(1), Molecule(2)], room)
+    assert_as_torch(samples, room)
+    assert_as_torch([Molecule(1), Molecule(2)], room)
 
 
 @pytest.mark.parametrize("key", [torch.Tensor, np.ndarray, float, int, str, (np.bool_, np.number, np.object_), object])
@@ -366,12 +366,12 @@ def test_registered_types(registry: dict[Any, Any], room: int | None) -> None:
 def test_registered_for_a_type_of_torchs(registry: dict[Any, Any], key: Any, room: int | None) -> None:
     registry[key] = lambda batch, *, collate_fn_map=None: ("registered", len(batch), type(batch[0]).__name__)
     for name in ("one", "deep", "tensors", "scalars", "no dimension", "ints", "floats", "text", "bools", "masked"):
-        compare(SAMPLES[name](), room)
-    compare([Molecule(1)], room)
+        assert_as_torch(SAMPLES[name](), room)
+    assert_as_torch([Molecule(1)], room)
 
 
 @pytest.mark.parametrize("key", [torch.Tensor, np.ndarray, float, int, str])
 def test_types_that_were_removed(registry: dict[Any, Any], key: Any) -> None:
     del registry[key]
     for name in ("one", "tensors", "scalars", "no dimension", "ints", "floats", "text", "bools"):
-        compare(SAMPLES[name](), None)
+        assert_as_torch(SAMPLES[name](), None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from interpreter_support import run
-from leak_support import anonymous, left, wait_until_as
+from leak_support import anonymous, assert_nothing_more, left
 from loader_support import EXECUTORS, Draws, Slow, Squares, Stream, batches
 
 from penstock import DataLoader, Manifest, MPDataset, RankDataset
@@ -68,7 +68,7 @@ def test_nothing_is_left(
         del loader
     data.clear()
     del dataset
-    wait_until_as(before)
+    assert_nothing_more(before)
 
 
 def test_threads_end_with_the_iterator_unless_they_persist() -> None:
@@ -78,14 +78,14 @@ def test_threads_end_with_the_iterator_unless_they_persist() -> None:
     next(iterator)
     assert len(left()[0] - before[0]) == 2
     del iterator
-    wait_until_as(before)
+    assert_nothing_more(before)
     loader = DataLoader(Squares(30), num_workers=2, executor="thread", persistent_workers=True)
     for _ in range(3):
         batches(loader)
         assert len(left()[0] - before[0]) == 2
     loader.close()
     loader.close()
-    wait_until_as(before)
+    assert_nothing_more(before)
 
 
 @pytest.mark.clock

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from leak_support import left, wait_until_as
+from leak_support import assert_nothing_more, left
 from loader_conformance import check_close, travelled
 from loader_support import Draws, Faulty, Stream, draw_load, outcomes, plain
 from matrix_support import Impure, Pure, bits
@@ -227,7 +227,7 @@ def test_a_worker_that_is_killed_in_any_segment_is_said_and_nothing_is_left(at: 
     del iterator
     loader.close()
     del loader
-    wait_until_as(before)
+    assert_nothing_more(before)
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
@@ -246,9 +246,9 @@ def test_nothing_is_left_of_a_pass_that_is_given_up_anywhere(how: str, persisten
             assert len(list(loader)) == 11, "it goes on anew"
         del iterator
         if not persistent:
-            wait_until_as((before[0], left()[1], *before[2:]))  # the loader keeps the ring
+            assert_nothing_more((before[0], left()[1], *before[2:]))  # the loader keeps the ring
         del loader
-    wait_until_as(before)
+    assert_nothing_more(before)
 
 
 def test_close_while_settings_are_tried() -> None:

@@ -87,7 +87,7 @@ class TestJobs:
             jobs = two_jobs(truth, [server.address])
             run(jobs, disturb)
             assert statistics.median(after) < 3
-            assert max(job.longest for job in jobs) < max(down) + 10  # a client's timeout
+            assert max(job.longest for job in jobs) < max(3, 2 + max(down))  # the only one: as long as it is away
 
     @pytest.mark.clock
     @pytest.mark.slow

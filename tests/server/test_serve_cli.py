@@ -429,7 +429,7 @@ class TestRefuses:
         "arguments", [("--port", "70000"), ("--grace", "-1"), ("--log-level", "loud"), ("--nope",)]
     )
     def test_senseless_options(self, meta: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-        self.run(tmp_path, meta, *arguments, code=2)
+        assert arguments[0] in self.run(tmp_path, meta, *arguments, code=2)
 
 
 class TestNames:
