@@ -40,7 +40,7 @@ def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, An
     loader = DataLoader(Waits(12, go), 2, num_workers=2, timeout=0.4, **how)
     got: list[list[int]] = []
     told: list[str] = []
-    with within(30), over(loader) as iterator:
+    with within(60), over(loader) as iterator:
         while len(got) < 6:
             try:
                 got.append(next(iterator).tolist())
@@ -60,15 +60,15 @@ def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, An
 
 
 def test_a_stopped_worker_times_out_and_goes_on() -> None:
-    loader = DataLoader(Slow(40, 0.01), num_workers=2, timeout=0.5, prefetch_factor=2)
+    loader = DataLoader(Slow(40, 0.01), num_workers=2, timeout=1.5, prefetch_factor=2)
     got = []
-    with within(15), over(loader) as iterator:
+    with within(60), over(loader) as iterator:
         while not got:
             with suppress(RuntimeError):  # on a busy machine the workers may start late
                 got.append(int(next(iterator)))
         stopped = iterator._workers[1].pid
         os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(RuntimeError, match=rf"timed out after 0\.5 seconds.*pid {stopped}"):
+        with pytest.raises(RuntimeError, match=rf"timed out after 1\.5 seconds.*pid {stopped}"):
             for _ in range(10):
                 got.append(int(next(iterator)))
         with pytest.raises(RuntimeError, match="timed out"):
@@ -83,7 +83,7 @@ def test_a_stopped_worker_times_out_and_goes_on() -> None:
 def test_close_is_bounded_though_a_worker_hangs(persistent: bool, stop: bool) -> None:
     before = children()
     loader = DataLoader(Slow(9, stuck=frozenset({1})), num_workers=2, persistent_workers=persistent)
-    with within(20):
+    with within(60):
         iterator = iter(loader)
         next(iterator)
         pids = [worker.pid for worker in iterator._workers]
@@ -117,7 +117,7 @@ def test_close_is_bounded_though_a_sampler_hangs() -> None:
         except BaseException as error:
             ended.append(error.with_traceback(None))
 
-    with within(30):
+    with within(60):
         iterator = iter(loader)
         pids = [worker.pid for worker in iterator._workers]
         consumer = threading.Thread(target=consume, args=(iterator,), daemon=True)
@@ -126,14 +126,14 @@ def test_close_is_bounded_though_a_sampler_hangs() -> None:
         iterator.end(0.1)  # what close() does, which has more patience
         assert not wait_gone(pids, 1)
         go.set()
-        consumer.join(10)
+        consumer.join(40)
         assert not consumer.is_alive()
         assert not ended or "closed" in str(ended[0])
 
 
 def test_a_loader_that_was_closed_in_mid_pass_starts_anew() -> None:
     loader = DataLoader(Range(20), num_workers=2, persistent_workers=True)
-    with within(15):
+    with within(60):
         for _ in range(3):
             iterator = iter(loader)
             next(iterator)

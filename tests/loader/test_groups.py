@@ -125,7 +125,7 @@ def test_an_index_that_does_not_pickle_is_an_error_in_its_place() -> None:
 
 def test_a_sample_that_hangs_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"timed out.*at sample 3000"):
-        for _ in DataLoader(Small("hang"), 4, num_workers=2, timeout=1):
+        for _ in DataLoader(Small("hang"), 4, num_workers=2, timeout=3):
             pass
 
 
