@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from profiling_support import Broken, Cold, Drawing, Known, Pure, Stream, ThreadShy, slow_collate
+from profiling_support import Broken, Cold, Drawing, Known, Pure, Stream, ThreadShy, slow_collate, took
 
 import penstock as ps
 from penstock.errors import ConfigError
@@ -51,7 +51,7 @@ class TestStages:
         found = profile(ps.DataLoader(Known(read=0.001, decode=0.006, augment=0.001), batch_size=4), seconds=3)
         decode = stage_of(found, "decode")
         assert found.verdict.limit == "decode"
-        assert 0.006 <= decode.again < 0.03  # by the clock on the wall: others may have the core meanwhile
+        assert 0.006 <= decode.again < 5 * took(0.006)
         assert stage_of(found, "augment").again < decode.again / 2
 
     def test_collating_limits(self) -> None:
@@ -85,7 +85,7 @@ class TestStages:
         found = profile(ps.DataLoader(Stream(), batch_size=8), seconds=2)
         assert found.verdict.limit == "decode"
         assert all(trial.rate > 0 for trial in found.trials), found.trials
-        assert 0.001 <= stage_of(found, "decode").again < 0.01
+        assert 0.001 <= stage_of(found, "decode").again < 10 * took(0.001)
         found = profile(torch.utils.data.DataLoader(Known(decode=0.01), batch_size=None), seconds=1)
         assert (found.batch_size, found.verdict.limit) == (1, "decode")
 
