@@ -24,7 +24,6 @@ from ray_support import (
     OverManifest,
     Shares,
     alive,
-    all_joined,
     eventually,
     init,
     refuse,
