@@ -22,12 +22,19 @@ from loader_support import Range
 from torch.utils.data import Dataset
 
 import penstock as ps
+from penstock.loader import worker
 
 HERE = Path(__file__).parent
 
+MOURNING = "PENSTOCK_TEST_MOURNING"
+"""Variable of the environment: seconds that workers get to end by themselves when their parent has died."""
+
+if MOURNING in os.environ:
+    worker._MOURNING = float(os.environ[MOURNING])
+
 
 class Slow(Range):
-    """Each sample takes so many seconds; those at `stuck` take a minute."""
+    """Each sample takes so many seconds; those at `stuck` take five minutes."""
 
     def __init__(self, n: int, seconds: float = 0.02, stuck: frozenset[int] = frozenset()) -> None:
         super().__init__(n)
@@ -35,7 +42,7 @@ class Slow(Range):
         self.stuck = stuck
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(60 if index in self.stuck else self.seconds)
+        time.sleep(300 if index in self.stuck else self.seconds)
         return index
 
 

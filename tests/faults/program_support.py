@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from faults_support import MOURNING
 from interpreter_support import Popen
 
 HERE = Path(__file__).parent
@@ -19,7 +20,7 @@ import ctypes, gc, os, signal, sys, threading, time
 import multiprocessing
 sys.path[:0] = {path!r}
 multiprocessing.set_forkserver_preload(["penstock.loader.dataloader", "faults_support"])
-import torch
+{patience}import torch
 import penstock as ps
 from penstock import DataLoader
 from faults_support import *
@@ -37,11 +38,14 @@ if __name__ == "__main__":
 class Program:
     """A program in a session of its own, whose output goes to files: who inherits a pipe would keep it open."""
 
-    def __init__(self, folder: Path, body: str, how: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, body: str, how: dict[str, Any], *, by_themselves: bool = False) -> None:
+        """With ``by_themselves`` no worker is ended by force when the program has died: it has ten minutes."""
+        patience = f"os.environ[{MOURNING!r}] = '600'\n" if by_themselves else ""
         path = [str(HERE), str(HERE.parent / "loader"), str(HERE.parent.parent / "src")]
         self._files = folder / "out", folder / "err"
         script = folder / "program.py"
-        script.write_text(PROGRAM.format(path=path, how=how, body=textwrap.indent(textwrap.dedent(body), "    ")))
+        body = textwrap.indent(textwrap.dedent(body), "    ")
+        script.write_text(PROGRAM.format(patience=patience, path=path, how=how, body=body))
         with self._files[0].open("w") as out, self._files[1].open("w") as err:
             self.process = Popen(["-W", "ignore", str(script)], stdout=out, stderr=err, start_new_session=True)
 

@@ -106,7 +106,7 @@ def test_close_is_bounded_though_a_sampler_hangs() -> None:
     def indices() -> Iterator[int]:
         yield from range(10)
         inside.set()
-        go.wait(60)
+        go.wait(120)
 
     loader = DataLoader(Range(20), sampler=indices(), num_workers=2)
     ended: list[BaseException] = []
@@ -122,7 +122,7 @@ def test_close_is_bounded_though_a_sampler_hangs() -> None:
         pids = [worker.pid for worker in iterator._workers]
         consumer = threading.Thread(target=consume, args=(iterator,), daemon=True)
         consumer.start()
-        assert inside.wait(10)
+        assert inside.wait(40)
         iterator.end(0.1)  # what close() does, which has more patience
         assert not wait_gone(pids, 1)
         go.set()

@@ -73,22 +73,3 @@ def wait_gone(pids: list[int], seconds: float) -> list[int]:
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
-
-
-def exit_codes(pids: list[int], seconds: float) -> dict[int, int | None]:
-    """Of processes that end within so many seconds and are children of this one, see `interpreter_support.adopting`;
-    None for others'.
-    """
-    deadline = time.monotonic() + seconds
-    codes: dict[int, int | None] = {}
-    while len(codes) < len(pids) and time.monotonic() < deadline:
-        for pid in set(pids) - codes.keys():
-            was_alive = alive(pid)
-            try:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:  # not adopted yet, or gone
-                ended, status = (0, 0) if was_alive else (pid, None)
-            if ended:
-                codes[pid] = None if status is None else os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    return codes

@@ -93,6 +93,7 @@ def had(loader: Any) -> list[Any]:
             found.append([part.tolist() if part.numel() < 10_000 else part.sum().item() for part in batch])
 
 
+@pytest.mark.clock
 def test_groups_there_are() -> None:
     """Else the other tests here show nothing."""
     loader = DataLoader(Small(), 4, num_workers=2)

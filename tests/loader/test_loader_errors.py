@@ -120,8 +120,19 @@ def test_no_timeout_while_batches_come() -> None:
 
 
 def test_in_order_false_lets_the_fast_overtake() -> None:
-    loader = DataLoader(Slow(6, {0: 1.0}), num_workers=2, executor="thread", in_order=False, prefetch_factor=4)
-    seen = [batch[0] for batch in batches(loader)]
+    go = threading.Event()
+
+    class Overtaken(Squares):
+        def __getitem__(self, index: int) -> int:
+            assert index or go.wait(40), "by nobody"
+            return super().__getitem__(index)
+
+    loader = DataLoader(Overtaken(6), num_workers=2, executor="thread", in_order=False, prefetch_factor=4)
+    seen: list[int] = []
+    for batch in loader:
+        seen.append(int(batch))
+        if len(seen) == 5:
+            go.set()
     assert sorted(seen) == [n * n for n in range(6)]
     assert seen[-1] == 0
     assert [batch[0] for batch in batches(DataLoader(Slow(6, {0: 0.1}), num_workers=2, executor="thread"))] == sorted(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from interpreter_support import run
-from loader_support import Draws, Faulty, GlobalDraws, Slow, Squares, bad_collate, outcomes, plain
+from loader_support import Draws, Faulty, GlobalDraws, Squares, bad_collate, outcomes, plain
 from torch.utils.data import get_worker_info
 
 from penstock.loader.fetch import Fetch
@@ -271,10 +271,21 @@ def test_a_time_out_says_at_which_sample() -> None:
 
 @pytest.mark.parametrize("lanes", [False, True])
 def test_the_fast_overtake_if_they_may(lanes: bool) -> None:
-    data = Slow(12, {0: 0.8})
-    made = list(threads(data, 12, 1, lanes=lanes, in_order=False, depth=4))
-    assert sorted(one.batch[0] for one in made) == [n * n for n in range(12)]
+    go = threading.Event()
+
+    class Overtaken(Squares):
+        def __getitem__(self, index: int) -> int:
+            assert index or go.wait(40), "by nobody"
+            return super().__getitem__(index)
+
+    data = Overtaken(12)
     last = [0, 2] if lanes else [0]  # in a lane, batch 2 stands behind batch 0
+    made = []
+    for one in threads(data, 12, 1, lanes=lanes, in_order=False, depth=4):
+        made.append(one)
+        if len(made) == 12 - len(last):
+            go.set()
+    assert sorted(one.batch[0] for one in made) == [n * n for n in range(12)]
     assert [one.number for one in made[-len(last) :]] == last
     assert sorted(one.number for one in made) == list(range(12))
     assert [one.number for one in threads(data, 12, 1, lanes=lanes, depth=4)] == list(range(12))
@@ -405,7 +416,8 @@ def test_a_loader_inside_a_worker_thread() -> None:
 PROGRAM = """
 import sys, time
 sys.path[:0] = {path!r}
-from test_threads import Slow, fetch, tasks, threads
+from loader_support import Slow
+from test_threads import fetch, tasks, threads
 data = Slow(400, dict.fromkeys(range(1, 400), 0.02))
 iterator = threads(data, 400, 2, timeout=0)
 next(iterator)

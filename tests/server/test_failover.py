@@ -162,7 +162,7 @@ class TestKilled:
 class TestHung:
     """Half-open connections: the other side is gone without a word."""
 
-    @pytest.mark.clock
+    @pytest.mark.clock("did not answer in time")
     def test_a_frozen_server(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers:
             client = Client([one.address for one in servers], timeout=1.5)
@@ -174,7 +174,7 @@ class TestHung:
                 assert lines(got) == expected(manifest, part)
                 assert longest < 1.5 + 1
 
-    @pytest.mark.clock
+    @pytest.mark.clock("did not answer in time")
     def test_a_frozen_server_and_rows_by_number(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers:
             client = Client([one.address for one in servers], timeout=1.5)
@@ -187,7 +187,7 @@ class TestHung:
                 assert time.monotonic() - begin < 1.5 + 1
                 victim.thaw()
 
-    @pytest.mark.clock
+    @pytest.mark.clock("did not answer in time")
     def test_a_single_one(self, file: Path) -> None:
         with served(file) as [server]:
             client = Client(server.address, timeout=1, patience=1)
@@ -203,7 +203,7 @@ class TestHung:
                 assert time.monotonic() - begin < 4
             server.thaw()
 
-    @pytest.mark.clock
+    @pytest.mark.clock("did not answer in time")
     def test_a_network_that_is_gone_and_comes_back(self, file: Path, manifest: Manifest) -> None:
         with served(file) as [server], closing(Pipe(server.port)) as pipe:
             client = Client(pipe.address, timeout=1)

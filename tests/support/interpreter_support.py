@@ -24,8 +24,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +97,14 @@ class _Interpreter:
 
     def start(self, request: list[Any], files: list[int]) -> int:
         """Process id of the program. It is an orphan when it begins, and this process takes it in."""
-        with self._lock, adopting():
-            send(self._connection, request, files)
-            return int(_receive(self._connection, _HEADER))
-
-
-@contextmanager
-def adopting() -> Iterator[None]:
-    """Meanwhile, orphans among what this process has started become its own children."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    assert prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
-    try:
-        yield
-    finally:
-        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        with self._lock:
+            take_in = ctypes.CDLL(None, use_errno=True).prctl
+            assert take_in(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
+            try:
+                send(self._connection, request, files)
+                return int(_receive(self._connection, _HEADER))
+            finally:
+                take_in(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 _started: dict[tuple[int, tuple[str, ...]], _Interpreter] = {}
