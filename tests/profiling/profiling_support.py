@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,16 +17,6 @@ def spin(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
-
-
-def took(seconds: float) -> float:
-    """Computing for so long, by the clock on the wall: others may have the core meanwhile. The median of some."""
-    found = []
-    for _ in range(20):
-        begin = time.perf_counter()
-        spin(seconds)
-        found.append(time.perf_counter() - begin)
-    return statistics.median(found)
 
 
 class Known(Dataset[Any]):

@@ -14,7 +14,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from profiling_support import Broken, Cold, Drawing, Known, Pure, Stream, ThreadShy, slow_collate, took
+from busy_support import slowness
+from profiling_support import Broken, Cold, Drawing, Known, Pure, Stream, ThreadShy, slow_collate
 
 import penstock as ps
 from penstock.errors import ConfigError
@@ -48,11 +49,11 @@ class TestStages:
         assert "more workers than cores" in " ".join(found.verdict.sentences)
 
     def test_decoding_that_computes_limits(self) -> None:
-        before = took(0.006)
+        before = slowness()
         found = profile(ps.DataLoader(Known(read=0.001, decode=0.006, augment=0.001), batch_size=4), seconds=3)
         decode = stage_of(found, "decode")
         assert found.verdict.limit == "decode"
-        assert 0.006 <= decode.again < 5 * max(before, took(0.006))
+        assert 0.006 <= decode.again < 0.03 * max(before, slowness())  # by the clock on the wall
         assert stage_of(found, "augment").again < decode.again / 2
 
     def test_collating_limits(self) -> None:
@@ -83,11 +84,11 @@ class TestStages:
         assert found.rehearsal.waiting < 0.05
 
     def test_a_stream_and_single_samples(self) -> None:
-        before = took(0.001)
+        before = slowness()
         found = profile(ps.DataLoader(Stream(), batch_size=8), seconds=2)
         assert found.verdict.limit == "decode"
         assert all(trial.rate > 0 for trial in found.trials), found.trials
-        assert 0.001 <= stage_of(found, "decode").again < 10 * max(before, took(0.001))
+        assert 0.001 <= stage_of(found, "decode").again < 0.01 * max(before, slowness())
         found = profile(torch.utils.data.DataLoader(Known(decode=0.01), batch_size=None), seconds=1)
         assert (found.batch_size, found.verdict.limit) == (1, "decode")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from busy_support import slowness
 from dataset_support import Counting, eventually
 from server_support import Pipe, expected, lines, random_rows, served, whole, write_lines
 
@@ -59,7 +60,7 @@ class TestKilled:
 
             got, longest = paced(client.slice(part), {5: restart, 60: restart})
             assert lines(got) == expected(manifest, part)
-            assert longest < 3
+            assert longest < 3 * slowness()
 
     def test_and_restarted_later(self, file: Path, manifest: Manifest) -> None:
         with served(file) as [server], Client(server.address) as client:
@@ -89,7 +90,7 @@ class TestKilled:
                 part = whole(client, seed=2, page_rows=4096)
                 got, longest = paced(client.slice(part), {5: servers[victim].kill})
                 assert lines(got) == expected(manifest, part)
-                assert longest < 3
+                assert longest < 3 * slowness()
 
     def test_in_turn(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers, Client([one.address for one in servers]) as client:
@@ -113,7 +114,8 @@ class TestKilled:
                 rows = random_rows(ROWS, 64, number)
                 begin = time.monotonic()
                 assert client.rows("train", fingerprint, rows).column(0) == manifest.raw(rows)
-                assert time.monotonic() - begin < 3
+                took = time.monotonic() - begin
+                assert took < 3 or took < 3 * slowness()
 
     @pytest.mark.clock
     def test_several_requests_under_way(self, file: Path, manifest: Manifest) -> None:
@@ -126,7 +128,7 @@ class TestKilled:
             stream = client.batches("train", manifest.fingerprint, requests, ahead=4)
             got, longest = paced(stream, events)
             assert [batch.column(0) for batch in got] == [manifest.raw(rows) for rows in requests]
-            assert longest < 3
+            assert longest < 3 * slowness()
 
     @pytest.mark.clock
     def test_for_good(self, file: Path) -> None:
@@ -165,32 +167,35 @@ class TestHung:
     @pytest.mark.clock("did not answer in time")
     def test_a_frozen_server(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers:
-            client = Client([one.address for one in servers], timeout=1.5)
+            second = slowness()
+            client = Client([one.address for one in servers], timeout=1.5 * second)
             part = whole(client, seed=1, page_rows=4096)
             for victim in servers:
                 stream = client.slice(part)
                 got, longest = paced(stream, {5: victim.freeze})
                 victim.thaw()
                 assert lines(got) == expected(manifest, part)
-                assert longest < 1.5 + 1
+                assert longest < (1.5 + 1) * second
 
     @pytest.mark.clock("did not answer in time")
     def test_a_frozen_server_and_rows_by_number(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers:
-            client = Client([one.address for one in servers], timeout=1.5)
+            second = slowness()
+            client = Client([one.address for one in servers], timeout=1.5 * second)
             fingerprint = client.info().fingerprint
             for victim in servers:
                 client.rows("train", fingerprint, [1])
                 victim.freeze()
                 begin = time.monotonic()
                 assert client.rows("train", fingerprint, [5]).column(0) == manifest.raw([5])
-                assert time.monotonic() - begin < 1.5 + 1
+                assert time.monotonic() - begin < (1.5 + 1) * second
                 victim.thaw()
 
     @pytest.mark.clock("did not answer in time")
     def test_a_single_one(self, file: Path) -> None:
         with served(file) as [server]:
-            client = Client(server.address, timeout=1, patience=1)
+            second = slowness()
+            client = Client(server.address, timeout=second, patience=second)
             part = whole(client)
             server.freeze()
             for call in (client.info, lambda: next(client.slice(part)), client.health):
@@ -200,13 +205,14 @@ class TestHung:
                 else:
                     with pytest.raises(ServerUnavailableError, match=r"did not answer in time|not available"):
                         call()  # type: ignore[operator]
-                assert time.monotonic() - begin < 4
+                assert time.monotonic() - begin < 4 * second
             server.thaw()
 
     @pytest.mark.clock("did not answer in time")
     def test_a_network_that_is_gone_and_comes_back(self, file: Path, manifest: Manifest) -> None:
         with served(file) as [server], closing(Pipe(server.port)) as pipe:
-            client = Client(pipe.address, timeout=1)
+            second = slowness()
+            client = Client(pipe.address, timeout=second)
             part = whole(client, seed=1, page_rows=4096)
 
             def cut() -> None:
@@ -215,7 +221,7 @@ class TestHung:
 
             got, longest = paced(client.slice(part), {5: cut})
             assert lines(got) == expected(manifest, part)
-            assert longest < 5
+            assert longest < 5 * second
 
     def test_the_server_notices_clients_that_are_gone(self, tmp_path: Path, file: Path) -> None:
         seen = Counting()
