@@ -24,6 +24,7 @@ from ray_support import (
     OverManifest,
     Shares,
     alive,
+    all_joined,
     eventually,
     init,
     refuse,
@@ -215,30 +216,36 @@ def test_streams_with_a_state_go_on() -> None:
 
 
 class Overtaken(Numbers):
-    """Sample 9 takes until a file is there. Not in the first batch: that is made alone, to learn how large they are."""
+    """Sample 9 takes as long as a file is not there."""
 
     def __init__(self, n: int, file: Path) -> None:
-        super().__init__(n)
+        super().__init__(n, seconds=0.01)  # batches are not so quick that several go together
         self.file = file
 
     def __getitem__(self, index: int) -> Any:
-        end = time.monotonic() + 2 * STARTS
+        end = time.monotonic() + STARTS
         while index == 9 and not self.file.exists() and time.monotonic() < end:
             time.sleep(0.05)
         return super().__getitem__(index)
 
 
 def test_out_of_order_batches_are_the_same_ones(tmp_path: Path) -> None:
-    data = Overtaken(48, tmp_path / "five came")
-    found = []
+    data = Overtaken(96, tmp_path / "go on")
+    data.file.touch()
+    expected = [rows([batch]) for batch in DataLoader(data, 4, seed=1)]
+    once = RayOptions(hedge=False)
     with DataLoader(
-        data, 4, seed=1, executor="ray", num_workers=3, in_order=False, ray_options=RayOptions(hedge=False)
+        data, 4, seed=1, executor="ray", num_workers=3, persistent_workers=True, in_order=False, ray_options=once
     ) as loader:
+        assert all_joined(loader, 3)
+        assert len(list(loader)) == 24  # of each worker it is known now how quick it is, and all get their share
+        loader.set_epoch(0)
+        data.file.unlink()
+        found = []
         for batch in loader:
             found.append(rows([batch]))
             if len(found) == 5:
                 data.file.touch()
-    expected = [rows([batch]) for batch in DataLoader(data, 4, seed=1)]
     assert sorted(found) == sorted(expected)
     assert found.index(expected[2]) >= 5
 
