@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from busy_support import slowness
 from faults_support import MOURNING
 from interpreter_support import Popen
 
@@ -79,8 +81,10 @@ class Program:
             time.sleep(0.02)
 
     def end(self, seconds: float = 30) -> int:
-        """Its exit code."""
-        return self.process.wait(seconds)
+        """Its exit code. On a busy machine it has longer."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        return self.process.wait(seconds * (slowness() - 1))
 
     def group(self) -> list[int]:
         """Processes of its session that run; the forkserver and its like are not counted."""

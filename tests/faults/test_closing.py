@@ -68,7 +68,7 @@ def consuming(loader: Any) -> Iterator[Consumer]:
 @pytest.mark.parametrize("how", HOW)
 def test_close_ends_the_wait_of_another_thread(how: str) -> None:
     loader = DataLoader(Slow(6, 0.4), persistent_workers=True, **HOW[how])
-    with within(60):
+    with within(20):
         with consuming(loader) as consumer:
             pids = [worker.pid for worker in consumer.iterator._workers] if how != "thread" else []  # type: ignore[attr-defined]
             while len(consumer.had) < 2 or not consumer.asking:
@@ -87,7 +87,7 @@ def test_close_ends_the_wait_of_another_thread(how: str) -> None:
 @pytest.mark.clock
 def test_close_ends_the_wait_for_a_worker_that_hangs() -> None:
     loader = DataLoader(Slow(9, stuck=frozenset({1})), num_workers=2, persistent_workers=True)
-    with within(60):
+    with within(20):
         with consuming(loader) as consumer:
             pids = [worker.pid for worker in consumer.iterator._workers]  # type: ignore[attr-defined]
             time.sleep(0.5)

@@ -40,7 +40,7 @@ def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, An
     loader = DataLoader(Waits(12, go), 2, num_workers=2, timeout=0.4, **how)
     got: list[list[int]] = []
     told: list[str] = []
-    with within(60), over(loader) as iterator:
+    with within(30), over(loader) as iterator:
         while len(got) < 6:
             try:
                 got.append(next(iterator).tolist())
@@ -62,7 +62,7 @@ def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, An
 def test_a_stopped_worker_times_out_and_goes_on() -> None:
     loader = DataLoader(Slow(40, 0.01), num_workers=2, timeout=1.5, prefetch_factor=2)
     got = []
-    with within(60), over(loader) as iterator:
+    with within(15), over(loader) as iterator:
         while not got:
             with suppress(RuntimeError):  # on a busy machine the workers may start late
                 got.append(int(next(iterator)))
@@ -83,7 +83,7 @@ def test_a_stopped_worker_times_out_and_goes_on() -> None:
 def test_close_is_bounded_though_a_worker_hangs(persistent: bool, stop: bool) -> None:
     before = children()
     loader = DataLoader(Slow(9, stuck=frozenset({1})), num_workers=2, persistent_workers=persistent)
-    with within(60):
+    with within(20):
         iterator = iter(loader)
         next(iterator)
         pids = [worker.pid for worker in iterator._workers]
@@ -117,7 +117,7 @@ def test_close_is_bounded_though_a_sampler_hangs() -> None:
         except BaseException as error:
             ended.append(error.with_traceback(None))
 
-    with within(60):
+    with within(30):
         iterator = iter(loader)
         pids = [worker.pid for worker in iterator._workers]
         consumer = threading.Thread(target=consume, args=(iterator,), daemon=True)
@@ -133,7 +133,7 @@ def test_close_is_bounded_though_a_sampler_hangs() -> None:
 
 def test_a_loader_that_was_closed_in_mid_pass_starts_anew() -> None:
     loader = DataLoader(Range(20), num_workers=2, persistent_workers=True)
-    with within(60):
+    with within(15):
         for _ in range(3):
             iterator = iter(loader)
             next(iterator)

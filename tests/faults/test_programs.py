@@ -42,7 +42,7 @@ def test_ctrl_c_in_next_ends_the_program(how: str, tmp_path: Path) -> None:
         time.sleep(0.3)
         begin = time.monotonic()
         os.killpg(program.process.pid, signal.SIGINT)
-        code = program.end(60)
+        code = program.end(10)
         assert time.monotonic() - begin < 4
         assert code in (-signal.SIGINT, 130, 1)
         assert not wait_gone(program.pids, 2)
@@ -79,7 +79,7 @@ def test_after_ctrl_c_the_loader_can_be_used_again(how: str, tmp_path: Path) -> 
             time.sleep(0.05 + 0.1 * number)
             os.killpg(program.process.pid, signal.SIGINT)
             program.wait_for(f"whole{number}", 20)
-        assert program.end(60) == 0, program.err
+        assert program.end(10) == 0, program.err
         assert program.out.count("caught") == 3
         assert program.err == ""
         assert not wait_gone(program.pids, 2)
@@ -101,7 +101,7 @@ def test_ctrl_c_twice_while_a_worker_hangs(tmp_path: Path) -> None:
             if program.process.poll() is None:
                 os.killpg(program.process.pid, signal.SIGINT)
             time.sleep(0.7)
-        assert program.end(60) != 0
+        assert program.end(12) != 0
         assert not wait_gone(program.pids, 2)
 
 
@@ -189,7 +189,7 @@ def test_workers_of_a_killed_program_end(how: str, after: str, tmp_path: Path) -
         workers = program.pids[: 2 if how == "threads inside" else 4]
         os.kill(program.process.pid, signal.SIGKILL)
         program.end()
-        assert not wait_gone(workers, 20)
+        assert not wait_gone(workers, 3)
         assert "Traceback" not in program.err
 
 
@@ -206,11 +206,10 @@ def test_spawned_workers_of_a_killed_program_end(tmp_path: Path) -> None:
         program.wait_for("ready", 60)
         os.kill(program.process.pid, signal.SIGKILL)
         program.end()
-        assert not wait_gone(program.pids, 20)
+        assert not wait_gone(program.pids, 3)
         assert "Traceback" not in program.err
 
 
-@pytest.mark.clock
 @pytest.mark.parametrize("how", ["fork", "threads inside", "forkserver"])
 def test_workers_that_hang_end_with_a_killed_program(how: str, tmp_path: Path) -> None:
     """Though user code does not return, and another process holds their pipes: a fork by a library in C, of which
@@ -376,7 +375,7 @@ ENDS = {
 def test_the_end_of_a_program(name: str, how: str, tmp_path: Path) -> None:
     body, code = ENDS[name]
     with Program(tmp_path, body, HOW[how]) as program:
-        assert program.end(60) == code, program.out + program.err
+        assert program.end(25) == code, program.out + program.err
         assert program.err == ""
         assert not wait_gone(program.pids, 2)
         assert not wait_gone(program.group(), 2)

@@ -268,7 +268,7 @@ def test_programs_end_and_leave_nothing(name: str, how: str) -> None:
     done, pids = run_program(body, LEAVE[how])
     assert done.returncode == code, done.stderr
     assert len(pids) in (0, 2, 6) if how in ("process", "persistent") else not pids
-    assert not wait_gone(pids, 20)
+    assert not wait_gone(pids, 5)
     assert time.monotonic() - begin < 45
     if code == 1:
         assert done.stderr.count("Traceback") <= 2
@@ -292,7 +292,7 @@ def test_programs_end_under_other_start_methods(name: str, method: str, tmp_path
     done = run(["-W", "ignore", str(file)], timeout=90)
     pids = [int(pid) for line in done.stdout.splitlines() if line.startswith("pids") for pid in line.split()[1:]]
     assert done.returncode == code, done.stderr
-    assert not wait_gone(pids, 20)
+    assert not wait_gone(pids, 5)
     assert code != 0 or done.stderr == ""
 
 
