@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test pytest lint format bench bench-all bench-docs coverage dist docs clean
+.PHONY: help demo test test-full pytest lint format bench bench-all bench-docs coverage dist docs clean
 
 # Each candidate is run, since a name on the PATH may be a shim for a version that is not installed, and Debian ships
 # venv without ensurepip.
@@ -43,6 +43,9 @@ demo: $(STAMP) ## train on two ranks from real JPEG files, kill, resume; about t
 
 test: $(STAMP) ## lint, types and all tests; WORKERS=n processes, ARGS for pytest
 	@$(MAKE) --no-print-directory -j2 lint pytest
+
+test-full: export PENSTOCK_TEST_FULL := 1
+test-full: test ## the same with what repeats tests in other ways, and with more examples; before a release
 
 pytest: $(STAMP)
 	@$(BIN)/python tests/run.py -n $(WORKERS) $(ARGS)

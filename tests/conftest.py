@@ -6,6 +6,7 @@ import ctypes
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,10 +26,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On import it would ask the network for a newer version, in every process.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
+# Shells have what they run in the background (`make test &`) ignore Ctrl-C, and programs inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 # Imported once, for all processes that tests start by the forkserver. tests/integration adds to it.
-FORKSERVER = ["torch.distributed.device_mesh", "penstock.loader.dataloader", "pytest"]
+FORKSERVER = ["torch.distributed.device_mesh", "penstock.loader.dataloader", "penstock.loader.dispatch", "pytest"]
 multiprocessing.set_forkserver_preload(FORKSERVER)
 
 

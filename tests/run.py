@@ -10,6 +10,7 @@ fork most go first, in processes of their own: a fork copies the page tables of 
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,8 @@ class Apart:
 
 def main(arguments: list[str]) -> int:
     """Run them; the exit code."""
+    # As in conftest.py: else Ctrl-C would end the tests of a job in the background, and not this program.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     apart = [Apart(name, arguments) for name in APART]
     try:
         share = ["--dist", "worksteal"] if "-n" in arguments else []

@@ -7,7 +7,11 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -122,3 +126,37 @@ def test_images_of_shards(tmp_path: Path) -> None:
     path.write_bytes(make_tar([("a.txt", b"")]))
     with pytest.raises(ps.ImageDataset and ValueError, match="without an image"):
         ps.ImageDataset(ps.ShardSet(path))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("tables", {"split": 0.1}, r"split= takes the name of a split, such as 'train', got 0\.1"),
+        ("tables", {"split": ["train"]}, "split= takes the name of a split"),
+        ("tables", {"columns": 3}, "columns= takes a list of names"),
+        ("tables", {"cache_bytes": "1 GB"}, "cache_bytes= takes a number of bytes, got '1 GB'"),
+        ("train.txt", {"root": 3}, "root= takes a folder or an address"),
+        ("train.txt", {"label": 3}, "label= takes a type"),
+        ("train.txt", {"columns": [3]}, "columns must be a list of names or a mapping"),
+        ("train.txt", {"seed": "1"}, "seed= takes an integer, got '1'"),
+        ("train.txt", {"rank": 1.0}, "rank= takes an integer"),
+        ("train.txt", {"world_size": True}, "world_size= takes an integer"),
+        ("train.txt", {"shuffle": True}, "shuffle= takes the name of an order"),
+        ("train.txt", {"mini_epochs": None, "remainder": 3}, "remainder= takes 'pad'"),
+        ("rows.npy", {"labels": 3}, "labels= takes files"),
+        ("rows.npy", {"sequence_length": "8"}, "sequence_length= takes an integer"),
+    ],
+)
+def test_options_of_another_type(tmp_path: Path, name: str, options: dict[str, Any], words: str) -> None:
+    (tmp_path / "tables").mkdir()
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "tables" / "train.parquet")
+    (tmp_path / "train.txt").write_text("a.jpg 1\n")
+    np.save(tmp_path / "rows.npy", np.zeros((2, 2)))
+    with pytest.raises(ConfigError, match=words):
+        ps.open(tmp_path / name, **options)
+
+
+@pytest.mark.parametrize("source", [None, 5, ["a.txt", 5], b"a.txt"])
+def test_a_source_that_is_none(source: Any) -> None:
+    with pytest.raises(ConfigError, match="a source is a path or an address, as str or Path, or a list of these; got"):
+        ps.open(source)

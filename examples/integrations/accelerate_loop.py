@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: `prepare` keeps Penstock's loader, `save_state` saves its position.
+"""Hugging Face Accelerate: `prepare` keeps Penstock's loader, and `save_state` saves its position if that is asked for.
 
 python accelerate_loop.py --checkpoint run             again after a kill: it goes on at the next batch
 torchrun --nproc-per-node 2 accelerate_loop.py --checkpoint run        or with accelerate launch, on other numbers
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration
 from common import Log, Network, arguments, images
 from torch.nn.functional import cross_entropy
 
@@ -41,7 +41,7 @@ def save(accelerator: Accelerator, folder: Path, step: int) -> None:
 def main() -> None:
     """Train as one of the ranks."""
     args = arguments(__doc__).parse_args()
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)

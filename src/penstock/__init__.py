@@ -5,9 +5,9 @@ The public names, imported when they are first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock import lazy
+
+TYPE_CHECKING = False  # that of typing, whose import takes a while
 
 __version__ = "0.1.0"
 

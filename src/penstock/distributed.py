@@ -124,6 +124,10 @@ class LateWorld:
         # Workers on other machines have no process group: what rank this is has to travel.
         return {**self.__dict__, "_world": self.get()}
 
+    def peek(self) -> World:
+        """Rank and world size as they are at the moment; nothing is settled by asking."""
+        return self._find(None) if self._world is None else self._world
+
     def get(self) -> World:
         """Rank and world size.
 

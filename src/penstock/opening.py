@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,30 @@ from penstock.tables.files import is_table_folder
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-__all__ = ["open"]
+__all__ = ["folder_manifest", "kind_of", "open", "shards_in"]
 
 _TAR = (".tar",)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _ARRAYS = (".npy",)
 _TEXT = (".txt", ".list", ".lst", ".text")
+_PATH = (str, os.PathLike)
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "split": ((str,), "the name of a split, such as 'train'"),
+    "root": (_PATH, "a folder or an address, as str or Path"),
+    "cache_dir": (_PATH, "a folder, as str or Path"),
+    "format": ((str,), "the name of a format, such as 'csv', or 'auto'"),
+    "label": ((str,), "a type such as 'int' or 'float', or None"),
+    "comment": ((str,), "the characters that begin a comment, such as '#'"),
+    "shuffle": ((str,), "the name of an order: 'global', 'block' or 'none'"),
+    "remainder": ((str,), "'pad', 'drop' or 'uneven'"),
+    **dict.fromkeys(("seed", "rank", "world_size", "mini_epochs", "group"), ((Integral,), "an integer")),
+    **dict.fromkeys(("block_size", "window", "buffer_bytes", "sequence_length", "stride"), ((Integral,), "an integer")),
+    "cache_bytes": ((Integral,), "a number of bytes"),
+    "columns": ((list, tuple, Mapping), "a list of names, or a mapping of them"),
+    "labels": ((*_PATH, list, tuple), "files, as str, Path or a list of these"),
+}
+"""Options that any data set may have, and what they take; None is always its default."""
+
 _MANIFEST = ("columns", "label", "format", "header", "blank", "comment", "cache_dir", "progress", "root")
 
 
@@ -50,7 +69,42 @@ def open(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **op
         ConfigError: nothing that is known. The message says what was looked for.
         PenstockError: what the data set raises.
     """
-    names = expand(source, options.get("storage"))
+    kind, names = _look_at(expand(source, options.get("storage")), options)
+    return _OPENERS[kind](names, options)
+
+
+def kind_of(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **options: Any) -> str:
+    """Return what `open` takes a source for, in words: "manifests", "shards", "tables", "a folder of images" ...
+
+    Raises:
+        ConfigError: nothing that is known.
+    """
+    return _look_at(expand(source, options.get("storage")), options)[0]
+
+
+def folder_manifest(path: str) -> dict[str, Any] | None:
+    """Return the arguments of `Manifest.open` for a folder of images by class, or of ``.npy`` files; else None."""
+    from penstock.datasets.arrays import list_arrays
+    from penstock.shards.pack import list_images
+    from penstock.storage import cache_root
+
+    root, lists = os.path.abspath(path), cache_root() / "folders"
+    listed = list_images(path, lists)
+    if listed is not None:
+        return {"source": listed, "root": root}
+    arrays = list_arrays(path, lists)
+    return None if arrays is None else {"source": arrays, "root": root, "label": None}
+
+
+def shards_in(path: str, endings: tuple[str, ...] = _TAR) -> list[str]:
+    """Return the shards in a folder, sorted, without hidden files: these are half-written, or another system's."""
+    entries = (entry for entry in os.scandir(path) if not entry.name.startswith("."))
+    return sorted(entry.path for entry in entries if entry.name.endswith(endings) and entry.is_file())
+
+
+def _look_at(names: list[str], options: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the kind of a source, and its names; those of a folder of shards are the shards in it."""
+    _check_options(options)
     if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
         return _folder(path, options)
     kinds = {"tokens" if "sequence_length" in options else _kind(name) for name in names}
@@ -58,7 +112,15 @@ def open(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **op
         kinds = {"tables"}
     if len(kinds) > 1:
         raise ConfigError(f"{_said(names)}: {' and '.join(sorted(kinds))} together; open them one by one")
-    return _OPENERS[kinds.pop()](names, options)
+    return kinds.pop(), names
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Refuse values of another type before anybody stumbles over them."""
+    for name, (kinds, what) in _TYPES.items():
+        value = options.get(name)
+        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            raise ConfigError(f"{name}= takes {what}, got {value!r}")
 
 
 def _kind(name: str) -> str:
@@ -98,35 +160,32 @@ def _holds_samples(name: str, options: dict[str, Any]) -> bool:
     return not {"path", "label"} <= set(read_schema(name, options.get("storage")).names)
 
 
-def _folder(path: str, options: dict[str, Any]) -> Dataset[Any]:
-    from penstock.shards import ShardDataset, StreamShards
-    from penstock.shards.mds import MDSDataset
-    from penstock.shards.pack import list_images
-
+def _folder(path: str, options: dict[str, Any]) -> tuple[str, list[str]]:
     split = options.get("split")
     if os.path.exists(os.path.join(path, split or "", "index.json")):
-        return MDSDataset(path, **options)
-    for endings, kind in ((_TAR, ShardDataset), (_COMPRESSED, StreamShards)):
-        shards = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(endings) and entry.is_file())
-        if shards:
-            return kind([Path(name) for name in shards], **options)
+        return "MDS folders", [path]
+    for endings, kind in ((_TAR, "shards"), (_COMPRESSED, "compressed shards")):
+        if shards := shards_in(path, endings):
+            return kind, shards
     if is_table_folder(path):
-        return _tables([path], options)
-    from penstock.datasets import LoadArray, RankDataset
-    from penstock.datasets.arrays import list_arrays
-    from penstock.manifest import Manifest
-    from penstock.storage import cache_root
-
-    listed = list_images(path, cache_root() / "folders")
-    if listed is None and (arrays := list_arrays(path, cache_root() / "folders")) is not None:
-        rows = Manifest.open(arrays, root=os.path.abspath(path), label=None)
-        return RankDataset(rows, **{"load": LoadArray(), **options})
+        return "tables", [path]
+    listed = folder_manifest(path)
     if listed is None:
         raise ConfigError(
             f"{path}: a folder, but with neither index.json (MDS), *.tar, *.arrow, *.parquet, *.npy, nor images in one "
             "folder for each class"
         )
-    return RankDataset(Manifest.open(listed, root=os.path.abspath(path)), **options)
+    return ("a folder of images" if "label" not in listed else "a folder of arrays"), [path]
+
+
+def _listed(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import LoadArray, RankDataset
+    from penstock.manifest import Manifest
+
+    listed = folder_manifest(names[0])
+    assert listed is not None
+    load = {"load": LoadArray()} if "label" in listed else {}
+    return RankDataset(Manifest.open(**listed), **{**load, **options})
 
 
 def _manifests(names: list[str], options: dict[str, Any]) -> Dataset[Any]:
@@ -187,6 +246,8 @@ def _said(names: list[str]) -> str:
 
 _OPENERS = {
     "MDS folders": _mds,
+    "a folder of arrays": _listed,
+    "a folder of images": _listed,
     "arrays": _arrays,
     "compressed shards": _streams,
     "manifests": _manifests,

@@ -12,11 +12,17 @@ from typing import Any
 
 from penstock.errors import StateError
 
-__all__ = ["STATE_VERSION", "State", "check_state", "read_int"]
+__all__ = ["STATE_VERSION", "State", "check_state", "read_int", "read_ints", "read_mapping"]
 
 STATE_VERSION = 1
 
 State = dict[str, Any]
+
+_VERSIONS = {"version": "states", "order_version": "orders"}
+"""Entries that say which version of something a state is of."""
+
+_ABOVE = 1 << 62
+"""No count of ours gets this far: no table has so many rows."""
 
 
 def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], *, of: str) -> None:
@@ -32,6 +38,8 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], *, of: st
     """
     if not isinstance(state, Mapping):
         raise StateError(f"the state of a {of} is a dict, got {type(state).__name__}")
+    for name, what in _VERSIONS.items():
+        _check_version(state.get(name), expected.get(name), what, of)
     differences = [
         f"{name} is {state[name]!r} in the state and {value!r} here" if name in state else f"{name} is missing"
         for name, value in expected.items()
@@ -44,9 +52,47 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], *, of: st
         )
 
 
-def read_int(state: Mapping[str, Any], name: str, *, of: str) -> int:
-    """A count of 0 or more from a state; `StateError` if it is missing, negative or no integer."""
+def _check_version(found: Any, known: int | None, what: str, of: str) -> None:
+    """Refuse a state that another Penstock wrote: neither data nor options can make it fit."""
+    if known is None or type(found) is not int or found == known:
+        return
+    from penstock import __version__
+
+    raise StateError(
+        f"this state of a {of} has version {found} of {what}, and Penstock {__version__} reads version {known}. Resume "
+        f"with the {'newer' if found > known else 'older'} Penstock that wrote it, or begin the epoch anew without it"
+    )
+
+
+def read_int(state: Mapping[str, Any], name: str, *, of: str, below: int = _ABOVE) -> int:
+    """Return an integer of 0 or more, and less than ``below``, from a state.
+
+    Raises:
+        StateError: it is missing, no integer, or outside that range.
+    """
     value = state.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise StateError(f"the state of this {of} needs a non-negative integer {name!r}, got {value!r}")
+    if value >= below:
+        raise StateError(f"the state of this {of} is damaged: {name!r} is {value}, which is more than there can be")
+    return value
+
+
+def read_ints(state: Mapping[str, Any], name: str, count: int, *, of: str) -> list[int]:
+    """Return a list of ``count`` integers of 0 or more from a state; StateError if it is anything else."""
+    values = state.get(name)
+    if not isinstance(values, list | tuple) or len(values) != count or not all(map(_is_count, values)):
+        raise StateError(f"the state of this {of} is damaged: it needs {count} counts under {name!r}, got {values!r}")
+    return list(values)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _ABOVE
+
+
+def read_mapping(state: Mapping[str, Any], name: str, *, of: str) -> Mapping[str, Any]:
+    """Return the state of something inside from a state; StateError if it is missing or no dict."""
+    value = state.get(name)
+    if not isinstance(value, Mapping):
+        raise StateError(f"the state of this {of} needs a dict {name!r}, got {value!r}")
     return value

@@ -176,6 +176,37 @@ class Started(Range):
         return type(multiprocessing.current_process()).__name__
 
 
+def interrupt() -> None:
+    """Ctrl-C, which goes to the whole group of processes."""
+    os.killpg(os.getpgrp(), signal.SIGINT)
+
+
+def once(folder: str) -> bool:
+    """Whether nobody has asked before."""
+    try:
+        Path(folder, "begun").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class Starting(Range):
+    """Interrupts while it is unpickled, the first time. Says which signals are blocked, if any are."""
+
+    start = ""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.start and once(self.start):
+            interrupt()
+            time.sleep(0.1)  # a signal that is not held back would come now
+
+    def __getitem__(self, index: int) -> Any:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert not blocked, f"blocked: {blocked}"
+        return index
+
+
 class NoFork(Started):
     fork_safe = False
 

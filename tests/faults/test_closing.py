@@ -16,18 +16,23 @@ import pytest
 from faults_support import Big, Range, Slow, within
 from leak_support import wait_gone
 from program_support import Program
+from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock import DataLoader
+from penstock.errors import WorkerError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*are being kept")
 
 HOW: dict[str, dict[str, Any]] = {
+    "inline": {},
     "thread": {"num_workers": 2, "executor": "thread"},
     "process": {"num_workers": 2},
     "chunk": {"num_workers": 2, "dispatch": "chunk"},
     "threads inside": {"num_workers": 1, "threads_per_worker": 2},
+    "auto": {"num_workers": "auto", "seed": 0},
 }
-PROCESSES = [name for name in HOW if name != "thread"]
+PROCESSES = ["process", "chunk", "threads inside"]
+WORKERS = ["thread", *PROCESSES]
 
 
 class Consumer(threading.Thread):
@@ -53,24 +58,168 @@ class Consumer(threading.Thread):
 
 @contextmanager
 def consuming(loader: Any) -> Iterator[Consumer]:
-    """A thread that goes through the loader; it has ended afterwards, as whoever is closed in mid pass should."""
+    """A thread that goes through the loader, which is closed in the block. It is told so, and never that the pass was
+    over while it was not.
+    """
     consumer = Consumer(iter(loader))
     consumer.start()
     yield consumer
     consumer.join(40)
     assert not consumer.is_alive(), "it waits for ever"
-    assert isinstance(consumer.end, StopIteration | RuntimeError), repr(consumer.end)
-    if isinstance(consumer.end, RuntimeError):
-        assert "closed" in str(consumer.end)
+    if not isinstance(loader.dataset, IterableDataset) and len(consumer.had) == len(loader):
+        assert isinstance(consumer.end, StopIteration | WorkerError), repr(consumer.end)
+    else:
+        assert isinstance(consumer.end, WorkerError), repr(consumer.end)
+    if isinstance(consumer.end, WorkerError):
+        assert "its DataLoader was closed" in str(consumer.end)
+
+
+def close_in_a_thread(loader: Any) -> None:
+    closing = threading.Thread(target=loader.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("how", HOW)
+def test_a_loop_whose_loader_is_closed_raises_and_the_state_is_where_it_was(how: str, persistent: bool) -> None:
+    """Also behind the last batch, as long as the loop was not told that it is the last one."""
+    keep = {"persistent_workers": persistent and how != "inline"}
+    whole = [[k, k + 1] for k in range(0, 12, 2)]
+    with within(60):
+        for close in (close_in_a_thread, DataLoader.close):
+            for count in (1, 3, 6):
+                loader = DataLoader(Range(12), 2, **HOW[how], **keep)
+                iterator, had = iter(loader), []
+                with pytest.raises(WorkerError, match="its DataLoader was closed"):
+                    for batch in iterator:
+                        had.append(batch.tolist())
+                        if len(had) == count:
+                            close(loader)
+                assert had == whole[:count]
+                state = loader.state_dict()
+                loader.close()
+                with pytest.raises(WorkerError, match="its DataLoader was closed"):
+                    next(iterator)
+                assert loader.stats()["failed_batches"] == 0
+                resumed = DataLoader(Range(12), 2, seed=HOW[how].get("seed"))
+                resumed.load_state_dict(state)
+                assert [batch.tolist() for batch in resumed] == whole[count:]
+                assert [batch.tolist() for batch in loader] == whole, "it begins anew"
+                loader.close()
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_an_iterator_that_was_at_its_end_stays_there(how: str) -> None:
+    loader = DataLoader(Range(4), 2, **HOW[how])
+    with within(30):
+        over = iter(loader)
+        assert len(list(over)) == 2
+        for _ in range(2):
+            loader.close()
+            assert next(over, None) is None
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_leaving_the_block_of_a_loader_ends_an_iterator_that_is_held(how: str) -> None:
+    with within(30):
+        with DataLoader(Range(12), 2, **HOW[how]) as loader:
+            held = iter(loader)
+            next(held)
+        with pytest.raises(WorkerError, match="its DataLoader was closed"):
+            next(held)
+
+
+class Closes(Range):
+    """Sample 3 has its loader closed by another thread, and is made all the same."""
+
+    loader: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            close_in_a_thread(self.loader)
+        return index
+
+
+class ClosingSampler(list[int]):
+    """Has its loader closed by another thread before it gives the fourth index."""
+
+    loader: Any = None
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(3)
+        close_in_a_thread(self.loader)
+        yield from range(3, 12)
+
+
+@pytest.mark.parametrize("executor", ["inline", "thread"])
+def test_closed_while_a_batch_is_made(executor: str) -> None:
+    how: dict[str, Any] = {"executor": executor, "num_workers": int(executor == "thread")}
+    dataset, sampler = Closes(12), ClosingSampler(range(12))
+    of_dataset, of_sampler = DataLoader(dataset, **how), DataLoader(Range(12), sampler=sampler, **how)
+    dataset.loader, sampler.loader = of_dataset, of_sampler
+    with within(60):
+        for loader in (of_dataset, of_sampler):
+            had = []
+            with pytest.raises(WorkerError, match="its DataLoader was closed"):
+                for batch in loader:
+                    had.append(int(batch))
+            assert had == list(range(len(had)))
+            assert len(had) <= 4
+            resumed = DataLoader(Range(12))
+            if loader is of_dataset:
+                resumed.load_state_dict({**loader.state_dict(), "fingerprint": resumed.state_dict()["fingerprint"]})
+                assert [int(batch) for batch in resumed] == list(range(len(had), 12))
+
+
+@pytest.mark.parametrize("how", WORKERS)
+def test_the_workers_of_an_iterator_are_shut_down(how: str) -> None:
+    """By torch's private names: that is not the end of the epoch either."""
+    if how == "thread":
+        pytest.skip("threads have no such names")
+    for persistent in (False, True):
+        loader = DataLoader(Range(12), 2, persistent_workers=persistent, **HOW[how])
+        with within(30):
+            iterator = iter(loader)
+            next(iterator)
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
+            with pytest.raises(WorkerError, match="its DataLoader was closed"):
+                next(iterator)
+
+
+def test_a_daemon_thread_that_finds_no_workers_when_the_program_ends_is_quiet(tmp_path: Path) -> None:
+    body = """
+    import atexit
+    begun, go = threading.Event(), threading.Event()
+    iterator = iter(DataLoader(Range(100_000), collate_fn=first, num_workers=1))
+    def run():
+        for batch in iterator:
+            begun.set()
+            go.wait()
+    thread = threading.Thread(target=run, daemon=True)
+    def ended():
+        for worker in iterator._workers:
+            worker.kill()
+            worker.join()
+        go.set()
+        thread.join(1)  # it would end with a traceback
+    atexit.register(ended)
+    thread.start()
+    begun.wait()
+    """
+    with Program(tmp_path, body, {}) as program:
+        assert program.end(30) == 0
+        assert program.err == ""
 
 
 @pytest.mark.clock
 @pytest.mark.parametrize("how", HOW)
 def test_close_ends_the_wait_of_another_thread(how: str) -> None:
-    loader = DataLoader(Slow(6, 0.4), persistent_workers=True, **HOW[how])
+    loader = DataLoader(Slow(6, 0.4), persistent_workers=how != "inline", **HOW[how])
     with within(20):
         with consuming(loader) as consumer:
-            pids = [worker.pid for worker in consumer.iterator._workers] if how != "thread" else []  # type: ignore[attr-defined]
+            pids = [worker.pid for worker in consumer.iterator._workers] if how in PROCESSES else []  # type: ignore[attr-defined]
             while len(consumer.had) < 2 or not consumer.asking:
                 time.sleep(0.01)
             time.sleep(0.1)
@@ -96,11 +245,48 @@ def test_close_ends_the_wait_for_a_worker_that_hangs() -> None:
         assert time.monotonic() - begin < 9
         assert [int(batch) for batch in consumer.had] == [0]
         assert not wait_gone(pids, 1)
+        resumed = DataLoader(Slow(9, 0.0))
+        resumed.load_state_dict(loader.state_dict())
+        assert [int(batch) for batch in resumed] == list(range(1, 9))
+
+
+LET_GO = threading.Event()
+
+
+class Stuck(IterableDataset[int]):
+    """Each worker gives its number and waits to be let go. It has epochs."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        yield 0 if info is None else info.id
+        LET_GO.wait(300)
+
+
+@pytest.mark.parametrize("how", ["thread", "process"])
+def test_a_stream_that_is_closed_is_not_in_its_next_epoch(how: str) -> None:
+    loader = DataLoader(Stuck(), None, **HOW[how])
+    loader.set_epoch(3)
+    with within(30), consuming(loader) as consumer:
+        while len(consumer.had) < 2:
+            time.sleep(0.01)
+        loader.close()
+    LET_GO.set()  # threads end in their own time
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock-worker"):
+            thread.join(40)
+    LET_GO.clear()
+    assert consumer.had == [0, 1]
+    assert loader.epoch == 3
 
 
 @pytest.mark.parametrize("how", PROCESSES)
 def test_close_at_any_moment_of_next(how: str, tmp_path: Path) -> None:
-    """It ends with the iteration, or with an error that says so; and nobody writes to descriptors that were closed:
+    """It ends with an error that says so; and nobody writes to descriptors that were closed:
     their numbers are other files' by then.
     """
     rng = random.Random(4)

@@ -50,6 +50,44 @@ def test_ctrl_c_in_next_ends_the_program(how: str, tmp_path: Path) -> None:
         assert "KeyboardInterrupt" in program.err
 
 
+STARTS = {
+    # In the fork, before it is a worker.
+    "fork": "multiprocessing.util.register_after_fork(Range, lambda _: once(folder) and interrupt())",
+    # While the data set is unpickled, which imports what it needs.
+    "spawn": "data.start = folder",
+    "forkserver": "data.start = folder",
+}
+
+
+@pytest.mark.parametrize("method", STARTS)
+def test_ctrl_c_while_a_worker_starts(method: str, tmp_path: Path) -> None:
+    """It is told of by the program alone, which can go on; and workers, and what they start, can be interrupted."""
+    body = f"""
+    import multiprocessing.util
+    folder, data = {str(tmp_path)!r}, Starting(6)
+    {STARTS[method]}
+    loader = DataLoader(data, num_workers=2, multiprocessing_context={method!r})
+    try:
+        iterator = iter(loader)
+        pids(iterator)
+        time.sleep(30)
+    except KeyboardInterrupt:
+        say("caught")
+    iterator = None
+    assert [int(batch) for batch in loader] == list(range(6))
+    say("children", *multiprocessing.active_children())
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    raise SystemExit(0 if os.path.exists(os.path.join(folder, "begun")) else 9)
+    """
+    with Program(tmp_path, body, {}) as program:
+        assert program.end(60) == 0, program.out + program.err
+        said = program.out.splitlines()
+        assert "caught" in said
+        assert said[-1] == "children"
+        assert not wait_gone(program.pids, 2)
+        assert program.err == ""
+
+
 @pytest.mark.parametrize("how", ["thread", "fork", "persistent"])
 def test_after_ctrl_c_the_loader_can_be_used_again(how: str, tmp_path: Path) -> None:
     body = """
@@ -243,9 +281,9 @@ def test_a_worker_whose_parent_died_before_it_could_watch_it_ends() -> None:
     parent = subprocess.Popen([sys.executable, "-c", ""])
     parent.wait(30)
     code = f"""
-import threading, time
-from penstock.loader.worker import _outlive
-threading.Thread(target=_outlive, args=({parent.pid},), daemon=True).start()
+import time
+from penstock.processes import end_with_parent
+end_with_parent({parent.pid})
 time.sleep(20)
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=100, check=False).returncode == 1

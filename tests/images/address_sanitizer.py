@@ -19,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MISSING = 77
-FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+CHECKS = "-fsanitize=address,undefined,float-cast-overflow,float-divide-by-zero"  # gcc's `undefined` leaves floats out
+FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", CHECKS, "-fno-sanitize-recover=all")
 
 
 def library(name: str) -> str | None:

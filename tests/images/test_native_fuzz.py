@@ -88,8 +88,9 @@ def test_mutated_files(part: int) -> None:
         if rng.random() < 0.2:
             box = (0.0, 0.0, 0.0, 0.0)
         target, channels = rng.choice(((1, 1), (4, 4), (10, 10), (99, 99))), rng.choice((1, 3))
+        size = rng.choice(((0, 0), (0, 0), (0, 0), (40, 24), (24, 40)))
         try:
-            done = native._jpeg.decode(data, out, *box, *target, channels, 1 << 20, rng.random() < 0.3)
+            done = native._jpeg.decode(data, out, *box, *target, channels, 1 << 20, rng.random() < 0.3, *size)
         except REFUSED:
             refused += 1
             continue
@@ -98,11 +99,36 @@ def test_mutated_files(part: int) -> None:
             small += 1
         else:
             decoded += 1
-            width, height, _, _, scale, *_ = done
+            width, height, _, _, scale, *whole = done
+            assert size in ((0, 0), tuple(whole))
             assert 0 < width * height * channels <= CAPACITY
             assert scale in (1, 2, 4, 8)
     assert np.array_equal(np.concatenate([memory[:FENCE], memory[-FENCE:]]), fences)
     assert min(decoded, refused, small) > 10, (decoded, refused, small)  # the mutations reach all three
+
+
+EDGES = (0.0, -0.0, 1e-320, -1e-9, 0.5, 1, 23.999999999, 24, 40, 40.1, 65535.9, 65536, 2**31, 2**53, 1e19, 1e308)
+EDGES = (*EDGES, *(-edge for edge in EDGES), float("inf"), -float("inf"), float("nan"))
+NUMBERS = (0, 1, -1, 40, 2**31 - 1, 2**31, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63))
+
+
+def test_any_arguments() -> None:
+    """Numbers that no caller gives: none of them is cast to what it does not fit in, and none gets past a limit."""
+    rng, files = random.Random(11), seeds()
+    out, decoded = np.zeros(CAPACITY, np.uint8), 0
+    for _ in range(20_000):
+        box = [rng.choice(EDGES) for _ in range(4)]
+        sizes = [rng.choice(NUMBERS) if rng.random() < 0.3 else 0 for _ in range(4)]
+        limit = rng.choice((0, 1, 959, 960, 2**32, 2**63, 2**64 - 1))
+        arguments = (*box, *sizes[:2], rng.choice((1, 3, 0, -1, 4)), limit, rng.random() < 0.5, *sizes[2:])
+        try:
+            done = native._jpeg.decode(rng.choice(files), out, *arguments)
+        except REFUSED:
+            continue
+        decoded += 1
+        assert limit >= 960
+        assert isinstance(done, int) or done[5:] == (40, 24)
+    assert decoded > 200
 
 
 def test_a_damaged_file_that_passes_has_the_same_pixels_in_a_box() -> None:

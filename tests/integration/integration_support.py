@@ -25,6 +25,19 @@ class Sized(Stream):
         return self.n
 
 
+class Share(torch.utils.data.Sampler[int]):
+    """A DistributedSampler of somebody's own."""
+
+    def __init__(self, n: int, num_replicas: int, rank: int) -> None:
+        self.n, self.num_replicas, self.rank = n, num_replicas, rank
+
+    def __len__(self) -> int:
+        return len(range(self.n)[self.rank :: self.num_replicas])
+
+    def __iter__(self) -> Any:
+        return iter(range(self.n)[self.rank :: self.num_replicas])
+
+
 # What ranks run: Accelerate finds them by their environment variables, and takes the process group that is there.
 
 SIZES = (24, 22, 18, 17, 3)
@@ -77,8 +90,14 @@ def deal_again(rank: int, world: int, path: str, kind: str) -> list[int]:
     if kind == "RankDataset":
         loader: Any = ps.DataLoader(ps.RankDataset(path, seed=1), batch_size=5)
         return [int(row) for _, _, rows in accelerate.prepare(loader) for row in rows]
-    own: Any = ps.DistributedSampler if kind == "DistributedSampler" else torch.utils.data.DistributedSampler
-    loader = ps.DataLoader(Range(20), batch_size=5, sampler=own(Range(20), seed=1))
+    if kind == "GroupedBatchSampler":
+        order = ps.RandomSampler(range(20), shuffle="global", seed=1)
+        loader = ps.DataLoader(Range(20), batch_sampler=ps.GroupedBatchSampler(order, [0] * 20, 5))
+    elif kind == "somebody's":
+        loader = ps.DataLoader(Range(20), batch_size=5, sampler=Share(20, world, rank))
+    else:
+        own: Any = ps.DistributedSampler if kind == "DistributedSampler" else torch.utils.data.DistributedSampler
+        loader = ps.DataLoader(Range(20), batch_size=5, sampler=own(Range(20), seed=1))
     seen = []
     for batch in accelerate.prepare(loader):
         seen += batch.tolist()

@@ -110,7 +110,8 @@ def test_remainder_is_cut_off_in_metrics() -> None:
 @pytest.mark.parametrize("had", [1, 3, 5, 6, 8, 11])
 def test_save_state_and_load_state_go_on_at_the_batch(tmp_path: Path, how: dict[str, Any], had: int) -> None:
     """Six batches an epoch; saved after so many, in a loop over epochs."""
-    accelerator = Accelerator(cpu=True)
+    stateful = DataLoaderConfiguration(use_stateful_dataloader=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=stateful)
     prepared = accelerator.prepare(make(**how))
     seen: list[Any] = []
     for _ in range(3):
@@ -120,7 +121,7 @@ def test_save_state_and_load_state_go_on_at_the_batch(tmp_path: Path, how: dict[
                 accelerator.save_state(str(tmp_path / "state"))
     assert len(seen) == 18
     _reset()
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=stateful)
     prepared = accelerator.prepare(make(**how))
     accelerator.load_state(str(tmp_path / "state"))
     first = prepared.base_dataloader.epoch
@@ -222,7 +223,9 @@ def test_two_ranks_resume_what_three_began() -> None:
     assert sorted(seen) == list(range(48))
 
 
-@pytest.mark.parametrize("kind", ["DistributedSampler", "RankDataset", "torch's DistributedSampler"])
+@pytest.mark.parametrize(
+    "kind", ["DistributedSampler", "RankDataset", "torch's DistributedSampler", "somebody's", "GroupedBatchSampler"]
+)
 def test_loaders_that_are_dealt_already_are_not_dealt_again(tmp_path: Path, kind: str) -> None:
     found = start_ranks(2, deal_again, 2, str(write_rows(tmp_path, 20)), kind)
     assert sorted(index for rank in found for index in rank) == list(range(20))

@@ -14,7 +14,6 @@ from integration_support import Noisy, Sized
 from loader_support import Range
 
 import penstock as ps
-from penstock.errors import PartitionError
 
 lightning = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
@@ -219,9 +218,10 @@ def test_a_distributed_sampler_stays(kind: str) -> None:
     assert found[0][0][0] != found[0][0][1]
 
 
-def test_a_share_under_a_distributed_sampler_is_refused_and_works_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize("distribute", [True, False])
+def test_a_share_is_not_split_again(tmp_path: Path, distribute: bool) -> None:
     path = str(write_rows(tmp_path, 24))
-    found = start_ranks(2, functools.partial(fit_on_ranks, path=path, distribute=False), 2, "share")
-    assert sorted(index for seen, _, _ in found for index in seen[0]) == list(range(24))
-    said = start_ranks(2, functools.partial(fit_on_ranks, path=path), 2, "share")
-    assert all(PartitionError.__name__ in text for text in said)
+    found = start_ranks(2, functools.partial(fit_on_ranks, path=path, distribute=distribute), 2, "share")
+    for epoch in range(2):
+        assert sorted(index for seen, _, _ in found for index in seen[epoch]) == list(range(24))
+    assert all(sampler == "SequentialSampler" for _, _, sampler in found)

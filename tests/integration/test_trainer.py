@@ -95,6 +95,26 @@ def test_other_trainers_need_the_callback_alone(tmp_path: Path) -> None:
     assert again.model.seen == whole.model.seen[13:]
 
 
+def test_a_trainer_without_the_callback_skips_as_it_always_does(tmp_path: Path) -> None:
+    """Its own way to resume leaves out the first batches of the epoch, and our loader makes the others."""
+
+    class Own(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            self.loader = make()
+            return self.accelerator.prepare(self.loader)
+
+    def run(resume: str | None = None) -> Any:
+        trainer = Own(Model(), arguments(tmp_path))
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    whole = run()
+    for step in (5, 13):
+        rest = run(str(tmp_path / f"checkpoint-{step}"))
+        assert rest.model.seen == whole.model.seen[step:]
+        assert rest.loader.stats()["batches"] == 16 - step
+
+
 def test_evaluates_from_a_loader(tmp_path: Path) -> None:
     tests = make(shuffle=False)
     trainer = PenstockTrainer(Model(), arguments(tmp_path), eval_loader=tests)

@@ -44,8 +44,11 @@ def cost(packed: Packed) -> int:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return bytes(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+    """The elements as bytes, one after the other. Copies of floats would not do: some change the bits of NaN."""
+    tensor, size = tensor.detach().resolve_conj().resolve_neg(), tensor.itemsize
+    raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    steps = [step * size for step in tensor.stride()]
+    return raw.as_strided((*tensor.shape, size), (*steps, 1), tensor.storage_offset() * size).numpy().tobytes()
 
 
 def assert_same(ours: Any, theirs: Any) -> None:

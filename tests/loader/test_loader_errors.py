@@ -194,9 +194,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"executor": "ray"}, "needs num_workers"),
+            ({"executor": "ray"}, "needs num_workers of 1 or more"),
             ({"executor": "quantum"}, "'inline', 'thread', 'process'"),
-            ({"executor": "thread"}, "needs num_workers of 1 or more"),
             ({"executor": "process"}, "needs num_workers of 1 or more"),
             ({"executor": "inline", "num_workers": 2}, "leave num_workers=2 out"),
             ({"executor": "thread", "num_workers": 1, "multiprocessing_context": "fork"}, "multiprocessing_context"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import textwrap
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +50,36 @@ def test_foreign_stream_is_iterated_whatever_its_attributes_are_called() -> None
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "executor": "thread"}])
 def test_foreign_method_of_our_name_is_left_alone(options: dict[str, Any]) -> None:
     assert [batch.tolist() for batch in ps.DataLoader(Loads(), batch_size=3, **options)] == [[0, 10, 20], [30, 40, 50]]
+
+
+class Workers(torch.utils.data.Dataset[tuple[int, int]]):
+    """The thread that makes a sample, and how many workers it knows of."""
+
+    pure = True
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        info = torch.utils.data.get_worker_info()
+        return threading.get_ident(), -1 if info is None else info.num_workers
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}])
+def test_threads_without_a_number_are_one_thread(options: dict[str, Any]) -> None:
+    """With everything that torch takes with workers alone; and so if the number is assigned."""
+    more: dict[str, Any] = {"prefetch_factor": 3, "persistent_workers": True, "timeout": 30, "max_bytes_in_flight": 99}
+    collect: Any = {"collate_fn": list}
+    with ps.DataLoader(Workers(), 2, executor="thread", **options, **more, **collect) as loader:
+        threads = {sample for batch in loader for sample in batch}
+        assert [workers for _, workers in threads] == [1]
+        assert threads != {(threading.get_ident(), 1)}
+        assert loader.num_workers == 1
+        assert (loader.stats()["executor"], loader.stats()["workers"]) == ("thread", 1)
+    with ps.DataLoader(Workers(), 2, executor="thread", num_workers=2, **collect) as loader:
+        loader.num_workers = 0
+        assert [workers for _, workers in {sample for batch in loader for sample in batch}] == [1]
+        assert loader.num_workers == 1
 
 
 def test_an_unknown_argument_names_the_class_that_was_called() -> None:

@@ -118,6 +118,11 @@ def test_processes_resume_what_others_began(manifest: Manifest, name: str) -> No
     check_load_into_used(two, old_goes_on=False)
 
 
+@pytest.mark.parametrize("name", ["block", "stream"])
+def test_close_ends_inline_passes_that_are_held(manifest: Manifest, name: str) -> None:
+    check_close(kinds(manifest)[name])
+
+
 @pytest.mark.parametrize("executor", ["thread", "process"])
 @pytest.mark.parametrize(("name", "persistent"), [("block", False), ("block", True), ("stream", False)])
 def test_close_ends_passes_that_are_held(manifest: Manifest, name: str, executor: str, persistent: bool) -> None:
@@ -328,7 +333,7 @@ class TestForeignStates:
         loader = DataLoader(RankDataset(manifest))
         state = travelled(loader.state_dict())
         state["sampler"]["order_version"] = 99
-        self.refused(state, loader, "order_version is 99 in the state and 1 here")
+        self.refused(state, loader, "version 99 of orders", "reads version 1", "newer Penstock")
 
     @pytest.mark.parametrize("name", ["epoch", "mini_epoch", "consumed", "dealt", "samples"])
     @pytest.mark.parametrize("value", [-1, 10**6, "one", None, True, [9, 9, 10**6]])

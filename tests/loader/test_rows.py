@@ -177,6 +177,8 @@ def test_only_what_looks_like_its_column_is_given_rows() -> None:
         {"a": None, "b": torch.zeros(2)},
         torch.zeros(2, requires_grad=True),
         torch.eye(2).to_sparse(),
+        torch.zeros(2, 3, dtype=torch.complex64).conj(),
+        torch._neg_view(torch.zeros(2, 3)),
         torch.zeros(3, 2).t(),
         torch.zeros(2, 2).t(),
         torch.zeros(2, 3)[:, ::2],

@@ -363,7 +363,7 @@ def test_a_closed_pool_and_a_fork_of_it_raise_instead_of_waiting() -> None:
         batches = threads(Squares(40), 40, 4, pool=pool)
         next(batches)
         pool.close()
-        assert set(map(str, outcomes(batches)[-3:])) == {"RuntimeError"}
+        assert set(map(str, outcomes(batches)[-3:])) == {"WorkerError"}
     pool = ThreadPool(2)
     read, write = os.pipe()
     pid = os.fork()

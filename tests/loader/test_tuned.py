@@ -7,6 +7,7 @@ import json
 import operator
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -253,6 +254,56 @@ def test_nothing_is_left_of_a_pass_that_is_given_up_anywhere(how: str, persisten
 
 def test_close_while_settings_are_tried() -> None:
     check_close(lambda: pure(num_workers="auto"))
+
+
+LET_GO = threading.Event()
+
+
+class Halts(Pure):
+    """Waits at the samples of a batch, to be let go."""
+
+    def __init__(self, n: int, at: int) -> None:
+        super().__init__(n)
+        self.at = at
+
+    def __getitem__(self, index: int) -> Any:
+        if index // 2 == self.at:
+            LET_GO.wait(300)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("at", [1, 3, 6, 9])
+def test_close_while_another_thread_waits_in_any_segment(at: int) -> None:
+    loader = scripted(DataLoader(Halts(42, at), 2, num_workers="auto", dispatch="batch"), [P2, T2, P1], [2, 2, 2])
+    had: list[Any] = []
+    more, ends = threading.Semaphore(0), []
+
+    def consume(iterator: Any) -> None:
+        try:
+            for batch in iterator:
+                had.append(batch)
+                more.release()
+            ends.append(None)
+        except Exception as error:
+            ends.append(error)
+
+    consumer = threading.Thread(target=consume, args=(iter(loader),), daemon=True)
+    consumer.start()
+    for _ in range(at):
+        assert more.acquire(timeout=40)
+    loader.close()
+    consumer.join(40)
+    LET_GO.set()  # threads end in their own time
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock-worker"):
+            thread.join(40)
+    LET_GO.clear()
+    assert len(had) == at
+    assert isinstance(ends[0], WorkerError)
+    assert "its DataLoader was closed" in str(ends[0])
+    resumed = DataLoader(Halts(42, -1), 2)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(list(resumed)) == 21 - at
 
 
 # What is chosen, and what it says.

@@ -129,6 +129,7 @@ def open_folder() -> Iterator[Path]:
 
 AS_NOBODY = """
 import os, sys
+import filelock, penstock.manifest.formats.text  # nobody may not read this Python's packages
 from penstock.errors import *
 from penstock.manifest import Manifest
 folder, cache = sys.argv[1:]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from interpreter_support import FULL
 from matrix_support import DATA, bits
+from odd_batch_support import OddBatches, assert_alike, identity, last_column
 from ray_support import (
     STARTS,
     Counter,
@@ -67,6 +68,19 @@ def test_a_cluster_makes_the_same_batches(name: str) -> None:
                 assert [bits(batch) for batch in there] == expected
                 epochs += 1
         assert (random.getstate(), str(np.random.get_state())) == before
+
+
+def test_odd_batches_arrive_as_they_are_inline() -> None:
+    dataset = OddBatches(150)
+    with DataLoader(dataset, batch_size=None, collate_fn=identity, executor="ray", num_workers=1) as loader:
+        count = 0
+        for index, batch in enumerate(loader):
+            assert_alike(batch, dataset[index])
+            count += 1
+        assert count == len(dataset)
+    rows = list(torch.arange(7 * 5.0).view(7, 5))
+    with DataLoader(rows, 3, collate_fn=last_column, executor="ray", num_workers=1) as loader:  # 3 + 3 + 1
+        assert [batch.tolist() for batch in loader] == [[4, 9, 14], [19, 24, 29], [34]]
 
 
 def test_torchs_order_and_draws_that_do_not_depend_on_the_workers() -> None:

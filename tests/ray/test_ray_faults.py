@@ -321,7 +321,8 @@ def test_close_ends_the_wait_of_another_thread(cluster: Any) -> None:
         loader.close()
         consumer.join(10)
         assert time.monotonic() - begin < 5
-        assert isinstance(end[0], StopIteration)
+        assert isinstance(end[0], WorkerError)
+        assert "its DataLoader was closed" in str(end[0])
         assert eventually(lambda: not alive())
 
 

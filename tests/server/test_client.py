@@ -420,7 +420,7 @@ class TestProcesses:
 
 class TestArguments:
     @pytest.mark.parametrize(
-        "address", ["", "a:1", "http://a:1", "grpc://a", "grpc://:1", "grpc://a:0", "grpc://a:1/x", "grpc://a:99999", 5]
+        "address", ["", "a", "http://a:1", "grpc://a", "grpc://:1", "grpc://a:0", "grpc://a:1/x", "grpc://a:99999", 5]
     )
     def test_addresses(self, address: Any) -> None:
         with pytest.raises(ConfigError, match="grpc://host:port"):

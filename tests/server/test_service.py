@@ -254,9 +254,10 @@ class TestLimits:
                 client.rows("train", manifest.fingerprint, range(65))
 
     def test_streams(self, tmp_path: Path) -> None:
-        manifest = Manifest.open(write_lines(tmp_path / "train.txt", 300_000))
+        # More than gRPC takes in for a client that does not read: a stream has ended when all of it is written.
+        manifest = Manifest.open(write_lines(tmp_path / "train.txt", 1_500_000))
         with Server({"train": manifest}, limits=Limits(streams=2)) as server:
-            client = Client(server.address, patience=0.3, timeout=5)
+            client = Client(server.address, patience=0.3, timeout=60)
             first, second = (client.slice(part_of(manifest)) for _ in range(2))
             next(first), next(second)
             with pytest.raises(ServerUnavailableError, match="has 2 streams and allows no more"):

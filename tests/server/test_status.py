@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -154,6 +154,45 @@ class TestHttp:
         finally:
             for one in many:
                 one.close()
+
+    @pytest.mark.parametrize(
+        "said", [b"", b"GET /hea", b"GET / HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half", "headers"]
+    )
+    def test_whoever_asks_is_answered_beside_300_who_do_not(self, status: Status, said: bytes) -> None:
+        where = urlsplit(status.url)
+        many = []
+        try:
+            for _ in range(300):
+                many.append(socket.create_connection((where.hostname, where.port or 0), timeout=10))
+                with suppress(ConnectionError):  # dropped for a newer one
+                    many[-1].sendall(said)
+            for _ in range(40):  # more than there are connections at once
+                assert ask(status, "/health")[:2] == (200, "ok\n")
+            # All but the newest have been ended, which is seen by those who held them.
+            for one in many[:200]:
+                with suppress(ConnectionError):
+                    assert one.recv(100) == b""
+        finally:
+            for one in many:
+                one.close()
+
+    def test_a_request_that_trickles_in_ends_in_seconds(self, status: Status, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("penstock.server.status._PATIENCE", 1.0)
+        where = urlsplit(status.url)
+        with socket.create_connection((where.hostname, where.port or 0), timeout=20) as slow:
+            ended = threading.Event()
+
+            def trickle() -> None:
+                with suppress(OSError):
+                    while not ended.wait(0.05):
+                        slow.sendall(b"x")  # never silent for long, and never done
+
+            thread = threading.Thread(target=trickle)
+            thread.start()
+            with suppress(ConnectionError):
+                assert slow.recv(100) == b""
+            ended.set()
+            thread.join()
 
     def test_bytes_that_are_no_request(self, status: Status) -> None:
         where = urlsplit(status.url)

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_support import FORMATS, make_tar, mutated, samples
 
+from penstock.shards.archive import Archive
+from penstock.shards.files import ShardFile
 from penstock.shards.grouping import Handler, Sample, group
 from penstock.shards.runs import scan_runs
 from penstock.shards.scan import Files, scan_files
@@ -133,6 +135,48 @@ def test_mutated_headers(format: str, seal: bool) -> None:
     rng = random.Random(format)
     for _ in range(600):
         check(mutated(data, rng, lambda r: r.choice(headers) + r.randrange(512), seal=seal))
+
+
+def far_apart(format: str) -> list[tuple[str, bytes]]:
+    """Members so large that only their headers are looked for, with small and odd ones between them."""
+    rng = random.Random(format)
+    members: list[tuple[str, bytes]] = []
+    for i in range(36):
+        long = "n" * 120 if format != "ustar" and i % 9 == 5 else "n"
+        members.append((f"{long}{i:03d}.jpg", rng.randbytes(rng.choice([9000, 40_000, 70_001]))))
+        members.append((f"{long}{i:03d}.cls", str(i).encode() * (i % 3) * 40))
+        if i % 7 == 3:
+            members += [(f"folder{i}/", b""), ("README", b"x" * 300)]
+    return members
+
+
+@pytest.mark.parametrize("mtime", [0, 1.5])
+@pytest.mark.parametrize("format", FORMATS)
+def test_members_that_are_far_apart(tmp_path: Path, format: str, mtime: float) -> None:
+    data = make_tar(far_apart(format), format=FORMATS[format], mtime=mtime if format == "pax" else int(mtime))
+    check(data)
+    path = tmp_path / "a.tar"
+    path.write_bytes(data)
+    archive = Archive(ShardFile(str(path)))
+    assert [s for run in scan_runs(archive, "u") for s in run.samples(archive, "u")] == slow(data)[0]
+    rng = random.Random(1)
+    headers = [b for m in walk(data, "x") for b in range(m.header, m.offset, 512)]
+    for length in [*rng.sample(range(len(data)), 12), headers[-1] + 100, headers[-1] + 512, len(data) - 9000]:
+        check(data[:length])
+    for _ in range(20):
+        check(mutated(data, rng, lambda r: r.choice(headers[9:]) + r.randrange(512), seal=rng.random() < 0.5))
+
+
+@pytest.mark.parametrize("size", [600, 12_000])
+def test_a_file_equals_its_bytes(tmp_path: Path, size: int) -> None:
+    data = make_tar(samples(500, ("jpg", "txt", "cls") if size == 600 else ("jpg", "cls"), size=size), mtime=1.5)
+    path = tmp_path / "a.tar"
+    path.write_bytes(data)
+    expected = slow(data)[0]
+    for local in (None, "/p"):
+        archive = Archive(ShardFile(str(path)))
+        got = [s for run in scan_runs(archive, "u") for s in run.samples(archive, "u", local_path=local)]
+        assert got == [{**s, **({} if local is None else {"__local_path__": local})} for s in expected]
 
 
 def test_joining_names_of_several_widths() -> None:

@@ -61,6 +61,7 @@ class TestReading:
 
     def test_a_stream_reads_ahead_and_no_further(self, server: Any) -> None:
         url = server.put("a.bin", bytes(64 << 20))
+        server.fault = lambda *_: "drip:0.002"  # so long that the next request comes meanwhile
         storage = Storage(block=1 << 20, parallel=4)
         with storage.open(url).stream() as file:
             file.read(1)

@@ -8,5 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 multiprocessing.set_forkserver_preload(
-    ["torch.distributed.device_mesh", "penstock.loader.dataloader", "penstock.wds", "pytest"]
+    [
+        "torch.distributed.device_mesh",
+        "penstock.loader.dataloader",
+        "penstock.loader.dispatch",
+        "penstock.wds",
+        "pytest",
+    ]
 )

@@ -15,12 +15,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.completion
 
+from penstock.cli.interrupt import INTERRUPTED
 from penstock.cli.layout import App, Catalog, Entry
 from penstock.errors import PenstockError
 
 __all__ = ["app", "main"]
 
-_INTERRUPTED, _BROKEN_PIPE = 130, 141  # 128 and the numbers of SIGINT and SIGPIPE, as a shell has it
+_BROKEN_PIPE = 141  # 128 and the number of SIGPIPE, as a shell has it
 _EXAMPLES = """\
 Examples:
   penstock doctor /data               what is missing here, what to do about it
@@ -137,7 +138,7 @@ def main() -> NoReturn:
                 if isinstance(reason, BrokenPipeError):
                     raise reason from None
                 if isinstance(reason, KeyboardInterrupt):
-                    sys.exit(_INTERRUPTED)
+                    sys.exit(INTERRUPTED)
             if sys.stdout is not None:  # as with >&-
                 sys.stdout.flush()
             raise

@@ -34,11 +34,12 @@ def command(
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option("--server", metavar="HOST:PORT", help="A metadata server that has to answer; grpc+tls://... too."),
+        typer.Option("--server", metavar="HOST:PORT", help="A metadata server that has to answer; or grpc+tls://..."),
     ] = None,
     token_file: Annotated[Path | None, typer.Option("--token-file", help="File with the server's token.")] = None,
     tls_roots: Annotated[
-        Path | None, typer.Option("--tls-roots", help="File (PEM) with the server's authority, for grpc+tls://.")
+        Path | None,
+        typer.Option("--tls-roots", help="File (PEM) with the server's authority; HOST:PORT means TLS then."),
     ] = None,
     as_json: Json = False,
 ) -> None:

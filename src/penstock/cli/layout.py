@@ -16,6 +16,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from penstock.cli.interrupt import AtOnce
+
 __all__ = ["App", "Catalog", "Entry"]
 
 
@@ -121,7 +123,8 @@ class Entry:
 
     def load(self, name: str) -> Any:
         """The command."""
-        module = importlib.import_module(self.module)
+        with AtOnce():
+            module = importlib.import_module(self.module)
         app = getattr(module, "app", None)
         if app is None:
             app = App()

@@ -45,7 +45,9 @@ File = Annotated[
 Files = Annotated[
     list[str],
     typer.Argument(
-        metavar="FILE", help="Manifests, read as one in this order; quoted patterns work.", show_default=False
+        metavar="FILE",
+        help="Manifests, read as one in this order; quoted patterns work. Or a folder of images.",
+        show_default=False,
     ),
 ]
 Workers = Annotated[

@@ -15,6 +15,7 @@ import functools
 import inspect
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -105,10 +106,32 @@ class Reading:
         }
 
     def open(self, source: str | list[str], *, bars: bool = True) -> Manifest:
-        """The manifest, indexed if it was not; a bar appears for large files."""
+        """Return the manifest, indexed if it was not; a bar appears for large files. A folder is opened by the list of
+        the images or arrays in it.
+
+        Raises:
+            ConfigError: a folder of samples of which there is no list. It says which command tells of them.
+        """
         from penstock.manifest import Manifest
 
-        return Manifest.open(source, progress=None if bars else False, **self.arguments())
+        names = [source] if isinstance(source, str) else source
+        listed = self._listed(names[0]) if len(names) == 1 and os.path.isdir(names[0]) else {"source": source}
+        return Manifest.open(**{**self.arguments(), **listed}, progress=None if bars else False)
+
+    def _listed(self, folder: str) -> dict[str, Any]:
+        from penstock.opening import folder_manifest, kind_of
+
+        kind = kind_of(Path(folder))  # a path is taken as it is; a text may have braces
+        listed = folder_manifest(folder) if kind.startswith("a folder of") else None
+        if listed is None:
+            command = "shards info" if kind == "shards" else "profile"
+            raise ConfigError(f"{folder}: {kind}, of which there is no manifest: try `penstock {command} {folder}`")
+        usual = Reading().arguments()
+        given = [name for name, value in self.arguments().items() if value != usual[name]]
+        if given:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ConfigError(f"{folder}: the names in it say what there is to know of {kind}: leave {options} out")
+        return listed
 
 
 def _parse_columns(text: str | None) -> list[str] | dict[str, str] | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.interrupt import AtOnce
 from penstock.cli.manifest_options import Json, Reading, bar, console, print_json, reading
 from penstock.errors import ConfigError
 from penstock.wording import counted
@@ -63,8 +64,9 @@ def command(
     how: Reading,
 ) -> None:
     """Measure a loader stage by stage: what limits it, and what this machine wants."""
-    from penstock.cli import profile_source
-    from penstock.profiling import profile, report
+    with AtOnce():
+        from penstock.cli import profile_source
+        from penstock.profiling import profile, report
 
     if html is not None and (html.is_dir() or not html.resolve().parent.is_dir()):
         raise ConfigError(f"--html {str(html)!r}: {'that is a folder' if html.is_dir() else 'there is no such folder'}")

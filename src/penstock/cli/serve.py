@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
+from penstock.cli.interrupt import AtOnce
 from penstock.cli.manifest_options import Reading, print_json, reading, shown
 from penstock.cli.signals import Signals
 from penstock.errors import ConfigError
@@ -120,10 +121,11 @@ def command(
     """
     # gRPC's own lines are no JSON, and whoever connects can cause them at any rate. It reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "none")
-    from penstock.server.logs import Log, LogHandler
-    from penstock.server.options import Limits
-    from penstock.server.service import Server
-    from penstock.server.traffic import Traffic
+    with AtOnce():
+        from penstock.server.logs import Log, LogHandler
+        from penstock.server.options import Limits
+        from penstock.server.service import Server
+        from penstock.server.traffic import Traffic
 
     sources = named_files(files or [], name or [])
     access = _Access(_read_token(token_file), _tls(tls_cert, tls_key, tls_client_ca), insecure)

@@ -7,6 +7,7 @@ that problems were found in the data; a `PenstockError` is left to `penstock.cli
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import typer
 from penstock.cli import quantities
 from penstock.cli.layout import App
 from penstock.cli.manifest_options import Json, bar, byte_size, console, duration, pairs, print_json, shown, speed
+from penstock.errors import ConfigError
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def _size(text: str) -> int:
 Urls = Annotated[
     list[str],
     typer.Argument(
-        metavar="SHARD", help="Shards: names, 'train-{000..099}.tar', 'train-*.tar', a::b.", show_default=False
+        metavar="SHARD", help="Shards: names, a folder of them, 'train-{000..099}.tar', a::b.", show_default=False
     ),
 ]
 
@@ -51,7 +53,26 @@ MaxCount = Annotated[int | None, typer.Option("--maxcount", min=1, help="Samples
 def _open(urls: list[str], *, bars: bool = True) -> ShardSet:
     from penstock.shards import ShardSet
 
-    return ShardSet(urls, progress=None if bars else False)
+    return ShardSet(_shards_of(urls), progress=None if bars else False)
+
+
+def _shards_of(urls: list[str]) -> list[str | Path]:
+    """The shards that are named, or those in a folder.
+
+    Raises:
+        ConfigError: a folder of something else. It says which command tells of that.
+    """
+    if len(urls) != 1 or not os.path.isdir(urls[0]):
+        return list(urls)
+    from penstock.opening import kind_of, shards_in
+
+    folder = urls[0]
+    found = shards_in(folder)
+    if not found:
+        kind = kind_of(folder)
+        command = "manifest info" if kind.startswith("a folder of") else "profile"
+        raise ConfigError(f"{folder}: {kind}, and no .tar files: try `penstock {command} {folder}`")
+    return [Path(name) for name in found]
 
 
 @app.command(epilog="Example:  penstock shards index 'train-{000..099}.tar' --workers 8")
@@ -75,7 +96,7 @@ def index(
     from penstock.shards.parallel import build_all
     from penstock.shards.urls import local_path
 
-    names = expand(urls)
+    names = expand(_shards_of(urls))
     todo = []
     for path in filter(None, map(local_path, names)):
         where = index_path(path) if Path(path).exists() else None
@@ -221,7 +242,7 @@ def verify(
     from penstock.shards.files import file_of
     from penstock.shards.parallel import verify_all
 
-    paths = [file_of(url) for url in expand(urls)]
+    paths = [file_of(url) for url in expand(_shards_of(urls))]
     started = time.perf_counter()
     reports = []
     with bar("verifying", show=not as_json) as show:

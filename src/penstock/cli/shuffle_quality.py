@@ -5,14 +5,17 @@ The measuring is `penstock.quality`; this prints it, a table on standard output 
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from penstock.cli.manifest_options import Json, Reading, bar, console, print_figures, print_json, reading
 from penstock.cli.quantities import check_seed
+from penstock.errors import ConfigError, PenstockError
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -33,7 +36,10 @@ class _Kind(StrEnum):
 @reading
 def command(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE", help="Manifests, read as one in this order.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="FILE", help="Manifests, read as one in this order; or whatever profile takes.", show_default=False
+        ),
     ],
     *,
     how: Reading,
@@ -69,9 +75,8 @@ def command(
     """
     from penstock.quality import measure
 
-    manifest = how.open(list(files), bars=not as_json)
-    makers = _makers(len(manifest), kind, buffer, seed=seed, block_size=block_size, window=window)
-    labels = _labels(manifest)
+    source = _source(list(files), how, bars=not as_json)
+    makers = _makers(source.rows, kind, buffer, seed=seed, block_size=block_size, window=window)
     found: dict[str, Quality] = {}
     for name, make in makers.items():
         with bar(name, show=not as_json) as show:
@@ -80,7 +85,7 @@ def command(
                 batch_size=batch,
                 ranks=ranks,
                 epochs=epochs,
-                labels=labels,
+                labels=source.labels,
                 batches=batches,
                 window=block_size * window,
                 progress=show,
@@ -89,16 +94,54 @@ def command(
         orders = [
             {"order": name, **asdict(quality), "rows_a_run": quality.rows_a_run} for name, quality in found.items()
         ]
-        print_json({"rows": len(manifest), "fingerprint": manifest.fingerprint, "seed": seed, "orders": orders})
+        print_json({"rows": source.rows, "fingerprint": source.fingerprint, "seed": seed, "orders": orders})
         return
     out = console()
     some = next(iter(found.values()))
     each = "batch" if ranks == 1 else f"batch of each of {ranks:,} ranks"
     looked = f"{counted(some.batches, 'batch')} looked at in each epoch"
-    out.print(f"{counted(len(manifest), 'row')}, {batch:,} in a {each}, {looked}")
-    if labels is None:
-        out.print("no classes: this manifest has no labels that are numbers or texts (--label)")
+    out.print(f"{counted(source.rows, 'row')}, {batch:,} in a {each}, {looked}")
+    if source.labels is None:
+        out.print(f"no classes: {source.without}")
     _print(found)
+
+
+class _Source(NamedTuple):
+    """What is put into an order: how many rows, whose, and of which classes; or why nothing is known of those."""
+
+    rows: int
+    fingerprint: str | None
+    labels: Labels | None
+    without: str = "this manifest has no labels that are numbers or texts (--label)"
+
+
+def _source(files: list[str], how: Reading, *, bars: bool) -> _Source:
+    """Return the samples of manifests, or of anything else that `penstock.open` takes and whose number is known.
+
+    Raises:
+        ConfigError: compressed shards, which are streams.
+    """
+    from penstock.opening import kind_of, open
+    from penstock.samplers.identity import fingerprint_of
+
+    usual = type(how)().arguments()
+    given = {name: value for name, value in how.arguments().items() if value != usual[name]}
+    names = [Path(name) if os.path.isdir(name) else name for name in files]  # a text may have braces
+    try:
+        kind = kind_of(names, **given)
+    except PenstockError:
+        kind = "manifests"  # of any name; what is wrong with it is said when it is opened
+    if kind == "manifests" or kind.startswith("a folder of"):
+        manifest = how.open(files, bars=bars)
+        return _Source(len(manifest), manifest.fingerprint, _labels(manifest))
+    if kind == "compressed shards":
+        raise ConfigError(
+            f"{', '.join(files)}: compressed shards are streams, of which nobody knows the length: unpack them first"
+        )
+    samples: Any = open(names if len(names) > 1 else names[0], rank=0, world_size=1)
+    return _Source(
+        len(samples), fingerprint_of(samples), None, f"those of {kind} are in the samples, which are not read"
+    )
 
 
 def _makers(

@@ -179,8 +179,10 @@ class RankServerDataset(datasets.RankServerDataset):
 
 def _client(server_ip: str, server_port: int, timeout: float) -> Client:
     from penstock.server import Client  # gRPC is for those who use it
+    from penstock.server.address import Address
 
-    return Client(f"grpc://{server_ip}:{server_port}", timeout=timeout)
+    host = server_ip.removeprefix("[").removesuffix("]")
+    return Client(str(Address(host, server_port, tls=False)), timeout=timeout)
 
 
 def _served_name(meta_file: str) -> str | None:

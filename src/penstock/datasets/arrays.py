@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from penstock.datasets.mapped import FilesTable, MappedFiles, look_at
+from penstock.datasets.mapped import FilesTable, MappedFiles, look_at, said
 from penstock.datasets.place import Place
 from penstock.datasets.raw import item_of, read_file
 from penstock.datasets.rows_ahead import RowsAhead
@@ -255,9 +255,9 @@ class LoadArray:
                 tensor = torch.from_numpy(
                     np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
                 )
-        except (ValueError, EOFError, TypeError, AttributeError, OSError) as error:
+        except Exception as error:  # NumPy reads the header as Python, and raises what a damaged one leads to
             what = "is not an .npy file of numbers, or is truncated"
-            raise DataFileError(f"{shown(record.path)} {what}: {error}") from error
+            raise DataFileError(f"{shown(record.path)} {what}: {said(error)}") from error
         return item_of(tensor, record, row=self.row)
 
 

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, DataFileChangedError, DataFileError, Da
 from penstock.storage import Storage, is_remote, local_path
 from penstock.storage.files import SourceFile
 
-__all__ = ["FilesTable", "MappedFile", "MappedFiles", "look_at"]
+__all__ = ["FilesTable", "MappedFile", "MappedFiles", "look_at", "said"]
 
 _MOST_OPEN = 256  # each takes a descriptor and a map
 _WHOLE = 1 << 18  # bytes up to which all of a file is hashed
@@ -75,14 +75,20 @@ def _header(path: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """Type, shape and first byte of the array in an ``.npy`` file."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise DataFileError(f"{path} is not an .npy file that can be mapped, or is truncated: {error}") from error
+    except Exception as error:  # NumPy reads the header as Python: there is no end to what it raises for a damaged one
+        raise DataFileError(f"{path} is not an .npy file that can be mapped, or is truncated: {said(error)}") from error
     if not isinstance(array, np.memmap) or array.dtype.hasobject or array.dtype.names or not array.ndim:
         what = f"{getattr(array, 'dtype', 'arrays')} of shape {getattr(array, 'shape', '-')}"
         raise DataFileError(f"{path} holds {what}: an array of numbers is needed")
     if not array.flags.c_contiguous:
         raise DataFileError(f"{path} is in Fortran order: save it by np.save(path, np.ascontiguousarray(array))")
     return array.dtype, array.shape, int(array.offset)
+
+
+def said(error: Exception) -> str:
+    """What an error of NumPy's says, in one line and with its type where that alone says something."""
+    text = str(error).partition("\n")[0]
+    return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
 
 
 def _open(path: str) -> SourceFile:

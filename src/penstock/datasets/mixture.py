@@ -39,7 +39,7 @@ from penstock.random import in_sample, sample_scope
 from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.orders import block_options
 from penstock.stages import stage
-from penstock.state import State
+from penstock.state import State, read_int
 
 __all__ = ["Mixture"]
 
@@ -117,6 +117,13 @@ class Mixture(ShareDataset):
 
     def __getnewargs_ex__(self) -> tuple[tuple[Any], dict[str, Any]]:
         return ([],), {}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
+        """Go to the place of a state, see `RankDataset.load_state_dict`."""
+        if isinstance(state, Mapping) and "epoch" in state:
+            # Sources go on from epoch to epoch: samples are counted from the first one on.
+            read_int(state, "epoch", of="Mixture", below=(1 << 62) // max(self._mix.per_epoch))
+        super().load_state_dict(state, allow_growth=allow_growth)
 
     @property
     def fingerprint(self) -> str:

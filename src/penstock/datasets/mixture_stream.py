@@ -16,13 +16,14 @@ from torch.utils.data import IterableDataset
 from penstock import distributed
 from penstock.datasets.clock import Clock
 from penstock.datasets.mixing import make_plan, split_sources
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
 from penstock.stages import stage
-from penstock.state import STATE_VERSION, State, check_state, read_int
+from penstock.state import STATE_VERSION, State, check_state, read_int, read_ints
 
 __all__ = ["MixtureStream"]
 
 _CHUNK = 256  # positions computed at a time
+_END = object()
 
 
 class MixtureStream(IterableDataset[Any]):
@@ -194,6 +195,11 @@ class MixtureStream(IterableDataset[Any]):
         check_state(state, {**self._identity(), **here}, of="Mixture")
         for name in ("epoch", "yielded"):
             read_int(state, name, of="Mixture")
+        for name in ("turns", "had"):
+            read_ints(state, name, len(self.sources), of="Mixture")
+        own = state.get("sources")
+        if not isinstance(own, list) or len(own) != len(self.sources) or not all(map(_is_own, own)):
+            raise StateError(f"the state of this Mixture needs those of its {len(self.sources)} sources, got {own!r}")
         self._resume = dict(state)
         self._epoch, self._told = int(state["epoch"]), self._clock.peek()[1]
 
@@ -213,6 +219,11 @@ class MixtureStream(IterableDataset[Any]):
                 continue
             iterator: Any = self._open(number)
             if own is not None:
+                if not hasattr(iterator, "load_state_dict"):
+                    raise StateError(
+                        f"this state holds one of the iterator of {self.names[number]}, which has none: it is of other "
+                        "sources"
+                    )
                 iterator.load_state_dict(own["iterator"])
                 continue
             warnings.warn(
@@ -220,8 +231,17 @@ class MixtureStream(IterableDataset[Any]):
                 "dropped, which is exact only if it repeats its order",
                 stacklevel=3,
             )
-            for _ in range(self._had[number]):
-                next(iterator, None)
+            for had in range(self._had[number]):
+                if next(iterator, _END) is _END:
+                    raise StateError(
+                        f"{self.names[number]} had given {self._had[number]} samples when this state was taken, and "
+                        f"now it has {had}: it is another one"
+                    )
+
+
+def _is_own(state: Any) -> bool:
+    """Whether this can be the state of a source, or of its iterator, or none."""
+    return state is None or (isinstance(state, Mapping) and list(state) in (["source"], ["iterator"]))
 
 
 class _Ended(Exception):

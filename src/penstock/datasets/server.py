@@ -36,8 +36,8 @@ class ServerDataset(BatchedDataset):
     """All rows of a served manifest, as a map-style data set; put a sampler on top.
 
     Args:
-        address: ``"grpc://host:port"``, several of them that serve the same, or a `penstock.server.Client` (which has
-            tokens, certificates and deadlines).
+        address: ``"host:port"``, several of them that serve the same, or a `penstock.server.Client` (which has tokens,
+            certificates and deadlines).
         name: of the served data set; may be left out where there is only one.
         load: ``load(record)`` makes the item; by default an item is the tuple ``(path, label, row)``.
         cache_bytes: memory for rows that are read ahead, in each process that reads.

@@ -26,7 +26,7 @@ from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 from penstock.random import sample_key, sample_keys
-from penstock.state import STATE_VERSION, State, check_state, read_int
+from penstock.state import STATE_VERSION, State, check_state, read_int, read_ints
 from penstock.wording import counted
 
 __all__ = ["Share", "SharePass", "Slice", "Table"]
@@ -280,6 +280,7 @@ class Share:
         Raises:
             StateError: the state is of another manifest, order or partition.
         """
+        check_state(state, {"version": STATE_VERSION}, of="data set")
         check_state(state, self._expected(state, allow_growth), of="data set")
         epoch, mini_epoch, samples, consumed = (
             read_int(state, name, of="data set") for name in ("epoch", "mini_epoch", "samples", "consumed")
@@ -289,7 +290,7 @@ class Share:
                 f"this state is damaged: it stands in mini-epoch {mini_epoch} of {self.mini_epochs}, behind {consumed} "
                 f"of {samples} samples"
             )
-        done, base, skip = _three(state.get("dealt"))
+        done, base, skip = read_ints(state, "dealt", 3, of="data set")
         if done > self.mini_epochs or base > samples or skip > samples:
             raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} of {samples} samples")
         if state.get("world_size") == self.world.world_size:
@@ -302,7 +303,7 @@ class Share:
     def _expected(self, state: Mapping[str, Any], allow_growth: bool) -> State:
         expected = {**self.identity(), "samples": len(self.manifest)}
         samples = state.get("samples")
-        if allow_growth and isinstance(samples, int) and samples < len(self.manifest):
+        if allow_growth and type(samples) is int and 0 <= samples < len(self.manifest):
             # The epoch in progress ends on the rows it began with; later ones take in the new rows.
             expected |= {"samples": samples, "fingerprint": self.manifest.prefix_fingerprint(samples)}
             if self.manifest.is_prefix_of_current(str(state.get("fingerprint")), samples):
@@ -330,12 +331,6 @@ class SharePass:
 
     def state(self, count: int) -> State:
         return self._share.state(self._slice, count)
-
-
-def _three(value: Any) -> tuple[int, int, int]:
-    if not (isinstance(value, list | tuple) and len(value) == 3 and all(isinstance(v, int) and v >= 0 for v in value)):
-        raise StateError(f"the state of this data set needs three counts under 'dealt', got {value!r}")
-    return value[0], value[1], value[2]
 
 
 def _block_options(

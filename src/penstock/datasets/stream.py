@@ -25,7 +25,7 @@ from penstock.datasets.place import Place
 from penstock.datasets.rank import RankDataset
 from penstock.errors import ConfigError, StateError
 from penstock.manifest import Manifest, Record
-from penstock.state import State
+from penstock.state import State, read_int, read_ints
 
 __all__ = ["MPDataset"]
 
@@ -197,6 +197,9 @@ class MPDataset(StreamDataset):
         Raises:
             StateError: the state is of another manifest or order, or of a worker of another layout.
         """
+        if isinstance(state, Mapping) and "worker" in state:
+            read_ints(state, "worker", 2, of="data set")
+            read_int(state, "yielded", of="data set")
         self.samples.load_state_dict(state, allow_growth=allow_growth)
         self._yielded = 0
         self._resume = state if "worker" in state else None

@@ -10,10 +10,13 @@ Invariant: where a sequence begins is arithmetic, or one row of a mapped index; 
 
 from __future__ import annotations
 
+import io
 import operator
 import os
+import warnings
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +25,7 @@ import xxhash
 from penstock.datasets.mapped import FilesTable, MappedFile, MappedFiles, look_at
 from penstock.errors import ConfigError, DataFileError
 from penstock.shards.urls import Urls, expand
-from penstock.storage import Storage, cache_root, file_lock, write_atomically
+from penstock.storage import UNWRITABLE, Storage, cache_root, file_lock, write_atomically
 
 __all__ = ["TokenFiles"]
 
@@ -157,34 +160,47 @@ class TokenFiles(FilesTable):
 
     def _index(self, number: int) -> npt.NDArray[np.int64]:
         """First token of each sequence of a file and the one behind its last, (sequences, 2): a file in the cache,
-        made in one pass by one process while the others wait, mapped."""
+        made in one pass by one process while the others wait, mapped. In memory where the cache has no room."""
         found = self._indexes.get(number)
         if found is None:
             file = self.maps.files[number]
             said = f"{os.path.realpath(file.path)} {tuple(file)[1:]} {self.length} {self.end_token}"
-            folder = cache_root() / "tokens"
-            path = folder / f"{xxhash.xxh3_128_hexdigest(os.fsencode(said))}.idx"
-            if not path.exists():
-                folder.mkdir(exist_ok=True)
-                with file_lock(path):
-                    if not path.exists():
-                        self._make_index(number, path)
-            nothing = np.empty((0, 2), np.int64)
-            found = np.memmap(path, np.int64, "r").reshape(-1, 2) if path.stat().st_size else nothing
+            path = cache_root() / "tokens" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(said))}.idx"
+            try:
+                found = self._kept_index(number, path)
+            except OSError as error:
+                if error.errno not in UNWRITABLE:
+                    raise
+                warnings.warn(
+                    f"{path}: the index of {file.path} cannot be kept there ({error.strerror}): each process makes one "
+                    "of its own in memory. Free space, or set XDG_CACHE_HOME to another folder",
+                    stacklevel=2,
+                )
+                made = io.BytesIO()
+                self._write_index(number, made)
+                found = np.frombuffer(made.getvalue(), np.int64).reshape(-1, 2)
             self._indexes[number] = found
         return found
 
-    def _make_index(self, number: int, path: os.PathLike[str]) -> None:
+    def _kept_index(self, number: int, path: Path) -> npt.NDArray[np.int64]:
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            with file_lock(path):
+                if not path.exists():
+                    with write_atomically(path) as out:
+                        self._write_index(number, out)
+        return np.memmap(path, np.int64, "r").reshape(-1, 2) if path.stat().st_size else np.empty((0, 2), np.int64)
+
+    def _write_index(self, number: int, out: BinaryIO) -> None:
         total, open_at = self.maps.files[number].shape[0], 0
-        with write_atomically(path) as out:
-            for begin in range(0, total, _SCAN):
-                tokens = self.maps.array(number)[begin : begin + _SCAN]
-                ends = np.flatnonzero(tokens == self.end_token) + begin + 1
-                if begin + _SCAN >= total and (not len(ends) or ends[-1] < total):
-                    ends = np.append(ends, total)  # the last document needs no end
-                if len(ends):
-                    out.write(self._cut(open_at, ends).tobytes())
-                    open_at = int(ends[-1])
+        for begin in range(0, total, _SCAN):
+            tokens = self.maps.array(number)[begin : begin + _SCAN]
+            ends = np.flatnonzero(tokens == self.end_token) + begin + 1
+            if begin + _SCAN >= total and (not len(ends) or ends[-1] < total):
+                ends = np.append(ends, total)  # the last document needs no end
+            if len(ends):
+                out.write(self._cut(open_at, ends).tobytes())
+                open_at = int(ends[-1])
 
     def _cut(self, start: int, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Sequences of documents that follow each other: the first begins at ``start``, they end at ``ends``."""

@@ -23,6 +23,8 @@ _SERVER_PATIENCE = 5.0
 _DO_SERVER = "start one (penstock serve), mend the address, or give --token-file and --tls-roots as it asks for them"
 _ASK = """
 import json, sys
+from penstock.processes import end_with_parent
+end_with_parent(int(sys.argv[2]))
 from penstock.errors import PenstockError
 from penstock.loader.ray.cluster import attach, load_ray
 try:
@@ -109,7 +111,7 @@ def _knock(place: tuple[str, int]) -> str | None:
 
 def _attach(address: str) -> RayCluster:
     """Ray stays in a process that was connected to it, and may wait for minutes: a process of its own attaches."""
-    command = [sys.executable, "-c", _ASK, address]
+    command = [sys.executable, "-c", _ASK, address, str(os.getpid())]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_RAY_PATIENCE)
     except subprocess.TimeoutExpired:
@@ -127,16 +129,17 @@ def server(
     token_file: str | os.PathLike[str] | None = None,
     tls_roots: str | os.PathLike[str] | None = None,
 ) -> tuple[Server | None, list[Advice]]:
-    """Ask a metadata server what it has. An address without a scheme is one without TLS."""
+    """Ask a metadata server what it has. An address without a scheme means TLS where ``tls_roots`` is given."""
     if address is None:
         return None, []
     from penstock.errors import PenstockError
     from penstock.server import Client
-    from penstock.server.failures import parse_address
+    from penstock.server.address import parse_address
 
-    full = address if "://" in address else f"grpc://{address}"
+    full = address
     try:
-        place = parse_address(full)
+        place = parse_address(address, tls=tls_roots is not None)
+        full = str(place)
         error = _knock((place.host, place.port))
         if error is not None:  # the client would go on trying
             return Server(full, None, error), [Advice("server", f"{full}: {error}", _DO_SERVER, failure=True)]

@@ -45,6 +45,7 @@ typedef struct {
     int channels;
     int partial; /* damage and missing data are forgiven where libjpeg can go on */
     unsigned long long max_pixels;
+    long expected_width, expected_height; /* what the caller has read in the header; 0 is nothing */
 
     size_t needed;
     long image_width, image_height;
@@ -138,6 +139,12 @@ static void plan(j_decompress_ptr cinfo, request *req, long *right, long *bottom
         snprintf(req->message, JMSG_LENGTH_MAX, "%ld x %ld pixels, more than the limit of %llu", req->image_width,
                  req->image_height, req->max_pixels);
         fail((j_common_ptr)cinfo, LIMITED);
+    }
+    if (req->expected_width > 0 &&
+        (req->expected_width != req->image_width || req->expected_height != req->image_height)) {
+        snprintf(req->message, JMSG_LENGTH_MAX, "ambiguous header: %ld x %ld pixels, or %ld x %ld", req->expected_width,
+                 req->expected_height, req->image_width, req->image_height);
+        fail((j_common_ptr)cinfo, DAMAGED);
     }
     if (cinfo->jpeg_color_space != JCS_YCbCr && cinfo->jpeg_color_space != JCS_GRAYSCALE &&
         cinfo->jpeg_color_space != JCS_RGB) {
@@ -280,7 +287,8 @@ static PyObject *raised(enum outcome outcome, const request *req)
 }
 
 PyDoc_STRVAR(decode_doc,
-             "decode(data, out, left, top, right, bottom, target_height, target_width, channels, max_pixels, partial)\n"
+             "decode(data, out, left, top, right, bottom, target_height, target_width, channels, max_pixels, partial, "
+             "width, height)\n"
              "--\n\n"
              "Decode into `out`; (width, height, x, y, scale, image_width, image_height), or the bytes that are needed.");
 
@@ -292,8 +300,9 @@ static PyObject *decode(PyObject *module, PyObject *args)
     memset(&req, 0, sizeof req);
     memset(&all, 0, sizeof all);
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*w*ddddlliKp", &data, &out, &req.left, &req.top, &req.right, &req.bottom,
-                          &req.target_height, &req.target_width, &req.channels, &req.max_pixels, &req.partial))
+    if (!PyArg_ParseTuple(args, "y*w*ddddlliKpll", &data, &out, &req.left, &req.top, &req.right, &req.bottom,
+                          &req.target_height, &req.target_width, &req.channels, &req.max_pixels, &req.partial,
+                          &req.expected_width, &req.expected_height))
         return NULL;
     PyObject *result = NULL;
     int whole = req.right <= 0;

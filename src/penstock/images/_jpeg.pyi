@@ -14,5 +14,7 @@ def decode(
     channels: int,
     max_pixels: int,
     partial: bool,
+    width: int,
+    height: int,
     /,
 ) -> int | tuple[int, int, int, int, int, int, int]: ...

@@ -6,10 +6,13 @@ turns bytes into pixels:
     back end                     reads
     ``native``                   JPEG, by our C extension (region decode is in `region`)
     ``simplejpeg``               JPEG
-    ``opencv``, ``pillow``       JPEG, PNG, WebP, BMP, TIFF, GIF, and what else they know
+    ``opencv``                   JPEG, PNG, WebP, BMP, TIFF, GIF, PNM, JPEG 2000, AVIF
+    ``pillow``                   the same, and what else it knows
     ``imageio``                  JPEG, PNG, WebP, BMP, GIF
     ``torchvision``              JPEG, PNG, WebP, GIF
     ``torchcodec``               JPEG
+
+**Limits**: a back end is given a `limits.Limit`, and checks the size of the image before any pixel is made.
 
 The contract: a new, C-contiguous uint8 array (height, width, 3) RGB or (height, width, 1) gray; orientation as stored;
 CMYK and YCCK, palettes and 16 bits converted, alpha dropped, of an animation the first frame; `ValueError` with a
@@ -27,7 +30,7 @@ A new back end is a function and an entry in `BACKENDS`.
 from __future__ import annotations
 
 import importlib
-import io
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -39,9 +42,10 @@ import numpy.typing as npt
 import simplejpeg
 
 from penstock.errors import ConfigError
-from penstock.images import exif, native
+from penstock.images import exif, headers, jpeg, native
+from penstock.images.limits import Limit, TooManyPixels, check_jpeg, check_without_call, open_pillow
 
-__all__ = ["BACKENDS", "TOLERANCE", "Backend", "choose", "installed", "refuse_postscript"]
+__all__ = ["BACKENDS", "TOLERANCE", "Backend", "choose", "installed"]
 
 Image: TypeAlias = npt.NDArray[np.uint8]
 Data: TypeAlias = bytes | bytearray | memoryview
@@ -50,21 +54,20 @@ TOLERANCE = 3
 """Grey levels between two back ends, at most, in an RGB or gray JPEG."""
 
 _FLAGS = cv2.IMREAD_IGNORE_ORIENTATION
-_UNLIMITED = 1 << 62  # decode() has looked at the header before
 # Warnings of libjpeg after which the picture is whole. All others mean missing or wrong pixels.
 _HARMLESS = ("extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform", "Inconsistent progression")
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to decode: what it reads, and the function ``decode(data, channels, partial)`` that does it."""
+    """A way to decode: what it reads, and the function ``decode(data, channels, partial, limit)`` that does it."""
 
     name: str
     module: str
     """What has to be importable."""
     formats: frozenset[str] | None
     """Names of `exif.kind`; `None` is whatever the library knows."""
-    decode: Callable[[Data, int, bool], Image]
+    decode: Callable[[Data, int, bool, Limit], Image]
     partial: frozenset[str] = frozenset()
     """The formats of which it gives what is there, when a file ends too early or is damaged."""
 
@@ -118,18 +121,21 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _native(data: Data, channels: int, partial: bool) -> Image:
+def _native(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
     try:
-        return native.decode_image(data, channels=channels, max_pixels=_UNLIMITED, partial=partial)
+        return native.decode_image(
+            data, channels=channels, max_pixels=limit.max_pixels, partial=partial, size=limit.size
+        )
     except OverflowError as error:
-        raise ValueError(str(error)) from None
+        raise (TooManyPixels if "pixels" in str(error) else ValueError)(str(error)) from None
     except (ValueError, NotImplementedError):  # CMYK; the words for what is wrong
-        return _simplejpeg(data, channels, partial)
+        return _simplejpeg(data, channels, partial, limit)
 
 
-def _simplejpeg(data: Data, channels: int, partial: bool) -> Image:
+def _simplejpeg(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
     """Strict first, which turns every libjpeg warning into an error; then the harmless ones are forgiven."""
     space = "RGB" if channels == 3 else "GRAY"
+    check_jpeg(data, limit)
     try:
         image: Image = simplejpeg.decode_jpeg(data, space, strict=True)
         return image
@@ -143,15 +149,17 @@ def _simplejpeg(data: Data, channels: int, partial: bool) -> Image:
             image = simplejpeg.decode_jpeg(data, space, strict=False)
             return image
         except ValueError:  # TurboJPEG forgives in the pixels only, not in the header
-            return _opencv(data, channels, partial)
+            return _opencv(data, channels, partial, limit)
     if complete and "subsampling" in reason:  # it knows the usual ones only; OpenCV's libjpeg decodes the others
-        return _opencv(data, channels, partial)
+        return _opencv(data, channels, partial, limit)
     raise ValueError(f"truncated: {reason}" if "remature end" in reason or not complete else reason)
 
 
-def _opencv(data: Data, channels: int, partial: bool) -> Image:
-    gray = channels == 1 and exif.kind(data) == "jpeg"  # its other readers turn colour to gray each in their own way
+def _opencv(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
+    form = exif.kind(data)
+    gray = channels == 1 and form == "jpeg"  # its other readers turn colour to gray each in their own way
     _check_end(data, partial)
+    check_without_call(data, form, limit)
     try:
         flags = _FLAGS | (cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR)
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
@@ -163,19 +171,12 @@ def _opencv(data: Data, channels: int, partial: bool) -> Image:
     return _as_stored(_as_channels(image, channels), data)
 
 
-def refuse_postscript(data: Data) -> None:
-    """ValueError for what Pillow would have Ghostscript run, whatever the file is called: a program, not a picture."""
-    if bytes(data[:4]) in _POSTSCRIPT:
-        raise ValueError("PostScript (EPS), which is a program, and is not run; convert it to an image beforehand")
-
-
-def _pillow(data: Data, channels: int, partial: bool) -> Image:
+def _pillow(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
     from PIL import Image as pil
 
     _check_end(data, partial)
-    refuse_postscript(data)
     try:
-        with pil.open(io.BytesIO(data)) as image:
+        with open_pillow(data, limit) as image:
             if image.format == "JPEG" and channels == 1 and image.mode == "RGB":
                 image.draft("L", image.size)  # the luminance as it is stored
             try:
@@ -186,32 +187,47 @@ def _pillow(data: Data, channels: int, partial: bool) -> Image:
                 image.tile = []  # what has been decoded is the picture
             deep = image.mode.startswith("I")
             array = np.array(image if deep else image.convert("L" if image.mode == "L" else "RGB"))
-    except (OSError, ValueError, SyntaxError, EOFError, pil.DecompressionBombError) as error:
+    except TooManyPixels:
+        raise
+    except (OSError, ValueError, SyntaxError, EOFError, RuntimeError, pil.DecompressionBombError) as error:
         raise ValueError(str(error) or type(error).__name__) from error
     return _as_stored(_as_channels(_as_bytes(array), channels), data)
 
 
-def _imageio(data: Data, channels: int, partial: bool) -> Image:
+def _imageio(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
     module: Any = importlib.import_module("imageio.v3")
     _check_end(data, partial)
     deep = exif.kind(data) == "png"  # asked for RGB, it would cut 16 bits off
     try:
-        array = module.imread(bytes(data), plugin="pillow", index=0, mode=None if deep else "RGB")
+        with open_pillow(data, limit):  # which is its plug-in for all that it is given here
+            array = module.imread(bytes(data), plugin="pillow", index=0, mode=None if deep else "RGB")
+    except TooManyPixels:
+        raise
     except Exception as error:  # its plugins raise what they like
         raise ValueError(str(error)) from error
     return _as_channels(_as_bytes(array), channels)
 
 
-def _torchvision(data: Data, channels: int, partial: bool) -> Image:
+def _torchvision(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
     module: Any = importlib.import_module("torchvision.io")
+    form = exif.kind(data)
     _check_end(data, partial)
+    check_without_call(data, form, limit)
+    if form == "gif":  # it decodes every frame
+        try:
+            pixels = headers.gif_pixels(data)
+        except (struct.error, IndexError):
+            raise ValueError("truncated") from None
+        if pixels > limit.max_pixels:
+            raise TooManyPixels(f"{pixels} pixels in all frames, more than the limit of {limit.max_pixels}")
     mode = module.ImageReadMode.RGB if channels == 3 else module.ImageReadMode.GRAY
     return _from_torch(lambda tensor: module.decode_image(tensor, mode=mode), data, channels)
 
 
-def _torchcodec(data: Data, channels: int, partial: bool) -> Image:
+def _torchcodec(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
     module: Any = importlib.import_module("torchcodec.decoders")
     _check_end(data, partial)
+    check_jpeg(data, limit)
     return _from_torch(lambda tensor: module.decode_image(tensor), data, channels)
 
 
@@ -253,18 +269,11 @@ def _as_stored(image: Image, data: Data) -> Image:
 
 
 def _check_end(data: Data, partial: bool) -> None:
-    """libjpeg fills up what is missing of a truncated JPEG and only warns, which these libraries do not pass on.
-
-    Coded pixels never hold an end-of-image marker, so the first one behind the start of a scan is the picture's.
-    """
-    if partial or bytes(data[:2]) != b"\xff\xd8":
-        return
-    whole = bytes(data)
-    if whole.find(b"\xff\xd9", exif.scan_offset(whole)) < 0:
+    """libjpeg fills up what is missing of a truncated JPEG and only warns, which these libraries do not pass on."""
+    if not partial and exif.kind(data) == "jpeg" and not jpeg.has_end(data):
         raise ValueError("truncated: no end-of-image marker")
 
 
-_POSTSCRIPT = (b"%!PS", b"\xc5\xd0\xd3\xc6")
 _COMMON = frozenset({"jpeg", "png", "webp", "bmp", "gif"})
 _JPEG = frozenset({"jpeg"})
 _PILLOW_PARTS = frozenset({"jpeg", "png", "bmp", "gif", "tiff", "other"})

@@ -38,9 +38,10 @@ import simplejpeg
 from penstock.errors import ConfigError, ImageError
 from penstock.images import exif
 from penstock.images.backends import BACKENDS, choose, installed
-from penstock.images.decode import decode
+from penstock.images.decode import MAX_PIXELS, decode
 from penstock.images.files import EXTENSIONS, is_image
 from penstock.images.headers import size_from_header
+from penstock.images.limits import Limit, check_jpeg, open_pillow
 from penstock.images.region import Box, decode_region
 
 __all__ = ["TASKS", "Comparison", "Files", "compare", "made_up", "sample"]
@@ -50,6 +51,7 @@ Task: TypeAlias = Callable[[bytes], object]
 
 _MAX_BYTES = 1 << 30
 _MAX_LISTED = 100_000
+_LIMIT = Limit(MAX_PIXELS, None)
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,7 @@ def _native_box(data: bytes, box: Box, target: int) -> object:
 
 
 def _simplejpeg_target(data: bytes, target: int) -> object:
+    check_jpeg(data, _LIMIT)
     try:
         image = simplejpeg.decode_jpeg(data, "RGB", min_height=target, min_width=target)
     except ValueError:  # an unusual subsampling, say, with which decode() helps itself
@@ -272,6 +275,7 @@ def _simplejpeg_target(data: bytes, target: int) -> object:
 
 
 def _opencv_target(data: bytes, target: int) -> object:
+    check_jpeg(data, _LIMIT)
     size = size_from_header(data) or (1, 1)
     flags = {1: cv2.IMREAD_COLOR, 2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4}
     factor = next((f for f in (8, 4, 2) if min(size) >= f * target), 1)
@@ -283,7 +287,7 @@ def _opencv_target(data: bytes, target: int) -> object:
 def _pillow_target(data: bytes, target: int) -> object:
     from PIL import Image
 
-    with Image.open(io.BytesIO(data)) as image:
+    with open_pillow(data, _LIMIT) as image:
         image.draft("RGB", (target, target))
         return np.asarray(image.convert("RGB").resize((target, target), Image.Resampling.BILINEAR))
 

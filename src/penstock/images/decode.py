@@ -1,9 +1,9 @@
 """Image files to RGB arrays, and image sizes without decoding.
 
-JPEG is decoded by libjpeg-turbo (simplejpeg), everything else that OpenCV reads (PNG, WebP, BMP, TIFF, GIF, ...) by
-OpenCV; other back ends by name (`penstock.images.backends`). The result is uint8, (height, width, 3), RGB,
-C-contiguous: grey, palette and CMYK images are converted, 16 bits become 8, an alpha channel is dropped, of an
-animation the first frame is taken.
+JPEG is decoded by libjpeg-turbo (simplejpeg), PNG, WebP, BMP, TIFF, GIF, PNM, JPEG 2000 and AVIF by OpenCV; other
+back ends by name (`penstock.images.backends`). The result is uint8, (height, width, 3), RGB, C-contiguous: grey,
+palette and CMYK images are converted, 16 bits become 8, an alpha channel is dropped, of an animation the first frame is
+taken.
 
 **EXIF orientation is ignored** unless asked for: pixels come as they are stored, and `image_size` agrees with `decode`.
 This is what the pipelines that ImageNet models were trained with do; whoever needs rotation rotates the files once, or
@@ -31,7 +31,8 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, ImageError
 from penstock.images import exif
 from penstock.images.backends import choose
-from penstock.images.headers import TruncatedHeader, size_from_header
+from penstock.images.headers import TruncatedHeader, size_from_header, size_of_file
+from penstock.images.limits import Limit, TooManyPixels
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
 from penstock.storage.urls import shown
@@ -73,8 +74,8 @@ def decode(
     installed for the format. With ``orientation="apply"`` the image is turned as its EXIF data says. With `partial` an
     image that ends too early or is damaged gives what could be decoded, the rest gray or black: a JPEG by ``native``,
     ``simplejpeg`` or ``pillow``, a PNG, BMP, GIF or TIFF by ``pillow``; ``auto`` takes these where they are installed,
-    and of other images gives whole ones only. `max_pixels` is checked by the header, before anything is decoded, and of
-    formats without a simple one (JPEG 2000, AVIF, a GIF's frame) afterwards. The array is new and C-contiguous.
+    and of other images gives whole ones only. `max_pixels` is checked before any pixel is made, by the header as the
+    library that decodes reads it (`penstock.images.limits`). The array is new and C-contiguous.
 
     Raises `ImageError` for empty, truncated, undecodable or too large data, `ConfigError` for a back end that is
     unknown, not installed, does not read this format, or gives no part of it with `partial`.
@@ -88,13 +89,18 @@ def decode(
         raise ImageError(f"{_name(path)} is empty (0 bytes), not an image")
     kind = exif.kind(data)
     chosen = choose(backend, kind, partial)
-    _check_pixels(data, kind, max_pixels, path)
+    limit = Limit(max_pixels, size_of_file(data))
     try:
-        image = chosen.decode(data, 1 if mode == "gray" else 3, partial)
+        if limit.size is not None:
+            limit.check(*limit.size)
+        image = chosen.decode(data, 1 if mode == "gray" else 3, partial, limit)
+        limit.check(image.shape[1], image.shape[0])  # formats whose header says nothing
+    except TooManyPixels as error:
+        raise ImageError(
+            f"{_name(path)} has {error}: damaged, or meant to fill the memory; pass max_pixels= if it is neither"
+        ) from None
     except ValueError as error:
         raise ImageError(f"{_name(path)} {_what(kind, str(error))} ({len(data)} bytes): {error}") from error
-    if image.shape[0] * image.shape[1] > max_pixels:  # of formats whose header says nothing, or something else
-        raise _too_large(path, image.shape[1], image.shape[0], max_pixels)
     if orientation == "apply":
         return exif.oriented(image, exif.orientation(data))
     return image
@@ -155,25 +161,6 @@ def read_bytes(
                 ", seen from the working folder; root= (--root) of a manifest is the folder that its paths begin in"
             )
         raise ImageError(f"{_name(path)}: cannot be read: {reason}") from error
-
-
-def _check_pixels(
-    data: bytes | bytearray | memoryview, kind: str, max_pixels: int, path: str | os.PathLike[str] | None
-) -> None:
-    """Refuse a picture that would fill the memory, by its header. What has no size there is left to the back end."""
-    try:
-        size = exif.tiff_size(data) if kind == "tiff" else size_from_header(data)
-    except TruncatedHeader:
-        return
-    if size is not None and size[0] * size[1] > max_pixels:
-        raise _too_large(path, *size, max_pixels)
-
-
-def _too_large(path: str | os.PathLike[str] | None, width: int, height: int, max_pixels: int) -> ImageError:
-    return ImageError(
-        f"{_name(path)} has {width} x {height} pixels, more than the limit of {max_pixels}: damaged, or meant to fill "
-        "the memory; pass max_pixels= if it is neither"
-    )
 
 
 def _what(kind: str, reason: str) -> str:

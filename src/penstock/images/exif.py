@@ -11,19 +11,29 @@ Pure functions over bytes, no decoding, for JPEG, PNG, WebP and TIFF; all others
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["inverse", "kind", "orientation", "oriented", "scan_offset", "tiff_size"]
+from penstock.images.jpeg import segments
+
+__all__ = ["inverse", "kind", "orientation", "oriented", "tags"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
-_ORIENTATION, _WIDTH, _HEIGHT = 0x112, 0x100, 0x101
+_ORIENTATION = 0x112
 _MAX_TAGS = 1024
-_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA), 0xFF})
+_NUMBERS = {3: "H", 4: "I"}
+_LARGER = _NUMBERS | {16: "Q"}
+_TIFF = {
+    b"II*\0": ("<", 4, "H", "I", _NUMBERS),
+    b"MM\0*": (">", 4, "H", "I", _NUMBERS),
+    b"II+\0": ("<", 8, "Q", "Q", _LARGER),
+    b"MM\0+": (">", 8, "Q", "Q", _LARGER),
+}
+"""By the first bytes of a TIFF or BigTIFF: byte order, where the place of the first directory stands, how the number of
+its entries and places are written, and the types of numbers that are read."""
 
 
 def kind(data: Data) -> str:
@@ -33,7 +43,7 @@ def kind(data: Data) -> str:
         return "jpeg"
     if start[:8] == b"\x89PNG\r\n\x1a\n":
         return "png"
-    if start[:4] in (b"II*\0", b"MM\0*"):
+    if start[:4] in _TIFF:
         return "tiff"
     if start[:6] in (b"GIF87a", b"GIF89a"):
         return "gif"
@@ -45,7 +55,7 @@ def kind(data: Data) -> str:
 def orientation(data: Data) -> int:
     """The EXIF orientation, 1 to 8; 1, which is as stored, where the file has none or a damaged one."""
     try:
-        found = _tags(_exif(data)).get(_ORIENTATION, 1)
+        found = tags(_exif(data)).get(_ORIENTATION, 1)
     except struct.error:
         return 1
     return found if 1 <= found <= 8 else 1
@@ -68,28 +78,29 @@ def inverse(how: int) -> int:
     return {6: 8, 8: 6}.get(how, how)
 
 
-def tiff_size(data: Data) -> tuple[int, int] | None:
-    """``(width, height)`` of a TIFF's first picture, `None` where it does not say."""
-    try:
-        tags = _tags(data)
-    except struct.error:
-        return None
-    return (tags[_WIDTH], tags[_HEIGHT]) if _WIDTH in tags and _HEIGHT in tags else None
+def tags(tiff: Data) -> dict[int, int]:
+    """Return the numbers of 16 bits and more of the first directory of a TIFF, which is what EXIF is, by tag.
 
-
-def _tags(tiff: Data) -> dict[int, int]:
-    """The 16- and 32-bit numbers of the first directory of a TIFF, which is what EXIF is, by tag."""
-    order = {b"II": "<", b"MM": ">"}.get(bytes(tiff[:2]))
-    if order is None:
+    Any other value is -1, and so is one of a tag that stands there twice: readers differ in which one they take. None
+    of a directory with thousands of tags. Raises `struct.error` where the directory is cut.
+    """
+    layout = _TIFF.get(bytes(tiff[:4]))
+    if layout is None:
         return {}
-    (at,) = struct.unpack_from(order + "I", tiff, 4)
-    (count,) = struct.unpack_from(order + "H", tiff, at)
-    tags = {}
-    for entry in range(at + 2, at + 2 + 12 * min(count, _MAX_TAGS), 12):
-        tag, form, values = struct.unpack_from(order + "HHI", tiff, entry)
-        if values == 1 and form in (3, 4):
-            (tags[tag],) = struct.unpack_from(order + ("H" if form == 3 else "I"), tiff, entry + 8)
-    return tags
+    order, first, counter, number, numbers = layout
+    (at,) = struct.unpack_from(order + number, tiff, first)
+    if at > len(tiff):  # more than `unpack_from` can be asked for, perhaps
+        raise struct.error("the directory is behind the end")
+    (count,) = struct.unpack_from(order + counter, tiff, at)
+    begin, step = at + struct.calcsize(counter), 4 + 2 * struct.calcsize(number)
+    found: dict[int, int] = {}
+    for entry in range(begin, begin + step * count if count <= _MAX_TAGS else begin, step):
+        tag, form, values = struct.unpack_from(order + "HH" + number, tiff, entry)
+        value = -1
+        if tag not in found and values == 1 and form in numbers:
+            (value,) = struct.unpack_from(order + numbers[form], tiff, entry + 4 + struct.calcsize(number))
+        found[tag] = value
+    return found
 
 
 def _exif(data: Data) -> Data:
@@ -108,31 +119,12 @@ def _exif(data: Data) -> Data:
 
 
 def _exif_of_jpeg(data: Data) -> Data:
-    for marker, start, stop in _segments(data):
+    for marker, start, stop in segments(data):
+        if marker == 0xDA:
+            break
         if marker == 0xE1 and bytes(data[start : start + 6]) == b"Exif\0\0":
             return data[start + 6 : stop]
     return b""
-
-
-def scan_offset(data: Data) -> int:
-    """Where the first scan of a JPEG begins; its end where it has none."""
-    return next((start for marker, start, _ in _segments(data) if marker == 0xDA), len(data))
-
-
-def _segments(data: Data) -> Iterator[tuple[int, int, int]]:
-    """Marker, start and stop of the content of a JPEG's segments, up to the first scan's header."""
-    at, marker = 2, 0
-    while at + 4 <= len(data) and marker != 0xDA:
-        if data[at] != 0xFF:
-            at += 1  # stray bytes before a marker
-            continue
-        marker = data[at + 1]
-        if marker in _BARE:  # fill bytes, and markers without a length
-            at += 1
-            continue
-        stop = at + 2 + (data[at + 2] << 8 | data[at + 3])
-        yield marker, at + 4, stop
-        at = stop
 
 
 def _chunk(data: Data, at: int, layout: str, name: bytes, after: int, even: int) -> Data:

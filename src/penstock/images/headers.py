@@ -1,8 +1,12 @@
-"""Width and height of an image from the first bytes of its file. Pure functions over bytes, no decoding.
+"""Width and height of an image from the bytes of its file. Pure functions over bytes, no decoding.
 
-`size_from_header(data)` knows JPEG, PNG, GIF, BMP, WebP and binary PNM. It returns ``(width, height)`` as the file
-stores them (no EXIF rotation), `None` for a format that it does not know, and raises `TruncatedHeader` when the bytes
-end before the size was found: the caller then reads further.
+`size_from_header(data)` knows JPEG, PNG, GIF, BMP, WebP and PNM, and needs the first bytes only. It returns
+``(width, height)`` as the file stores them (no EXIF rotation), None for a format that it does not know, and raises
+`TruncatedHeader` when the bytes end before the size was found: the caller then reads further.
+`size_of_file(data)` needs the whole file and knows TIFF and JPEG 2000, too.
+
+OpenCV has no call that reads a header alone, so a size from here is what keeps its decoders within `max_pixels`. These
+functions are therefore strict: a header that a decoder could read in another way has no size.
 
     >>> size_from_header(b"GIF89a\\x0a\\x00\\x14\\x00")
     (10, 20)
@@ -12,34 +16,38 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 from typing import TypeAlias
 
-__all__ = ["TruncatedHeader", "size_from_header"]
+from penstock.images import exif, jpeg
+from penstock.images.jpeg import TruncatedHeader
+
+__all__ = ["TruncatedHeader", "gif_pixels", "png_is_whole", "size_from_header", "size_of_file", "tiff_block"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
+Size: TypeAlias = tuple[int, int]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Frame headers, which carry the size: C0 to CF without DHT (C4), JPG (C8) and DAC (CC).
-_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# Markers without a length: TEM and the restart markers.
-_JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})
-_PNM = re.compile(rb"P[456](?:\s|#[^\n]*\n)+(\d+)(?:\s|#[^\n]*\n)+(\d+)\s")
+_JP2 = b"\0\0\0\x0cjP  \r\n\x87\n"
+_CODESTREAM = b"\xff\x4f\xff\x51"
+_MAX_COMPONENTS = 4
+# Each number has white space behind it: decoders differ in what else may end one. So may only a line end a comment.
+_PNM = re.compile(rb"P[1-6]\s(?:\s|#[^\r\n]*[\r\n])*(\d{1,10})\s(?:\s|#[^\r\n]*[\r\n])*(\d{1,10})\s")
+_WIDTH, _HEIGHT, _TILE_WIDTH, _TILE_HEIGHT, _STRIP_HEIGHT = 0x100, 0x101, 0x142, 0x143, 0x116
+_DEPTHS = frozenset({0x80E5, 0x80E6})  # of pictures with three dimensions, and of their tiles
+_ALL_ROWS = 2**32 - 1
 
 
-class TruncatedHeader(Exception):
-    """The bytes end before the size. A signal to the caller in `decode.image_size`, never shown to a user."""
-
-
-def size_from_header(data: Data) -> tuple[int, int] | None:
-    """``(width, height)`` in pixels from the first bytes of a file, or `None` for an unknown format.
+def size_from_header(data: Data) -> Size | None:
+    """Return ``(width, height)`` in pixels from the first bytes of a file, or None for an unknown format.
 
     Raises `TruncatedHeader` when more bytes are needed. A size of zero is returned as it stands.
     """
     if data[:2] == b"\xff\xd8":
-        return _jpeg(data)
+        return jpeg.frame_size(data)
     try:
-        if data[:8] == _PNG and data[12:16] == b"IHDR":
-            return _pair(">II", data, 16)
+        if data[:8] == _PNG:
+            return _png(data)
         if data[:6] in (b"GIF87a", b"GIF89a"):
             return _pair("<HH", data, 6)
         if data[:2] == b"BM":
@@ -52,51 +60,127 @@ def size_from_header(data: Data) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _pair(layout: str, data: Data, offset: int) -> tuple[int, int]:
+def size_of_file(data: Data) -> Size | None:
+    """Return ``(width, height)`` in pixels of a whole file, or None where its header does not say it beyond doubt."""
+    try:
+        form = exif.kind(data)
+        if form == "tiff":
+            return _tiff(data)[0]
+        if data[:12] == _JP2 or data[:4] == _CODESTREAM:
+            return _jpeg2000(data)
+        return size_from_header(data)
+    except (TruncatedHeader, struct.error):
+        return None
+
+
+def _pair(layout: str, data: Data, offset: int) -> Size:
     width, height = struct.unpack_from(layout, data, offset)
     return width, height
 
 
-def _jpeg(data: Data) -> tuple[int, int] | None:
-    """Walk from marker to marker; the segments before the frame (EXIF, ICC profile) may be longer than `data`."""
-    at, end = 2, len(data)
-    while at + 4 <= end:
-        if data[at] != 0xFF:
-            at += 1  # stray bytes, which libjpeg passes over too
-            continue
-        marker = data[at + 1]
-        if marker == 0xFF:  # fill byte
-            at += 1
-        elif marker in _JPEG_BARE:
-            at += 2
-        elif marker in _JPEG_FRAMES:
-            if at + 9 > end:
-                raise TruncatedHeader
-            return (data[at + 7] << 8 | data[at + 8]), (data[at + 5] << 8 | data[at + 6])
-        elif marker in (0xD9, 0xDA):  # end of image, start of scan: no frame came before
-            return None
-        else:
-            at += 2 + (data[at + 2] << 8 | data[at + 3])
-    raise TruncatedHeader
+def _png(data: Data) -> Size | None:
+    length, name = struct.unpack_from(">I4s", data, 8)
+    return _pair(">II", data, 16) if (length, name) == (13, b"IHDR") else None
 
 
-def _bmp(data: Data) -> tuple[int, int]:
-    (header_size,) = struct.unpack_from("<I", data, 14)
+def _bmp(data: Data) -> Size | None:
+    (header_size,) = struct.unpack_from("<i", data, 14)
     if header_size == 12:  # OS/2: 16-bit sizes
         return _pair("<HH", data, 18)
+    if header_size < 36:
+        return None
     width, height = _pair("<ii", data, 18)
     return abs(width), abs(height)  # a negative height means top-down rows
 
 
-def _webp(data: Data) -> tuple[int, int] | None:
+def _webp(data: Data) -> Size | None:
     kind = data[12:16]
     if kind == b"VP8 ":
-        width, height = _pair("<HH", data, 26)
-        return width & 0x3FFF, height & 0x3FFF
+        start, width, height = struct.unpack_from("<3sHH", data, 23)
+        return (width & 0x3FFF, height & 0x3FFF) if start == b"\x9d\x01\x2a" else None
     if kind == b"VP8L":
-        (bits,) = struct.unpack_from("<I", data, 21)
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        signature, bits = struct.unpack_from("<BI", data, 20)
+        return ((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1) if signature == 0x2F else None
     if kind == b"VP8X":
-        low_width, high_width, low_height, high_height = struct.unpack_from("<HBHB", data, 24)
-        return (high_width << 16 | low_width) + 1, (high_height << 16 | low_height) + 1
+        length, low_width, high_width, low_height, high_height = struct.unpack_from("<I4xHBHB", data, 16)
+        return ((high_width << 16 | low_width) + 1, (high_height << 16 | low_height) + 1) if length == 10 else None
     return None
+
+
+def _jpeg2000(data: Data) -> Size | None:
+    """The size of a codestream, or of the first one in the boxes of a file; without palettes or subsampling."""
+    at = 0
+    while data[at : at + 4] != _CODESTREAM:
+        length, name = struct.unpack_from(">I4s", data, at)
+        start = at + (16 if length == 1 else 8)
+        if name == b"jp2c" and data[start : start + 4] == _CODESTREAM:
+            at = start
+        elif name == b"jp2c" or length < 8 or (name == b"jp2h" and b"pclr" in bytes(data[at : at + length])):
+            return None
+        else:
+            at += length
+    right, bottom, left, top, components = struct.unpack_from(">IIII16xH", data, at + 8)
+    if not 1 <= components <= _MAX_COMPONENTS:
+        return None
+    steps = struct.unpack_from(">" + "xBB" * components, data, at + 42)
+    return (right - left, bottom - top) if set(steps) == {1} else None
+
+
+def png_is_whole(data: Data) -> bool:
+    """Return whether no chunk of a PNG goes beyond the end of the data: OpenCV makes room for what a chunk claims."""
+    at = len(_PNG)
+    while at + 8 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, at)
+        at += 12 + length
+        if at > len(data):
+            return False
+        if name == b"IEND":
+            break
+    return True
+
+
+def tiff_block(data: Data) -> Size | None:
+    """Return ``(width, height)`` of the tiles or strips that a TIFF is decoded by; None where it has no size."""
+    try:
+        return _tiff(data)[1]
+    except struct.error:
+        return None
+
+
+def _tiff(data: Data) -> tuple[Size | None, Size | None]:
+    """The size of the first picture, and of its tiles or strips; Nones unless all of that is plain numbers."""
+    tags = exif.tags(data)
+    width, height = tags.get(_WIDTH, -1), tags.get(_HEIGHT, -1)
+    rows = tags.get(_STRIP_HEIGHT, _ALL_ROWS)
+    block = (tags.get(_TILE_WIDTH, 0) or width, tags.get(_TILE_HEIGHT, 0) or (height if rows == _ALL_ROWS else rows))
+    if min(width, height, rows, *block) < 0 or _DEPTHS & tags.keys():
+        return None, None
+    return (width, height), (block[0], block[1] or height)
+
+
+def gif_pixels(data: Data) -> int:
+    """Return the pixels of all frames of a GIF, for decoders that decode all; a frame has the screen's, or more."""
+    width, height = _pair("<HH", data, 6)
+    screen = width * height
+    return sum(max(screen, frame) for frame in _gif_frames(data))
+
+
+def _gif_frames(data: Data) -> Iterator[int]:
+    """The pixels of each frame. Raises `struct.error` where a block is cut, as decoders refuse that."""
+    at = 13 + _colours(data[10])
+    while at < len(data) and data[at] in (0x21, 0x2C):
+        if data[at] == 0x2C:
+            width, height, flags = struct.unpack_from("<HHB", data, at + 5)
+            yield width * height
+            at += 11 + _colours(flags)
+        else:
+            at += 2
+        while True:
+            (length,) = struct.unpack_from("B", data, at)
+            at += 1 + length
+            if length == 0:
+                break
+
+
+def _colours(flags: int) -> int:
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0

@@ -65,17 +65,25 @@ def is_available() -> bool:
     return _jpeg is not None
 
 
-def decode_image(data: Data, *, channels: int = 3, max_pixels: int, partial: bool = False) -> npt.NDArray[np.uint8]:
+def decode_image(
+    data: Data,
+    *,
+    channels: int = 3,
+    max_pixels: int,
+    partial: bool = False,
+    size: tuple[int, int] | None = None,
+) -> npt.NDArray[np.uint8]:
     """The whole image in a JPEG as a new uint8 array (height, width, channels): 3 are RGB, 1 is gray.
 
-    An image of more than `max_pixels` is refused by its header. With `partial`, what is missing or damaged is gray or
-    wrong instead of an error. Raises as this module says.
+    An image of more than `max_pixels` is refused by the header that libjpeg reads, and so is one of another size than
+    `size` (width, height), which the caller has read. With `partial`, what is missing or damaged is gray or wrong
+    instead of an error. Raises as this module says.
     """
-    max_pixels = min(max_pixels, _MOST)
-    needed = _jpeg.decode(data, bytearray(0), *_WHOLE, 0, 0, channels, max_pixels, partial)
+    arguments = (*_WHOLE, 0, 0, channels, _limit(max_pixels), partial, *(size or (0, 0)))
+    needed = _jpeg.decode(data, bytearray(0), *arguments)
     assert isinstance(needed, int)
     out = np.empty(needed, np.uint8)
-    done = _jpeg.decode(data, out, *_WHOLE, 0, 0, channels, max_pixels, partial)
+    done = _jpeg.decode(data, out, *arguments)
     assert not isinstance(done, int)
     return out.reshape(done[1], done[0], channels)
 
@@ -87,14 +95,15 @@ def decode_box(
     target: tuple[int, int],
     channels: int = 3,
     max_pixels: int,
+    size: tuple[int, int] | None = None,
 ) -> Region:
     """The pixels of `box` (left, top, right, bottom), rounded outward to whole pixels.
 
     They are shrunk by 2, 4 or 8 where the box stays at least as large as `target` (height, width). At scale 1 they are
-    the pixels of a decode of the whole image. The array lies in this thread's scratch: copy what you keep. Raises as
-    this module says.
+    the pixels of a decode of the whole image. The array lies in this thread's scratch: copy what you keep. The limit
+    and `size` are those of `decode_image`. Raises as this module says.
     """
-    arguments = (*box, *target, channels, min(max_pixels, _MOST), False)
+    arguments = (*box, *target, channels, _limit(max_pixels), False, *(size or (0, 0)))
     out = _free_scratch()
     done = _jpeg.decode(data, out, *arguments)
     if isinstance(done, int):
@@ -107,6 +116,11 @@ def decode_box(
     left, top = int(box[0] // scale), int(box[1] // scale)
     right, bottom = -int(-box[2] // scale), -int(-box[3] // scale)
     return Region(array[top - y : bottom - y, left - x : right - x], left, top, scale)
+
+
+def _limit(max_pixels: int) -> int:
+    """The limit as a C number, which has no sign."""
+    return max(0, min(max_pixels, _MOST))
 
 
 def _free_scratch() -> npt.NDArray[np.uint8]:

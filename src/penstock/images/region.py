@@ -24,6 +24,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, ImageError
 from penstock.images import native
 from penstock.images.decode import MAX_PIXELS, decode
+from penstock.images.headers import size_of_file
 from penstock.storage.urls import shown
 
 __all__ = ["Box", "decode_region"]
@@ -59,7 +60,8 @@ def decode_region(
     if native.is_available() and data[:2] == b"\xff\xd8":
         try:
             channels = 1 if mode == "gray" else 3
-            region = native.decode_box(data, box, target=target, channels=channels, max_pixels=max_pixels)
+            size = size_of_file(data)  # which the box was chosen by
+            region = native.decode_box(data, box, target=target, channels=channels, max_pixels=max_pixels, size=size)
         except (ValueError, NotImplementedError):
             pass  # a whole decode forgives stray bytes, converts CMYK, and knows how to name what is wrong
         except OverflowError as error:

@@ -26,6 +26,7 @@ from typing import Any
 import penstock.integrations.accelerate
 from penstock.errors import ConfigError, StateError
 from penstock.loader.dataloader import DataLoader
+from penstock.state import check_state, read_mapping
 
 __all__ = ["LoaderPosition", "PenstockTrainer", "TrainerLoaders"]
 
@@ -80,7 +81,8 @@ class LoaderPosition(_callbacks.TrainerCallback, _callbacks.ExportableState):  #
         Args:
             ignored: the program says ``ignore_data_skip``: a checkpoint without a position begins the epoch anew.
         """
-        position = saved["attributes"]["position"] if isinstance(saved, Mapping) else None
+        attributes = saved.get("attributes") if isinstance(saved, Mapping) else None
+        position = attributes.get("position") if isinstance(attributes, Mapping) else None
         if position is None:
             if ignored:
                 return
@@ -88,13 +90,17 @@ class LoaderPosition(_callbacks.TrainerCallback, _callbacks.ExportableState):  #
                 "this checkpoint does not say where the loader was: it was saved without LoaderPosition. "
                 "TrainingArguments(ignore_data_skip=True) begins the epoch that it was in anew"
             )
+        check_state(position, {}, of="LoaderPosition")
+        loader = read_mapping(position, "loader", of="LoaderPosition")
         for name, found in self._shape.items():
+            if name not in position:
+                raise StateError(f"the position in this checkpoint is damaged: {name!r} is missing")
             if found != position[name]:
                 raise StateError(
                     f"{_SAYS[name]} are {position[name]} in the checkpoint and {found} here, and the Trainer counts "
                     "steps: keep batch_size times ranks, and gradient_accumulation_steps, as they were"
                 )
-        self._loader.load_state_dict(position["loader"])
+        self._loader.load_state_dict(loader)
         _keep_position()
         self._loader.__dict__["stands"] = True
 

@@ -9,12 +9,12 @@ from penstock.errors import ConfigError
 from penstock.loader.cores import cores
 from penstock.loader.fetch import preserved_generators
 from penstock.loader.foreign import draws_late
-from penstock.loader.ladder import Ladder
 from penstock.loader.options import PROCESSES
 from penstock.loader.stateful import has_state
 
 if TYPE_CHECKING:
     from penstock.loader.configured import Configured
+    from penstock.loader.ladder import Ladder
 
 __all__ = ["AUTO", "AutoWorkers", "as_workers", "ladder_of"]
 
@@ -33,8 +33,11 @@ class AutoWorkers(int):
         return repr(AUTO)
 
 
-def as_workers(num_workers: Any) -> Any:
-    """The argument, with a number for "auto".
+def as_workers(num_workers: Any, executor: str) -> Any:
+    """Return the argument, with a number for "auto".
+
+    0, torch's default, is one thread for ``executor="thread"``: a thread costs next to nothing. Whoever wants
+    processes or Ray's workers says how many, since each has a copy of the data set.
 
     Raises:
         ConfigError: another word.
@@ -43,7 +46,7 @@ def as_workers(num_workers: Any) -> Any:
         if num_workers != AUTO:
             raise ConfigError(f"num_workers={num_workers!r} is neither a number nor {AUTO!r}")
         return AutoWorkers()
-    return num_workers
+    return 1 if executor == "thread" and num_workers == 0 else num_workers
 
 
 def ladder_of(loader: Configured[Any], *, releases_gil: bool) -> Ladder:
@@ -52,6 +55,8 @@ def ladder_of(loader: Configured[Any], *, releases_gil: bool) -> Ladder:
     Raises:
         ConfigError: its batches would depend on what makes them, or it has no workers to choose.
     """
+    from penstock.loader.ladder import Ladder  # only where settings are tried
+
     _check(loader)
     executor = loader.executor
     processes = loader.threads_per_worker > 1 or loader.on_worker_death != "raise" or loader.dispatch != "auto"

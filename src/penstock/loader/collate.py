@@ -43,6 +43,8 @@ def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None)
         special: torch.Tensor = collate_tensor_fn(list(batch), collate_fn_map=collate_fn_map)
         return special
     tensors = tuple(batch)
+    if first.is_quantized:  # more than memory: stacking into a tensor that was made over memory would crash
+        return torch.stack(tensors, 0)
     if type(first) is torch.Tensor and len(set(map(type, tensors))) == 1 and len(set(map(_dtype, tensors))) == 1:
         out = place((len(tensors), *first.shape), first.dtype)
         there = _in_place(tensors, out)
@@ -70,6 +72,8 @@ def _in_place(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> torc
             if tensor.data_ptr() != begin + number * step or tensor.shape != shape or not tensor.is_contiguous():
                 return None
             if out is None and tensor._base is not base:
+                return None
+            if tensor.is_conj() or tensor.is_neg():  # their values are not what the memory holds
                 return None
     except RuntimeError:  # sparse, and others without memory
         return None

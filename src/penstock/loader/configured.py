@@ -10,13 +10,14 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler, Subset, default_collate
 
 from penstock.datasets.base import StreamDataset
+from penstock.integrations import lightning
 from penstock.integrations.accelerate import WhenPrepared
 from penstock.loader.auto import AutoWorkers, as_workers, ladder_of
 from penstock.loader.collate import Collate
@@ -26,16 +27,18 @@ from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetch, Maker
 from penstock.loader.foreign import draws_late
-from penstock.loader.ladder import Ladder
 from penstock.loader.options import Options, check_options, check_stream, default_sampler, how_of, warn_threads
 from penstock.loader.position import Position
-from penstock.loader.ray.options import RayOptions
 from penstock.loader.source import batch_source, refuse_double_split, stream_source
 from penstock.loader.stateful import WorkerStates, capture
 from penstock.loader.statistics import Statistics
 from penstock.loader.stream import StreamFetch
-from penstock.loader.tally import Setting
 from penstock.samplers.base import EpochBatchSampler
+
+if TYPE_CHECKING:
+    from penstock.loader.ladder import Ladder
+    from penstock.loader.ray.options import RayOptions
+    from penstock.loader.tally import Setting
 
 __all__ = ["Configured"]
 
@@ -52,6 +55,8 @@ class Configured(TorchDataLoader[T_co]):
     """The arguments of `DataLoader`, and what stands behind them."""
 
     _is_accelerate_prepared = WhenPrepared()
+    _dealt = False
+    """Whether a framework deals the batches to the ranks, once they are made."""
 
     def __init__(
         self,
@@ -83,7 +88,7 @@ class Configured(TorchDataLoader[T_co]):
         ray_options: RayOptions | None = None,
         progress: bool = False,
     ) -> None:
-        workers: int = as_workers(num_workers)
+        workers: int = as_workers(num_workers, executor)
         check_options(
             Options(
                 *(
@@ -99,6 +104,7 @@ class Configured(TorchDataLoader[T_co]):
                 *(on_worker_death, max_bytes_in_flight, ray_options),
             )
         )
+        self._shuffle = shuffle
         if sampler is None and batch_sampler is None and not isinstance(dataset, IterableDataset):
             sampler = default_sampler(dataset, shuffle, seed, generator)
             shuffle = None
@@ -115,20 +121,22 @@ class Configured(TorchDataLoader[T_co]):
         self._chosen = prefetch_factor is not None
         self._ladder: Ladder | None = None
         self._setting: Setting | None = None
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,  # type: ignore[arg-type]
-            sampler,
-            batch_sampler,
-            workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
+        lightning.keep_ours()
+        lightning.unrecorded(TorchDataLoader)(
+            self,
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
@@ -237,7 +245,7 @@ class Configured(TorchDataLoader[T_co]):
         """Some attributes may be assigned: torch looks at them at each ``iter()``, and so do we."""
         if self._settings == self._present_settings():
             return
-        self.num_workers: int = as_workers(self.num_workers)
+        self.num_workers: int = as_workers(self.num_workers, self.executor)
         check_options(self._options())
         self._engine.close()
         before, self._how = self._how, self._choose(self._position.source)
@@ -316,6 +324,7 @@ class Configured(TorchDataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        lightning.keep_ours()
         self._begin_tuning()
         self.__dict__["_engine"] = self._make_engine()
 

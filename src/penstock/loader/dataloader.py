@@ -14,21 +14,23 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock.loader.bar import Bar
 from penstock.loader.configured import Configured
-from penstock.loader.delivery import Batches, Delivery, Progress, pins
+from penstock.loader.delivery import PATIENCE, Batches, Delivery, Progress, pins
 from penstock.loader.engine import Engine, Run
 from penstock.loader.position import base_seed_after
-from penstock.loader.process import PATIENCE
+from penstock.loader.ranks import warn_of_same_batches
 from penstock.loader.statistics import Statistics
-from penstock.loader.tuned import Segment, TunedBatches
 from penstock.samplers.base import BatchPass, EpochBatchSampler
 from penstock.state import State
+
+if TYPE_CHECKING:
+    from penstock.loader.bar import Bar
+    from penstock.loader.tuned import Segment
 
 __all__ = ["DataLoader"]
 
@@ -47,7 +49,8 @@ class DataLoader(Configured[T_co]):
             trying a few of them on its own batches, which stay what they are. ``loader.num_workers`` is the number
             then, and `report` says what was tried. It needs a seed or a ``pure`` data set.
         executor: ``"inline"`` makes batches in the caller's thread; ``"thread"`` in ``num_workers`` threads that share
-            the data set; ``"process"`` in ``num_workers`` processes, from which they come in reused shared memory.
+            the data set, one if it is 0; ``"process"`` in ``num_workers`` processes, from which they come in reused
+            shared memory.
             ``"ray"`` in ``num_workers`` workers on a Ray cluster, see ``ray_options``.
             ``"auto"`` is inline without workers; one process with ``num_workers`` threads for data sets that set
             ``pure`` and ``releases_gil``; else processes.
@@ -162,6 +165,8 @@ class DataLoader(Configured[T_co]):
                 "dropped",
                 stacklevel=2,
             )
+        if not self._dealt:
+            warn_of_same_batches(self, position.source)
         how, statistics = self._how, self._statistics
         statistics.begin(**self._what_runs())
         if self._log is not None:
@@ -194,12 +199,13 @@ class DataLoader(Configured[T_co]):
             bar=_bar(statistics, position.source, progress) if self.progress else None,
             length=self.__len__,
         )
-        if how.workers or self._tuning:
-            self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(delivery)]
+        self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(delivery)]
         return delivery
 
     def _tuned(self, run: Run, engine: Engine, batches: BatchPass | None) -> Batches:
         """The batches of a pass that tries settings."""
+        from penstock.loader.tuned import Segment, TunedBatches  # only where settings are tried
+
         ladder, setting = self._ladder, self._setting
         assert ladder is not None
         assert setting is not None
@@ -257,9 +263,9 @@ class DataLoader(Configured[T_co]):
         self._engine.restarts = 0
 
     def close(self) -> None:
-        """End all threads and workers: those that outlive their pass, and those of iterators that the program still
-        holds, which raise a `WorkerError` from then on. Idempotent, and done in a few seconds at most, whatever workers
-        are at. The next ``iter()`` begins anew.
+        """End all iterators of this loader, and all threads and workers. A loop that is not over, in whatever thread
+        and with whatever executor, gets a `WorkerError` in place of its next batch; one that is over stays so.
+        Idempotent, and done in a few seconds at most, whatever workers are at. The next ``iter()`` begins anew.
         """
         deadline = time.monotonic() + PATIENCE
         passes, self._passes = self._passes, []
@@ -293,6 +299,8 @@ class _Kept:
 
 def _bar(statistics: Statistics, source: EpochBatchSampler | None, progress: Progress) -> Bar:
     """Over the whole epoch, from where the pass begins in it."""
+    from penstock.loader.bar import Bar  # only for progress=True
+
     left = _length(progress.run)
     if source is None or left is None:
         return Bar(statistics, None)

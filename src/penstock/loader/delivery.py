@@ -6,21 +6,28 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from penstock.errors import WorkerError
-from penstock.loader.bar import Bar
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
 from penstock.loader.work import Made
 from penstock.samplers.base import BatchPass
 
-__all__ = ["WORKER_NAMES", "Batches", "Delivery", "Progress", "pins", "timed_out"]
+if TYPE_CHECKING:
+    from penstock.loader.bar import Bar
 
+__all__ = ["CLOSED", "PATIENCE", "WORKER_NAMES", "Batches", "Delivery", "Progress", "pins", "timed_out"]
+
+PATIENCE = 5.0
+"""Seconds that all workers together are given to end by themselves."""
+
+CLOSED = "this iterator ended before its pass was over, since its DataLoader was closed: begin a new one"
+"""What a `WorkerError` tells a consumer whose loader was closed."""
 
 WORKER_NAMES = ("_workers", "_shutdown_workers")
 """Of torch's iterator over worker processes: private, but programs read them."""
@@ -47,11 +54,13 @@ class Batches(Protocol):
         """Batches that are made and not handed out."""
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """Nothing more is wanted, says the consumer."""
 
     def end(self, patience: float) -> None:
-        """Nothing more is wanted, and what makes batches is to end: also workers that would stay for another pass, and
-        also if another thread waits for a batch. Bounded in time.
+        """The loader is closed: end whatever makes batches, workers that would stay for another pass included.
+
+        Called in any thread, bounded in time. A consumer that waits for a batch, or asks for another one, gets a
+        `WorkerError`: StopIteration would say that it had the whole epoch.
 
         Args:
             patience: seconds that workers are given to end by themselves.
@@ -169,16 +178,14 @@ class Delivery:
         Args:
             patience: seconds that workers are given to end by themselves.
         """
-        self._closed = self._finished is not None
+        self._closed = True
         self._batches.end(patience)
 
     def _next(self) -> Any:
         if self._closed:
-            raise WorkerError(
-                "the workers of this iterator have ended: its DataLoader was closed. Begin a new iterator"
-            )
+            raise StopIteration if self._finished is None else WorkerError(CLOSED)
         if self.renewed is not None and (other := self.renewed()) is not None:
-            self.__dict__.update({**other.__dict__, "_turn": self._turn})
+            self._become(other)
         start = perf_counter()
         ready = self._batches.ready()
         try:
@@ -187,6 +194,8 @@ class Delivery:
             self._end(perf_counter() - start)
             raise
         except Exception as error:
+            if isinstance(error, WorkerError):
+                _wait_for_exit()
             self._failed(error, perf_counter() - start)
             raise
         batch = made.batch
@@ -208,6 +217,13 @@ class Delivery:
             self._bar.update()
         return batch
 
+    def _become(self, other: Delivery) -> None:
+        """Go on as another iterator of the same loader."""
+        own = ("_closed", "_turn")
+        self.__dict__.update((name, value) for name, value in other.__dict__.items() if name not in own)
+        if self._closed:  # by another thread, perhaps before these batches were there
+            self._batches.end(0.0)
+
     def _end(self, wait: float) -> None:
         finished, self._finished = self._finished, None
         if finished is not None:
@@ -218,7 +234,12 @@ class Delivery:
 
     def _failed(self, error: Exception, wait: float) -> None:
         if self._batches.number == self._last:  # it is no batch's: a worker died, a sampler failed, or time is up
-            self._statistics.waited(wait) if _is_timeout(error) else self._statistics.failed(wait)
+            if self._closed:
+                self._statistics.ended(wait)
+            elif _is_timeout(error):
+                self._statistics.waited(wait)
+            else:
+                self._statistics.failed(wait)
         else:
             self._statistics.failed(wait)
             self._last = self._batches.number
@@ -236,6 +257,15 @@ class Delivery:
                 "each worker: see get_worker_info()"
             )
         warnings.warn(text, stacklevel=3)
+
+
+def _wait_for_exit() -> None:
+    """Never return, in a daemon thread while the interpreter exits: workers have ended by then, which is no error.
+
+    The interpreter stops such threads a moment later. A traceback of one would be noise.
+    """
+    if threading.current_thread().daemon and not threading.main_thread().is_alive():
+        threading.Event().wait()
 
 
 _TIMED_OUT = "DataLoader timed out after"

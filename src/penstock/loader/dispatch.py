@@ -20,8 +20,8 @@ from typing import Any
 from penstock.errors import RingError, WorkerError
 from penstock.loader.assembly import Assembly, Batch, Plan
 from penstock.loader.assign import Assigner
-from penstock.loader.delivery import timed_out
-from penstock.loader.process import PATIENCE, Pool
+from penstock.loader.delivery import CLOSED, PATIENCE, timed_out
+from penstock.loader.process import Pool
 from penstock.loader.remote import rebuild
 from penstock.loader.work import Made, Task, Work
 
@@ -152,15 +152,16 @@ class ProcessBatches:
     def _heed_closing(self) -> None:
         """Another thread may have closed the pool."""
         if self.pool.life.over and self._held is None:
+            self._dead = CLOSED
             self.close()
-            raise StopIteration
+            raise WorkerError(CLOSED)
 
     def _check(self) -> None:
         """Whether there is anybody to ask."""
         if self._dead is not None:
             raise WorkerError(self._dead)
         if self._release is None and self._held is None:
-            return  # it is over
+            raise StopIteration
         if self._run != self.pool.run:
             raise RuntimeError("a newer iterator of this DataLoader has taken over its persistent workers")
         if self.pool.closed:
@@ -203,7 +204,9 @@ class ProcessBatches:
             self._close()
 
     def end(self, patience: float) -> None:
-        """The same, and the workers end, in so many seconds before they are killed."""
+        """The loader is closed: the workers end, in so many seconds before they are killed."""
+        if self._release is not None:
+            self._dead = self._dead or CLOSED
         self.pool.close(patience)
         # Another thread may be inside, with a sampler that takes its time: it ends by itself when it is back.
         if self.pool.life.lock.acquire(blocking=False):

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from penstock.errors import ConfigError
+from penstock.integrations.lightning import unrecorded
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.ray.options import RayOptions
 
@@ -75,20 +76,21 @@ class DpexDataLoader(DataLoader[T_co]):
             options = {"executor": "ray", "ray_options": RayOptions(head_address)}
         elif num_workers:
             options = {"executor": "process"}
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
+        unrecorded(DataLoader)(
+            self,
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers and num_workers > 0,
             pin_memory_device=pin_memory_device,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock.errors import WorkerError
+from penstock.loader.delivery import CLOSED
 from penstock.loader.fetch import Maker, preserved_generators
 from penstock.loader.work import Made, Task, Work
 
@@ -31,6 +33,7 @@ class InlineBatches:
         self._tasks = tasks
         self._maker = maker
         self._seeds = bool(getattr(maker, "seed_globals", False))
+        self._ended = False
         self.number = -1
         maker.begin(epoch)
 
@@ -40,8 +43,10 @@ class InlineBatches:
     def __next__(self) -> Made:
         try:
             task = next(self._tasks)
-        except Exception:
+        except Exception as error:
             self.close()
+            if self._ended and isinstance(error, StopIteration):
+                raise WorkerError(CLOSED) from None
             raise
         self.number += 1
         work = Work()
@@ -61,5 +66,6 @@ class InlineBatches:
         self._tasks = iter(())
 
     def end(self, patience: float) -> None:
-        """The same: there are no workers."""
+        """The loader is closed. There are no workers to end."""
+        self._ended = True
         self.close()

@@ -5,19 +5,21 @@ from __future__ import annotations
 import operator
 import select
 import warnings
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import IterDataPipe, Sampler
 
 from penstock.errors import ConfigError
 from penstock.loader.engine import How
-from penstock.loader.ray.options import RayOptions
 from penstock.loader.snapshots import has_state
 from penstock.order import SHUFFLES
 from penstock.order.hashing import derive_key
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
+
+if TYPE_CHECKING:
+    from penstock.loader.ray.options import RayOptions
 
 __all__ = ["EXECUTORS", "Options", "check_options", "check_stream", "default_sampler", "how_of", "warn_threads"]
 
@@ -69,8 +71,10 @@ def _check_executor(options: Options) -> None:
     executor, num_workers = options.executor, options.num_workers
     if executor not in EXECUTORS:
         raise ConfigError(f"unknown executor {executor!r}: use one of {', '.join(map(repr, EXECUTORS))}")
-    if executor in ("thread", "process", "ray") and num_workers == 0:
-        raise ConfigError(f"executor={executor!r} needs num_workers of 1 or more")
+    if executor in ("process", "ray") and num_workers == 0:
+        raise ConfigError(
+            f"executor={executor!r} needs num_workers of 1 or more: give it, or leave executor out for inline"
+        )
     if executor == "inline" and num_workers:
         raise ConfigError(f"executor='inline' has no workers: leave num_workers={num_workers} out")
     if executor in ("thread", "ray") and options.multiprocessing_context is not None:
@@ -98,6 +102,8 @@ def _check_executor(options: Options) -> None:
 
 
 def _check_ray(options: Options) -> None:
+    from penstock.loader.ray.options import RayOptions
+
     given = RayOptions() if options.ray_options is None else options.ray_options
     if not isinstance(given, RayOptions):
         raise ConfigError(f"ray_options must be a RayOptions, as in RayOptions(address=...), got {given!r}")
@@ -105,6 +111,13 @@ def _check_ray(options: Options) -> None:
     given.threads(options.threads_per_worker)
     if options.on_worker_death == "restart":
         raise ConfigError("executor='ray' replaces lost workers in any case: leave on_worker_death='restart' out")
+
+
+def _ray_threads(options: Options) -> int:
+    """Threads in each worker of the Ray executor."""
+    from penstock.loader.ray.options import RayOptions
+
+    return (options.ray_options or RayOptions()).threads(options.threads_per_worker)
 
 
 def check_stream(dataset: Any, seed: int | None, tolerant: bool, options: Options) -> None:
@@ -138,7 +151,7 @@ def check_stream(dataset: Any, seed: int | None, tolerant: bool, options: Option
         raise ConfigError(f"{name} has a state, and threads share one data set: use executor='process', or one thread")
     threads = options.threads_per_worker
     if options.executor == "ray":
-        threads = (options.ray_options or RayOptions()).threads(threads)
+        threads = _ray_threads(options)
     if threads > 1:
         raise ConfigError(f"threads_per_worker makes no sense for {name}: each worker has one iterator of it")
     if options.dispatch == "chunk":
@@ -158,7 +171,7 @@ def how_of(options: Options, prefetch_factor: int | None, *, chosen: bool, relea
     if not workers:
         return How("inline", 0, 1, 0, 0)
     if options.executor == "ray":
-        threads = (options.ray_options or RayOptions()).threads(options.threads_per_worker)
+        threads = _ray_threads(options)
         return How("ray", workers, threads, depth, light)
     if options.executor == "thread" or not PROCESSES:
         return How("thread", workers, 1, depth, depth)

@@ -1,9 +1,20 @@
-"""A batch on its way between processes: a small pickle, and its large tensors and arrays as raw memory.
+"""Batches between processes: a small pickle, with large tensors and arrays beside it as raw memory.
 
-Tensors and arrays of more than `SMALL` bytes go into the slot that the consumer lent for the batch (those that the
-collate function has put there already are not touched again), and beside the pickle if they do not fit. Whatever else
-pickles, travels in the pickle: quantised tensors, strings, any object. Tensors that share their memory share it
-afterwards, too. This is the idea of PEP 574 (out-of-band buffers), for tensors.
+Tensors and arrays of more than `SMALL` bytes go into the slot that the consumer lent for the batch. Those that the
+collate function has put there already are not copied again. What does not fit travels beside the pickle. Everything
+else travels in the pickle: quantised tensors, strings, any object. This is the idea of PEP 574 (out-of-band buffers),
+for tensors.
+
+What arrives has the values of what was sent. Besides:
+
+- Tensors keep dtype, shape, layout, subclass, attributes, ``requires_grad``, quantisation parameters, and whether they
+  are conjugated, negated or coalesced. Memory with gaps arrives without them; otherwise strides stay, but for those of
+  dimensions of size 1. A tensor that is part of a graph arrives as a leaf, and without ``grad``. A tensor of inference
+  mode arrives as an ordinary one.
+- Tensors that share a storage share it afterwards: writing into one shows in the other. They do not if they cover less
+  than half of the memory that they stretch over, such as a column of a large matrix that is there twice.
+- Arrays keep dtype (byte order, fields, alignment), shape, subclass, mask, and Fortran order. Each has memory of its
+  own, without gaps, and is writable.
 """
 
 from __future__ import annotations
@@ -11,7 +22,6 @@ from __future__ import annotations
 import io
 import pickle
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -48,9 +58,9 @@ def pack(batch: Any, slot: Slot | None) -> Packed:
         Exception: whatever pickling raises for objects that cannot be pickled.
     """
     used = 0 if slot is None else slot.used
-    packer = _Packer(slot, frozenset())
+    packer = _Packer(slot, {})
     packer.dump(batch)
-    if shared := packer.shared():
+    if shared := _shared(packer.seen):
         if slot is not None:
             slot.used = used  # what the first try has put there is put there again, in wholes
         packer = _Packer(slot, shared)
@@ -58,43 +68,102 @@ def pack(batch: Any, slot: Slot | None) -> Packed:
     return Packed(packer.stream.getvalue(), packer.table, packer.beside)
 
 
-class _Storage(NamedTuple):
-    """Which memory a tensor is a view of. NumPy makes storages of any size over the same address."""
+class _Piece(NamedTuple):
+    """A part of a storage: which storage, by its address and size, and the bytes from ``begin`` to ``end`` of it."""
 
-    address: int
-    nbytes: int
+    storage: int
+    size: int
+    begin: int
+    end: int
+
+
+def _piece_of(tensor: torch.Tensor) -> _Piece:
+    """The memory that a tensor stretches over, gaps included."""
+    storage, itemsize = tensor.untyped_storage(), tensor.itemsize
+    begin = int(tensor.storage_offset()) * itemsize
+    if tensor.is_contiguous():
+        end = begin + tensor.nbytes
+    else:
+        last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        end = begin + (last + 1) * itemsize
+    return _Piece(storage.data_ptr(), storage.nbytes(), begin, end)
+
+
+_LARGEST_ITEM = 16
+"""Bytes of the largest type: elements of any type begin at a multiple of their own size, and so at whole numbers from
+a multiple of this."""
+
+
+def _shared(seen: list[tuple[_Piece, int]]) -> dict[_Piece, _Piece]:
+    """For each piece that overlaps with others, or touches them: the piece that travels for all of these.
+
+    Args:
+        seen: the piece of every tensor, and the bytes of its elements.
+    """
+    shared: dict[_Piece, _Piece] = {}
+    if len({piece[:2] for piece, _ in seen}) == len(seen):  # the usual case: a storage for each
+        return shared
+    seen = sorted(seen)
+    group: list[_Piece] = []
+    whole, covered = seen[0][0], 0
+    for piece, nbytes in [*seen, (_Piece(-1, 0, 0, 0), 0)]:
+        if piece[:2] == whole[:2] and piece.begin <= whole.end:
+            whole = whole._replace(end=max(whole.end, piece.end))
+        else:
+            # Where the tensors are but a small part, the rest would cost more than sharing is worth.
+            if len(group) > 1 and whole.end - whole.begin <= 2 * covered:
+                whole = whole._replace(begin=whole.begin - whole.begin % _LARGEST_ITEM)
+                shared.update(dict.fromkeys(group, whole))
+            group, whole, covered = [], piece, 0
+        group.append(piece)
+        covered += min(nbytes, piece.end - piece.begin)
+    return shared
+
+
+def _bytes_of(storage: torch.UntypedStorage, begin: int, nbytes: int) -> torch.Tensor:
+    """A part of a storage as bytes.
+
+    A view of a contiguous tensor as bytes would not do: dimensions of size 1 may have any stride in such a tensor, and
+    ``view(torch.uint8)`` does not take all of them.
+    """
+    return torch.empty(0, dtype=torch.uint8).set_(storage, begin, (nbytes,), (1,))
+
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class _Packer(pickle.Pickler):
-    def __init__(self, slot: Slot | None, whole: frozenset[_Storage]) -> None:
+    """Pickles one batch.
+
+    Args:
+        slot: where large buffers go.
+        shared: pieces of memory that travel as parts of larger ones.
+
+    Attributes:
+        seen: the piece of each tensor, and the bytes of its elements.
+    """
+
+    def __init__(self, slot: Slot | None, shared: dict[_Piece, _Piece]) -> None:
         self.stream = io.BytesIO()
         super().__init__(self.stream, protocol=5)
         self.table: list[tuple[int, int]] = []
         self.beside: list[memoryview] = []
+        self.seen: list[tuple[_Piece, int]] = []
         self._slot = slot
-        self._whole = whole  # storages that travel as one
-        self._storages: dict[_Storage, int | bytearray] = {}
-        self._seen: list[tuple[_Storage, int]] = []  # storage and bytes of every tensor
+        self._shared = shared
+        self._wholes: dict[_Piece, int | bytearray] = {}  # buffers of those that others are parts of
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
         if kind is torch.Tensor:
             return self._tensor(value)
-        if kind is np.ndarray and not value.dtype.hasobject and value.nbytes:
+        if kind is np.ndarray and not value.dtype.hasobject and value.dtype.itemsize:
             return self._array(value)
+        if kind is np.ma.MaskedArray:  # NumPy would forget that the mask is hard, or that there is none
+            return _mask, (value.data, np.ma.getmask(value), value._fill_value, value.hardmask)
         if issubclass(kind, torch.Tensor) and _is_dressed(kind):
             return self._dressed(value)
         return NotImplemented
-
-    def shared(self) -> frozenset[_Storage]:
-        """Storages of which several tensors are views; not those of which the tensors are but a small part."""
-        if len({storage for storage, _ in self._seen}) == len(self._seen):
-            return frozenset()
-        views, total = Counter[_Storage](), Counter[_Storage]()
-        for storage, nbytes in self._seen:
-            views[storage] += 1
-            total[storage] += nbytes
-        return frozenset(s for s, count in views.items() if count > 1 and s.nbytes <= 2 * total[s])
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         if not _is_plain(tensor):
@@ -102,24 +171,36 @@ class _Packer(pickle.Pickler):
         nbytes = tensor.nbytes
         if not nbytes:
             return _nothing, (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
-        memory = tensor.untyped_storage()
-        storage = _Storage(memory.data_ptr(), memory.nbytes())
-        self._seen.append((storage, nbytes))
-        if storage in self._whole or storage.nbytes < nbytes:  # the latter is expanded
-            if storage not in self._storages:
-                whole = torch.empty(0, dtype=torch.uint8).set_(memory)
-                self._storages[storage] = self._buffer(whole)
-            place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-            return _view, (tuple(storage), self._storages[storage], tensor.dtype, *place, tensor.requires_grad)
-        return self._compact(tensor, tensor.requires_grad)
+        piece = _piece_of(tensor)
+        self.seen.append((piece, nbytes))
+        whole = self._shared.get(piece)
+        if whole is None:
+            if nbytes <= piece.end - piece.begin:
+                return self._compact(tensor, tensor.requires_grad)
+            whole = piece  # the tensor is expanded: its memory is less than its elements
+        if whole not in self._wholes:
+            raw = _bytes_of(tensor.untyped_storage(), whole.begin, whole.end - whole.begin)
+            self._wholes[whole] = self._buffer(raw)
+        offset = (piece.begin - whole.begin) // tensor.itemsize
+        place = offset, tuple(tensor.shape), tensor.stride()
+        return _view, (tuple(whole), self._wholes[whole], tensor.dtype, *place, tensor.requires_grad)
 
     def _dressed(self, tensor: torch.Tensor) -> Any:
         """A tensor that is more than memory, as a plain one and the rest; in torch's way if its memory is not plain."""
+        kind, attributes, requires_grad = type(tensor), tensor.__dict__, tensor.requires_grad
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
+            if requires_grad and tensor.layout in _SPARSE and kind is torch.Tensor:  # torch would forget that it does
+                return _dress, (tensor.detach(), kind, True, attributes, False, False)
             return tensor.__reduce_ex__(2)  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunctionSubclass():
-            plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
-        return _dress, (plain, type(tensor), tensor.requires_grad, tensor.__dict__)
+            plain = tensor.detach().as_subclass(torch.Tensor)
+            conjugated, negated = plain.is_conj(), plain.is_neg()
+            # These give views of the memory as it is, without a copy.
+            if conjugated:
+                plain = plain.conj()
+            if negated:
+                plain = torch._neg_view(plain)
+        return _dress, (plain, kind, requires_grad, attributes, conjugated, negated)
 
     def _compact(self, tensor: torch.Tensor, requires_grad: bool) -> Any:
         """A tensor by itself, its dimensions in memory in the order that they have."""
@@ -137,6 +218,8 @@ class _Packer(pickle.Pickler):
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+        if not array.size:
+            return _no_array, (array.shape, array.dtype)
         ordered = array.T if fortran else array
         raw = np.ascontiguousarray(ordered).reshape(-1).view(np.uint8)
         if not raw.flags.writeable:  # torch warns of such
@@ -151,7 +234,8 @@ class _Packer(pickle.Pickler):
         if nbytes > SMALL and slot is not None:
             offset = slot.offset_of(tensor.data_ptr(), nbytes)
         if offset is None:
-            raw = tensor.detach().reshape(-1).view(torch.uint8)
+            start = int(tensor.storage_offset()) * tensor.itemsize
+            raw = _bytes_of(tensor.untyped_storage(), start, nbytes)
             if nbytes <= SMALL:
                 return bytearray(raw.numpy())
             if slot is not None and (offset := slot.reserve(nbytes)) is not None:
@@ -182,7 +266,7 @@ class _Arriving(threading.local):
     """The buffers of the batch that this thread is unpacking."""
 
     buffers: Sequence[Any] = ()
-    storages: dict[tuple[int, int], torch.Tensor]
+    wholes: dict[tuple[int, ...], torch.UntypedStorage]
 
 
 _arriving = _Arriving()
@@ -195,11 +279,11 @@ def unpack(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:
         data: its pickle.
         buffers: one writable buffer for each entry of the table; tensors keep them, and are views of them.
     """
-    _arriving.buffers, _arriving.storages = buffers, {}
+    _arriving.buffers, _arriving.wholes = buffers, {}
     try:
         return pickle.loads(data)
     finally:
-        _arriving.buffers, _arriving.storages = (), {}
+        _arriving.buffers, _arriving.wholes = (), {}
 
 
 def _resolve(buffer: int | bytearray) -> Any:
@@ -220,7 +304,7 @@ def _dense(
 
 
 def _view(
-    storage: tuple[int, int],
+    whole: tuple[int, ...],
     buffer: int | bytearray,
     dtype: torch.dtype,
     offset: int,
@@ -228,24 +312,43 @@ def _view(
     stride: tuple[int, ...],
     requires_grad: bool,
 ) -> torch.Tensor:
-    storages = _arriving.storages
-    if storage not in storages:
-        storages[storage] = torch.frombuffer(_resolve(buffer), dtype=torch.uint8)
+    wholes = _arriving.wholes
+    if whole not in wholes:
+        wholes[whole] = torch.frombuffer(_resolve(buffer), dtype=torch.uint8).untyped_storage()
     tensor = torch.empty(0, dtype=dtype)
-    tensor.set_(storages[storage].untyped_storage(), offset, shape, stride)
+    tensor.set_(wholes[whole], offset, shape, stride)
     return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _dress(
-    plain: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool, attributes: dict[str, Any]
+    plain: torch.Tensor,
+    kind: type[torch.Tensor],
+    requires_grad: bool,
+    attributes: dict[str, Any],
+    conjugated: bool,
+    negated: bool,
 ) -> torch.Tensor:
-    tensor = plain if kind is torch.Tensor else plain.as_subclass(kind)
+    tensor = plain
+    if negated:
+        tensor = torch._neg_view(tensor)
+    if conjugated:
+        tensor = tensor.conj()
+    if kind is not torch.Tensor:
+        tensor = tensor.as_subclass(kind)
     tensor.__dict__.update(attributes)
     return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _nothing(shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
+
+
+def _no_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    return np.empty(shape, dtype)
+
+
+def _mask(data: Any, mask: Any, fill_value: Any, hard: bool) -> Any:
+    return np.ma.MaskedArray(data, mask, fill_value=fill_value, hard_mask=hard)
 
 
 def _rebuild_array(buffer: int | bytearray, dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Any:

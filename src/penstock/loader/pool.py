@@ -15,6 +15,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from penstock.errors import WorkerError
+from penstock.loader.delivery import CLOSED
 from penstock.loader.workerinfo import thread_worker, worker_scope
 from penstock.random import show_samples
 from penstock.threads import Daemon
@@ -93,8 +95,9 @@ class ThreadPool:
                 if self.close.alive:
                     self._queues[number].put(job)
                     return
-        ended = "the threads of this DataLoader have ended: it was closed, or this is a fork of its process"
-        job((RuntimeError(ended), None))
+            job((WorkerError(CLOSED), None))
+        else:
+            job((RuntimeError("this is a fork of the process that has the threads of this DataLoader"), None))
 
 
 def _run(jobs: _Jobs, number: int, start: list[Any], thread: Daemon) -> None:

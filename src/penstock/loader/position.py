@@ -8,6 +8,7 @@ Invariant: a state is a function of the batches that the consumer has received, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,10 +22,10 @@ from penstock.loader.source import plan
 from penstock.loader.stateful import WorkerStates
 from penstock.loader.work import Task
 from penstock.order.hashing import mix
-from penstock.samplers.base import BatchPass, EpochBatchSampler, exhaust
+from penstock.samplers.base import Batch, BatchPass, EpochBatchSampler, exhaust
 from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.sequential import SequentialSampler
-from penstock.state import STATE_VERSION, State, check_state, read_int
+from penstock.state import STATE_VERSION, State, check_state, read_int, read_mapping
 
 __all__ = ["Position", "base_seed_after"]
 
@@ -62,6 +63,7 @@ class Position:
         self._progress: Progress | None = None
         self._base_seed: int | None = None  # of the next pass: loaded, or drawn when somebody asked
         self._ahead: frozenset[int] = frozenset()
+        self._skipped = 0  # batches that the next pass leaves out
         self.stream_epoch: int | None = None  # what a stream is told, once somebody has set it
         self._chosen = False  # for the pass that comes, which else is of the epoch after
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
@@ -103,12 +105,30 @@ class Position:
             before = self.source.peek().epoch
             self.source.set_epoch(epoch)
             if epoch != before:
-                self._ahead = frozenset()
+                self._ahead, self._skipped = frozenset(), 0
         elif hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
             self.stream_epoch, self._chosen = epoch, True
         else:
             raise ConfigError(f"{type(self.dataset).__name__} is iterable-style and has no set_epoch of its own")
+
+    def skip(self, batches: int) -> None:
+        """Let the next pass begin behind the first so many batches of its epoch, whatever state was loaded.
+
+        The indices of those batches are drawn, and none of them is made. A stream without a source of ours has nothing
+        to skip them by: its next pass is whole.
+        """
+        self._progress, self._ahead = None, frozenset()
+        if self.source is None:
+            self.states.load(None)
+            return
+        if hasattr(self.samples, "start_pass"):
+            # It keeps the place of a loaded state until it is told of another epoch.
+            epoch = self.source.peek().epoch
+            self.set_epoch(epoch + 1)
+            self.set_epoch(epoch)
+        self.source.finish()
+        self._skipped = batches
 
     # A pass.
 
@@ -123,7 +143,7 @@ class Position:
         if not progress.had and source.peek().epoch != run.epoch:
             exhaust(run)
             return False
-        source.resume(run)
+        source.resume(run.whole if isinstance(run, _Rest) else run)
         return True
 
     @property
@@ -151,6 +171,8 @@ class Position:
             if self.shuffles_a_share:
                 self.dataset.start_pass()
             run = self.source.start()
+            skipped, self._skipped = self._skipped, 0
+            run = _Rest(run, skipped) if skipped else run
         elif self.stream_epoch is not None:
             self.stream_epoch += not self._chosen
         self._chosen = False
@@ -203,7 +225,7 @@ class Position:
             state["sampler"] = progress.run.state(progress.count)
             state.update(self._overtaking(number - progress.count for number in progress.ahead))
         else:
-            state["sampler"] = self.source.peek().state(0)
+            state["sampler"] = self.source.peek().state(self._skipped)
             state.update(self._overtaking(self._ahead))
         if self.shuffles_a_share:
             state["dataset"] = self.dataset.state_dict()
@@ -229,20 +251,34 @@ class Position:
             raise StateError("this is no state of such a DataLoader: 'sampler' is missing")
         elif state.get("ahead"):
             check_state(state, {"world": list(distributed.current())}, of="DataLoader with in_order=False")
-            ahead = frozenset(state["ahead"])
-            if not all(type(number) is int and number > 0 for number in ahead):
+            numbers = state["ahead"]
+            if not isinstance(numbers, list) or not all(type(number) is int and number > 0 for number in numbers):
                 raise StateError("the state of this DataLoader is damaged: 'ahead' holds no numbers of batches")
-        self.states.load(state.get("workers"))
-        if self.source is None:
-            if "epoch" in state:
-                self.set_epoch(read_int(state, "epoch", of="DataLoader"))
-        else:
-            if self.shuffles_a_share:
-                self.dataset.load_state_dict(state.get("dataset"))
-            self.source.load_state_dict(state["sampler"])
-        self._ahead = ahead
-        self._base_seed = read_int(state, "base_seed", of="DataLoader") if "base_seed" in state else None
+            ahead = frozenset(numbers)
+        base_seed = read_int(state, "base_seed", of="DataLoader", below=1 << 63) if "base_seed" in state else None
+        workers = self.states.read(state.get("workers"))
+        if self.source is not None:
+            self._load_source(self.source, state)
+        elif "epoch" in state:
+            self.set_epoch(read_int(state, "epoch", of="DataLoader"))
+        # All is checked: what follows cannot fail and leave the loader between two states.
+        self.states.load(state.get("workers"), workers)
+        self._ahead, self._skipped = ahead, 0
+        self._base_seed = base_seed
         self._progress = None
+
+    def _load_source(self, source: EpochBatchSampler, state: Mapping[str, Any]) -> None:
+        """Put sampler and data set where a state says, or leave both as they were."""
+        if not self.shuffles_a_share:
+            source.load_state_dict(state["sampler"])
+            return
+        before = self.dataset.state_dict()
+        self.dataset.load_state_dict(read_mapping(state, "dataset", of="DataLoader"))
+        try:
+            source.load_state_dict(state["sampler"])
+        except StateError:
+            self.dataset.load_state_dict(before)
+            raise
 
     def load_grown(self, state: Mapping[str, Any]) -> None:
         """The same over a manifest that has grown."""
@@ -251,10 +287,33 @@ class Position:
         check_state(state, {"version": STATE_VERSION, "seed": self._seed}, of="DataLoader")
         self.samples.load_state_dict(state.get("sampler"), allow_growth=True)
         self.source.finish()
-        self._progress = None
+        self._progress, self._skipped = None, 0
 
     def _identity(self) -> State:
         return {"seed": self._seed, "fingerprint": fingerprint_of(self.dataset)}
+
+
+class _Rest:
+    """A pass without its first batches."""
+
+    def __init__(self, whole: BatchPass, skipped: int) -> None:
+        self.whole = whole
+        self._skipped = skipped
+        self.first_batch = getattr(whole, "first_batch", 0) + skipped
+        self.seed, self.epoch = whole.seed, whole.epoch
+
+    def __len__(self) -> int:
+        return max(0, len(self.whole) - self._skipped)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return itertools.islice(self.whole, self._skipped, None)
+
+    def state(self, count: int) -> State:
+        return self.whole.state(self._skipped + count)
+
+    def exhaust(self) -> None:
+        """The pass was read to its end, or will be read no further."""
+        exhaust(self.whole)
 
 
 def base_seed_after(base_seed: int) -> int:

@@ -28,14 +28,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.loader.channel import Frame, Inbox, Outbox
+from penstock.loader.delivery import PATIENCE
 from penstock.loader.fetch import Maker
+from penstock.loader.interrupts import holding_back_interrupts
 from penstock.loader.ring import SPARE, Region, Ring
 from penstock.loader.worker import Setup, board_bytes, board_width, main
 
-__all__ = ["PATIENCE", "Pool", "WorkerOptions"]
-
-PATIENCE = 5.0
-"""Seconds that all workers together are given to end by themselves."""
+__all__ = ["Pool", "WorkerOptions"]
 
 _HELD = 1.0  # seconds to wait for a thread that is inside a sampler, when the workers have ended
 _AT_EXIT = 1.0  # the same when the interpreter exits: Ctrl-C should not have to be waited for
@@ -218,28 +217,37 @@ class Pool:
             ours_in, theirs_out = context.Pipe(duplex=False)
             member = _Member(number, ours_out, ours_in)
             _open.add(member)  # before the fork, which has to close its copies
-        options = self.options
-        setup = Setup(
-            *(number, options.processes, self._maker, options.init, options.base_seed, options.threads),
-            *(self.ring.file, theirs_in, theirs_out, self.pid),
-        )
-        process = context.Process(target=main, args=(setup,), name=f"penstock-worker-{number}", daemon=True)
-        member.process = process
         try:
-            process.start()
-        except BaseException as error:
+            with holding_back_interrupts(context.get_start_method()) as held_back:
+                self._start_process(member, context, theirs_in, theirs_out, held_back)
+                self.members[number : number + 1] = [member]
+        except BaseException:
             member.close()
-            if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
-                _explain(error, setup)
             raise
         finally:
             theirs_in.close()
             theirs_out.close()
-        member.started()
-        self.members[number : number + 1] = [member]
         for fd in (ours_in.fileno(), member.sentinel):
             self._by_fd[fd] = member
             self._poller.register(fd, select.POLLIN)
+
+    def _start_process(
+        self, member: _Member, context: Any, tasks: Connection, results: Connection, held_back: bool
+    ) -> None:
+        options = self.options
+        setup = Setup(
+            *(member.number, options.processes, self._maker, options.init, options.base_seed, options.threads),
+            *(self.ring.file, tasks, results, self.pid, held_back),
+        )
+        member.process = context.Process(
+            target=main, args=(setup,), name=f"penstock-worker-{member.number}", daemon=True
+        )
+        try:
+            member.process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            _explain(error, setup)
+            raise
+        member.started()
 
     def turn(self) -> contextlib.AbstractContextManager[Any]:
         """Held by whoever uses pipes and slots, and by whoever ends that; not while waiting."""

@@ -72,6 +72,8 @@ def flatten(batch: Any, tensors: list[torch.Tensor], texts: list[Sequence[Any]])
 def _flatten_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> Spec | None:
     if tensor.layout is not torch.strided or tensor.requires_grad or not tensor.dim() or tensor.__dict__:
         return None
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():  # their values are not what the memory holds
+        return None
     order: list[int] | None = None
     if not tensor.is_contiguous():
         strides = tensor.stride()

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DistributedSampler as TorchDistributedSampler
-from torch.utils.data import Subset
 
+from penstock import distributed
 from penstock.errors import ConfigError, PartitionError
 from penstock.loader.foreign import source_of
+from penstock.loader.ranks import holds_a_share
 from penstock.loader.work import Task
 from penstock.order.hashing import mix
 from penstock.random import packed_sample_keys
 from penstock.samplers.base import BatchPass, EpochBatchSampler
 from penstock.samplers.batch import BatchSampler
-from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.sequential import SequentialSampler
+from penstock.samplers.shares import dealer
 
 __all__ = ["batch_source", "plan", "refuse_double_split", "stream_source"]
 
@@ -48,15 +48,13 @@ def stream_source(dataset: Any, batch_size: int | None, drop_last: bool) -> Epoc
 
 def refuse_double_split(dataset: Any, sampler: Any) -> None:
     """Raise if both the data set and the sampler deal samples to ranks."""
-    inner = sampler
-    while (deeper := getattr(inner, "batch_sampler", None) or getattr(inner, "sampler", None)) is not None:
-        inner = deeper
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    if getattr(dataset, "splits_by_rank", False) and isinstance(inner, TorchDistributedSampler | DistributedSampler):
+    if not holds_a_share(dataset):
+        return
+    second = dealer(sampler, ranks=distributed.current().world_size)
+    if second is not None:
         raise PartitionError(
-            f"{type(dataset).__name__} holds this rank's share already, and {type(inner).__name__} would split it once "
-            "more: leave the sampler out, or put it over the Manifest"
+            f"{type(dataset).__name__} holds this rank's share already, and {type(second).__name__} would split it "
+            "once more: leave the sampler out, or put it over the Manifest"
         )
 
 

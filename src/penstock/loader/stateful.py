@@ -177,21 +177,21 @@ class WorkerStates:
         workers = {str(number): trail.state() for number, trail in enumerate(self._trails)}
         return {"num_workers": self.num_workers, "next": self.next, "workers": workers}
 
-    def load(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state at the next `begin`.
+    def read(self, state: Mapping[str, Any] | None) -> tuple[list[Trail], int]:
+        """Return where each worker is to go on, and which one comes next, as a state says; for `load`.
 
         Raises:
             LayoutError: the workers were others in number, and what they have had depends on that.
             StateError: the state is damaged.
         """
         if state is None:
-            self.number += 1
-            self._known, self.next, self._loaded = self._untouched(), 0, None
-            return
+            return self._untouched(), 0
         of = "loader's workers"
+        if not isinstance(state, Mapping):
+            raise StateError(f"the state of this {of} is a dict, got {type(state).__name__}")
         entries = state.get("workers")
         count = max(1, read_int(state, "num_workers", of=of))
-        if not isinstance(entries, Mapping) or sorted(entries) != sorted(map(str, range(count))):
+        if not isinstance(entries, Mapping) or len(entries) != count or set(entries) != {str(n) for n in range(count)}:
             raise StateError(f"the state of this {of} is damaged: it needs the workers 0 to {count - 1}")
         trails = [Trail.of(entries[str(number)], of=of) for number in range(count)]
         following = read_int(state, "next", of=of)
@@ -199,8 +199,18 @@ class WorkerStates:
             trails, following = self._deal(trails, count), 0
         if following >= self._count:
             raise StateError(f"the state of this {of} is damaged: worker {following} of {self._count} comes next")
+        return trails, following
+
+    def load(self, state: Mapping[str, Any] | None, known: tuple[list[Trail], int] | None = None) -> None:
+        """Go on from a state at the next `begin`; ``known`` is what `read` returned for it, if it was asked.
+
+        Raises:
+            StateError: what `read` raises; nothing has changed then.
+        """
+        trails, following = self.read(state) if known is None else known
         self.number += 1
-        self._known, self.next, self._loaded = trails, following, freeze(dict(state))
+        self._known, self.next = trails, following
+        self._loaded = None if state is None else freeze(dict(state))
 
     def _deal(self, trails: list[Trail], count: int) -> list[Trail]:
         """For another number of workers: what is the same for all does not depend on it."""

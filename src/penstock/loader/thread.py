@@ -24,8 +24,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from penstock.errors import WorkerError
 from penstock.loader.arena import Shared, collating_into
-from penstock.loader.delivery import timed_out
+from penstock.loader.delivery import CLOSED, timed_out
 from penstock.loader.fetch import Maker
 from penstock.loader.pool import Failure, ThreadPool, thread_number
 from penstock.loader.statistics import size_of
@@ -184,7 +185,8 @@ class ThreadBatches:
             were returned or raised before.
         worker: that it came from.
 
-    `close` may be called from any thread, also while another one waits for a batch, which then gets StopIteration.
+    `close` and `end` may be called from any thread, also while another one waits for a batch, which then gets
+    StopIteration or a `WorkerError`.
     """
 
     def __init__(
@@ -219,6 +221,7 @@ class ThreadBatches:
         self._turn = first
         self._planned = 0
         self._broken: Exception | None = None
+        self._ended = False
         self.number, self.worker = -1, 0
         self._fill()
 
@@ -230,6 +233,8 @@ class ThreadBatches:
             self._fill()
             if not self._begun:
                 broken, self._broken = self._broken, None
+                if broken is None and self._ended:
+                    raise WorkerError(CLOSED)
                 raise StopIteration if broken is None else broken
             batch = self._take()
             lane = batch.lane
@@ -266,7 +271,8 @@ class ThreadBatches:
         self._ready.put(None)
 
     def end(self, patience: float) -> None:
-        """The same, and the threads end, each in its own time."""
+        """The loader is closed: the threads end, each in its own time."""
+        self._ended = True
         self.close()
         self._pool.close()
 
@@ -290,7 +296,10 @@ class ThreadBatches:
         try:
             self._begun.remove(batch)  # type: ignore[arg-type]
         except ValueError:  # closed meanwhile
-            raise StopIteration from None
+            if not self._ended:
+                raise StopIteration from None
+        if self._ended:  # the batch was cancelled, or given to threads that had ended
+            raise WorkerError(CLOSED)
         assert batch is not None
         batch.lane.waiting -= 1
         return batch

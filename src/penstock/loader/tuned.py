@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from penstock.loader.delivery import WORKER_NAMES, Batches
+from penstock.errors import WorkerError
+from penstock.loader.delivery import CLOSED, WORKER_NAMES, Batches
 from penstock.loader.engine import Engine, Run
 from penstock.loader.fetch import Maker
 from penstock.loader.ladder import Ladder
@@ -162,7 +163,7 @@ class TunedBatches:
         self._drop_next()
 
     def end(self, patience: float) -> None:
-        """The same, and the workers end."""
+        """The loader is closed: the workers end."""
         self._closed.set()
         self._view.stopped = True
         self._batches.end(patience)
@@ -223,7 +224,7 @@ class TunedBatches:
     def _go_on(self) -> bool:
         """This segment has ended; whether there is another one."""
         if self._closed.is_set():
-            return False
+            raise WorkerError(CLOSED)
         if not self._view.stopped:
             self._keep(ended=True)
             return False

@@ -36,6 +36,7 @@ from penstock.loader.stream import StreamFetch
 from penstock.loader.thread import ThreadPool
 from penstock.loader.work import Task, Work
 from penstock.loader.workerinfo import process_worker, seed_worker
+from penstock.processes import end_with_parent
 from penstock.random import show_samples
 
 __all__ = ["Setup", "board_bytes", "board_width", "main"]
@@ -67,6 +68,8 @@ class Setup(NamedTuple):
     tasks: Connection
     results: Connection
     parent: int
+    held_back: bool
+    """Whether SIGINT is blocked until the worker has a handler."""
 
 
 _Chunk = tuple[int, int, int, int]
@@ -80,13 +83,16 @@ def main(setup: Setup) -> None:
     """Be a worker."""
     # Ctrl-C reaches the whole group of processes; the consumer decides what becomes of the workers.
     signal.signal(signal.SIGINT, _ignore)
+    if setup.held_back:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(1)
     if "cv2" in sys.modules:
         # The same. Not 1: after a fork OpenCV would wait for the parent's threads to end, which are not there.
         sys.modules["cv2"].setNumThreads(0)
     seed_worker(setup.base_seed, setup.number)
     process_worker(setup.number, setup.total, setup.base_seed + setup.number, setup.maker.dataset)
-    threading.Thread(target=_outlive, args=(setup.parent,), name="penstock-watch", daemon=True).start()
+    # A fork of somebody else's may keep the pipe of tasks open, and user code may never return to it.
+    end_with_parent(setup.parent, grace=_MOURNING)
     worker = _Worker(setup)
     try:
         if setup.init is not None:
@@ -95,25 +101,6 @@ def main(setup: Setup) -> None:
         worker.unusable = error
     with contextlib.suppress(_Gone, KeyboardInterrupt):  # nobody is left to make anything for
         worker.run()
-
-
-def _outlive(parent: int) -> None:
-    """End this process some seconds after the one that started it, whatever hangs: a fork of somebody else's may keep
-    the pipe of tasks open, and user code may never return to it.
-    """
-    if not hasattr(os, "pidfd_open"):
-        return
-    try:
-        watched = os.pidfd_open(parent)
-        poller = select.poll()
-        poller.register(watched, select.POLLIN)
-        poller.poll()
-    except ProcessLookupError:
-        pass  # it has ended already
-    except OSError:  # not allowed here
-        return
-    time.sleep(_MOURNING)
-    os._exit(1)
 
 
 def _peak_memory() -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from penstock.wording import counted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Indices", "Rows", "as_arrow", "in_order", "to_rows"]
 
@@ -46,12 +48,16 @@ def as_arrow(rows: Rows) -> pa.Int64Array:
     """Rows as an Arrow array, without a copy where they lie side by side. `pyarrow.array` imports pandas, where that is
     installed: 50 MiB in every worker, and a tenth of a second before its first batch.
     """
+    import pyarrow as pa  # only where Arrow's arrays are asked for
+
     buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
     return pa.Int64Array.from_buffers(pa.int64(), len(rows), [None, buffer])
 
 
 def in_order(pieces: list[tuple[Rows, pa.Array]], kind: pa.DataType) -> pa.Array:
     """Arrays put together so that each element comes to its place; ``kind`` is their type, for none at all."""
+    import pyarrow as pa
+
     if not pieces:
         return pa.array([], kind)
     order = np.argsort(np.concatenate([places for places, _ in pieces]))

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import pyarrow as pa
-
 from penstock.errors import ConfigError
 
 __all__ = ["IGNORED", "Blank", "Column", "Columns", "Header", "Options", "make_options"]
@@ -26,7 +24,6 @@ IGNORED = "_"
 """The name of a column that is in the file and of no interest."""
 
 _TYPE = re.compile(r"(int|float|str)(?:\[([1-9][0-9]*)\])?")
-_ARROW = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "any": None}
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,9 @@ class Column:
     @property
     def arrow_type(self) -> Any:
         """The `pyarrow.DataType`, or None where the file decides."""
-        scalar = _ARROW[self.kind]
+        import pyarrow as pa  # text manifests need it for tables alone
+
+        scalar = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "any": None}[self.kind]
         return pa.list_(scalar, self.width) if self.width else scalar
 
     @property
@@ -95,8 +94,10 @@ def _parse_columns(columns: Columns, label: str | None) -> tuple[Column, ...]:
     label_type = None if label is None else _parse_type(label, f"label={label!r}")
     if columns is None:
         columns = ["path"] if label is None else ["path", "label"]
-    if isinstance(columns, str):
-        raise ConfigError(f"columns must be a list of names or a mapping, not the string {columns!r}")
+    named = isinstance(columns, Sequence | Mapping) and not isinstance(columns, str | bytes)
+    if not named or not all(isinstance(name, str) for name in columns):
+        given = "the string " if isinstance(columns, str) else ""
+        raise ConfigError(f"columns must be a list of names or a mapping, not {given}{columns!r}")
     pairs = columns.items() if isinstance(columns, Mapping) else [(spec, None) for spec in columns]
     result = []
     for spec, source in pairs:

@@ -12,7 +12,6 @@ any time. A file that is not exactly this, for exactly this source, is made agai
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import struct
@@ -24,16 +23,15 @@ from typing import BinaryIO
 import xxhash
 
 from penstock.errors import ManifestIOError
-from penstock.storage import SourceFile, cache_root, file_lock, io_error, is_writable, write_atomically
+from penstock.storage import UNWRITABLE, SourceFile, cache_root, file_lock, io_error, is_writable, write_atomically
 
-__all__ = ["DATA", "NO_OFFSETS", "READ_ONLY", "Header", "Sidecar", "load_or_build", "places"]
+__all__ = ["DATA", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
 
 MAGIC, VERSION = b"PENSTOCK", 1
 DATA = 128  # where the offsets begin; a multiple of 64, as Arrow likes its buffers
 NO_OFFSETS = 1 << 16  # flag: nothing follows the header
 _STRUCT = struct.Struct("<8sIIqqqQ16s")
 _CHECKSUM = struct.Struct("<Q")
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
@@ -171,8 +169,8 @@ def _build(candidates: list[Path], source: SourceFile, rules: int, build: Builde
         except ManifestIOError:
             raise
         except OSError as error:
-            if error.errno in READ_ONLY and not last:
-                continue  # access rights promised more than the file system keeps
+            if error.errno in UNWRITABLE and not last:
+                continue  # access rights promised more than the file system keeps, or its disk is full
             raise io_error(path, error, f"cannot write the index of {source.path} to") from error
         built = Sidecar.load(path, rules)
         if built is None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, ManifestError, ManifestIOError
-from penstock.storage import Storage, is_remote
-from penstock.storage.urls import local_part
+from penstock.storage.urls import is_remote, local_part
 
-__all__ = ["Source", "as_root", "as_text", "expand", "local_folder"]
+if TYPE_CHECKING:
+    from penstock.storage import Storage
+
+__all__ = ["Source", "as_root", "as_storage", "as_text", "expand", "local_folder"]
 
 Source = str | os.PathLike[str]
 
@@ -28,6 +31,13 @@ def as_text(path: Source, what: str) -> str:
 def as_root(root: Source) -> str:
     """What relative paths are joined to: a folder or the address of one."""
     return as_text(root, "root")
+
+
+def as_storage(storage: Storage | None) -> Storage:
+    """How remote addresses are reached: as given, or with the defaults."""
+    from penstock.storage import Storage  # only who has such addresses needs it
+
+    return Storage() if storage is None else storage
 
 
 def local_folder(path: Source, what: str) -> str:
@@ -52,7 +62,7 @@ def expand(source: Source | Sequence[Source], storage: Storage | None = None) ->
         text = as_text(item, "source")
         if is_remote(text):  # a question mark begins the query of a web address
             pattern = any(sign in text for sign in "*[") and not text.startswith(("http://", "https://"))
-            paths += _ours_left_out((storage or Storage()).glob(text)) if pattern else [text]
+            paths += _ours_left_out(as_storage(storage).glob(text)) if pattern else [text]
             continue
         path = os.path.abspath(text)
         if glob.has_magic(path) and not os.path.lexists(path):

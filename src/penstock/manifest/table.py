@@ -17,23 +17,26 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.errors import ConfigError, ManifestChangedError, ManifestError
 from penstock.manifest.fingerprint import combine, prefix_fingerprints, view_fingerprint
-from penstock.manifest.formats import FORMATS, Context, Part, format_of
+from penstock.manifest.formats import Context, Part, format_of, open_part
 from penstock.manifest.formats.base import join_root
-from penstock.manifest.formats.columns import as_batch
 from penstock.manifest.indices import Indices, Rows, as_arrow, in_order, to_rows
 from penstock.manifest.lines import TooMuch
 from penstock.manifest.options import Blank, Columns, Header, make_options
 from penstock.manifest.record import Record, make_record
-from penstock.manifest.sources import Source, as_root, expand, local_folder
-from penstock.storage import Storage, is_remote
+from penstock.manifest.sources import Source, as_root, as_storage, expand, local_folder
+from penstock.storage import is_remote
 from penstock.wording import counted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.storage import Storage
 
 __all__ = ["Manifest"]
 
@@ -60,7 +63,7 @@ class Manifest:
         self._range = self._whole if rows is None else rows
         self._only = parts[0] if len(parts) == 1 else None
         self._prefix = "" if root is None else os.path.join(root, "")
-        names = parts[0].schema.names
+        names = parts[0].names
         self._has_label = "label" in names
         self._extra_names = [name for name in names if name not in ("path", "label")]
 
@@ -90,7 +93,8 @@ class Manifest:
             columns: names, with types as in "score:float", in file order; for formats with names a choice of them, or
                 a mapping of names here to names there. Default: "path" and "label". "_" is a column to ignore.
             label: type of the label: "int", "float", "str", a list as in "int[3]", or None for no label.
-            cache_dir: where indexes go, instead of beside the source (or, if that is read-only, in the user's cache).
+            cache_dir: where indexes go, instead of beside the source (or, if that is read-only or full, in the user's
+                cache).
             header: whether a CSV file has one; "auto" looks for the name of the path column.
             blank: "skip" blank lines, or "error".
             comment: the beginning of lines to skip, such as "#".
@@ -124,10 +128,10 @@ class Manifest:
         parts: list[Part] = []
         for path in paths:
             if is_remote(path):
-                path = (storage or Storage()).local_path(path, progress=progress)
+                path = as_storage(storage).local_path(path, progress=progress)
             options = make_options(format_of(path, format), columns, label, header, blank, comment)
-            parts.append(FORMATS[options.format](path, options, Context(cache, progress)))
-            if parts[-1].schema != parts[0].schema:
+            parts.append(open_part(path, options, Context(cache, progress)))
+            if len(parts) > 1 and parts[-1].schema != parts[0].schema:
                 raise ManifestError(
                     f"{path} has other columns than {paths[0]}: {_describe(parts[-1])}, not {_describe(parts[0])}"
                 )
@@ -162,7 +166,7 @@ class Manifest:
     @property
     def columns(self) -> list[str]:
         """The names in `schema`."""
-        return list(self.schema.names)
+        return list(self._parts[0].names)
 
     @property
     def view(self) -> range:
@@ -297,6 +301,8 @@ class Manifest:
         Raises ManifestError, beyond what every read does, for text that is not UTF-8, which Arrow cannot hold.
         Memory: the table; values pass through Python objects, 65,536 rows at a time.
         """
+        import pyarrow as pa  # records of text do without, and it takes a while
+
         rows = self._rows(indices)
         pieces = [(places, part.table(local, self._prefix)) for part, places, local in self._by_part(rows)]
         if not pieces:
@@ -311,6 +317,8 @@ class Manifest:
 
         ManifestError for Parquet and Arrow, which have no text.
         """
+        import pyarrow as pa
+
         rows = self._rows(indices)
         if self._only is not None:
             return self._only.raw(rows)
@@ -319,7 +327,9 @@ class Manifest:
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A whole column. Memory: the column, about 16 bytes and the text for each row."""
-        if name not in self.schema.names:
+        import pyarrow as pa
+
+        if name not in self.columns:
             raise ManifestError(f"no column {name!r}; there are {', '.join(self.columns)}")
         step = 1 << 18
         chunks = [
@@ -350,6 +360,10 @@ class Manifest:
             return self._parts[0].gather(wanted)
         if any(piece.schema != pieces[0][1].schema for _, piece in pieces):
             raise ManifestError("sources kept as lines and sources kept as columns cannot be gathered together")
+        import pyarrow as pa
+
+        from penstock.manifest.formats.columns import as_batch
+
         table = pa.Table.from_batches([piece for _, piece in pieces])
         order = np.argsort(np.concatenate([places for places, _ in pieces]))
         return as_batch(table).take(as_arrow(order))

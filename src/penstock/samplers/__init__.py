@@ -2,20 +2,15 @@
 
 All of them have ``state_dict`` and ``load_state_dict``, ``set_epoch``, an exact ``len`` (before and after `set_epoch`,
 after a resume), and memory that does not grow with the data where their documentation does not say otherwise.
+
+Each name is imported when it is first used.
 """
 
 from __future__ import annotations
 
-from penstock.samplers.base import BatchPass, EpochBatchSampler, EpochSampler, Pass
-from penstock.samplers.batch import BatchSampler
-from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.factory import aspect_ratio_groups, make_batch_data_sampler, make_data_sampler
-from penstock.samplers.grouped import GroupedBatchSampler
-from penstock.samplers.infinite import InfiniteSampler
-from penstock.samplers.iterations import IterationBasedBatchSampler
-from penstock.samplers.random import RandomSampler
-from penstock.samplers.sequential import SequentialSampler
-from penstock.samplers.weighted import WeightedRandomSampler
+from typing import TYPE_CHECKING
+
+from penstock import lazy
 
 __all__ = [
     "BatchPass",
@@ -34,3 +29,36 @@ __all__ = [
     "make_batch_data_sampler",
     "make_data_sampler",
 ]
+
+if TYPE_CHECKING:
+    from penstock.samplers.base import BatchPass, EpochBatchSampler, EpochSampler, Pass
+    from penstock.samplers.batch import BatchSampler
+    from penstock.samplers.distributed import DistributedSampler
+    from penstock.samplers.factory import aspect_ratio_groups, make_batch_data_sampler, make_data_sampler
+    from penstock.samplers.grouped import GroupedBatchSampler
+    from penstock.samplers.infinite import InfiniteSampler
+    from penstock.samplers.iterations import IterationBasedBatchSampler
+    from penstock.samplers.random import RandomSampler
+    from penstock.samplers.sequential import SequentialSampler
+    from penstock.samplers.weighted import WeightedRandomSampler
+
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "BatchPass": "base",
+        "BatchSampler": "batch",
+        "DistributedSampler": "distributed",
+        "EpochBatchSampler": "base",
+        "EpochSampler": "base",
+        "GroupedBatchSampler": "grouped",
+        "InfiniteSampler": "infinite",
+        "IterationBasedBatchSampler": "iterations",
+        "Pass": "base",
+        "RandomSampler": "random",
+        "SequentialSampler": "sequential",
+        "WeightedRandomSampler": "weighted",
+        "aspect_ratio_groups": "factory",
+        "make_batch_data_sampler": "factory",
+        "make_data_sampler": "factory",
+    },
+)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import struct
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from penstock.errors import ManifestIOError, SamplerError
 from penstock.order.hashing import mix_array
 from penstock.order.permutation import Indices, normalise
 from penstock.samplers.draws import scale
-from penstock.storage.cache import cache_root, file_lock, write_atomically
+from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, write_atomically
 
 __all__ = ["AliasTable", "build_table", "check_weights", "draw", "shared_table", "weights_digest"]
 
@@ -130,10 +131,11 @@ def weights_digest(weights: Weights) -> int:
 def shared_table(weights: Weights, cache_dir: str | os.PathLike[str] | None = None) -> AliasTable:
     """The table from a mapped file in the cache folder, built there first if need be; one builder at a time.
 
-    16 bytes a weight on disk, in memory once for all processes of a machine.
+    16 bytes a weight on disk, in memory once for all processes of a machine. Where the user's cache folder has no room,
+    the table is made in the memory of this process, with a warning.
 
     Raises:
-        ManifestIOError: the folder cannot be written.
+        ManifestIOError: the folder that was given cannot be written.
     """
     folder = cache_root() / "weights" if cache_dir is None else Path(cache_dir)
     digest = weights_digest(weights)
@@ -148,6 +150,13 @@ def shared_table(weights: Weights, cache_dir: str | os.PathLike[str] | None = No
                     _write(path, build_table(weights), digest)
                     table = _map(path, len(weights), digest)
     except OSError as error:
+        if cache_dir is None and error.errno in UNWRITABLE:
+            warnings.warn(
+                f"{_ADVICE.format(path, error.strerror)}. Until then each process has a table of its own in memory, 16 "
+                "bytes a weight",
+                stacklevel=2,
+            )
+            return build_table(weights)
         raise ManifestIOError(_ADVICE.format(path, error.strerror or error)) from error
     if table is None:
         raise ManifestIOError(_ADVICE.format(path, "it was written, but what is read back is something else"))

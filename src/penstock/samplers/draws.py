@@ -21,7 +21,7 @@ from penstock.errors import StateError
 from penstock.order.hashing import mix_array
 from penstock.order.permutation import Indices, normalise
 from penstock.samplers.base import EpochSampler, Pass
-from penstock.state import State
+from penstock.state import State, read_int
 
 __all__ = ["Draw", "DrawingSampler", "TorchDraws", "Uniform", "scale"]
 
@@ -172,11 +172,12 @@ class DrawingSampler(EpochSampler):
     def _check_draw(self, state: Mapping[str, Any], of: str) -> None:
         drawn = state.get("drawn")
         if self.generator is None:
-            if not isinstance(drawn, int) or isinstance(drawn, bool):
+            if type(drawn) is not int:
                 raise StateError(
                     f"this state does not belong to this {of}: it holds no drawn seed, so it was taken with a "
                     "generator; pass generator= as there"
                 )
+            read_int(state, "drawn", of=of, below=1 << 63)
         elif not isinstance(state.get("begun"), bool):
             raise StateError(
                 f"this state does not belong to this {of}: it holds no generator's state, so it was taken without a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch.utils.data
 import xxhash
 
 from penstock import distributed
@@ -20,10 +20,10 @@ from penstock.order import ORDER_VERSION, Partition
 from penstock.order.permutation import MAX_N
 from penstock.samplers.base import Batch, BatchPass, Epochs, EpochSampler, NestedBatchSampler
 from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.draws import DrawingSampler
 from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, deal, fill
 from penstock.samplers.identity import check_place, data_of, fingerprint_identity, fingerprint_of
 from penstock.samplers.infinite import InfiniteSampler
+from penstock.samplers.shares import is_share, refuse_chance, refuse_share
 from penstock.samplers.streams import ForeignStream, PassStream, Stream
 from penstock.state import STATE_VERSION, State, check_state
 
@@ -42,24 +42,30 @@ class GroupedBatchSampler(NestedBatchSampler):
     Args:
         sampler: the indices. With a Penstock `DistributedSampler` its global order, epoch, seed, world size and rank
             are used, and its ``remainder`` says what becomes of batches that do not go round. Any other sampler or
-            iterable is the stream of the whole job and must be the same on all ranks.
+            iterable is the stream of the whole job and must be the same on all ranks. One rank's share is refused (see
+            below), unless ``world_size=1`` says that it is to be grouped by itself.
         group_ids: one integer per sample of the data set, a `penstock.images.sizes.Sizes`, or the path of its file
             (aspect ratios: wider than high, and the others).
         batch_size: positive.
+        drop_uneven: maskrcnn-benchmark's name for ``drop_last``, in its place among the arguments.
         drop_last: leave out batches that are not full, and the last full ones that do not go round.
         order: ``"completion"``: a batch is given out when it is full, in memory of a chunk plus groups x batch_size;
             partial batches come at the end. ``"first"``: in the order of their first members, as maskrcnn-benchmark
             does, which has to hold the whole stream (about 40 bytes an index).
         world_size, rank: with other samplers; by default from torch.distributed, RANK and WORLD_SIZE, or 1 and 0, found
-            when they are first needed.
-        drop_uneven: maskrcnn-benchmark's name for ``drop_last``.
+            when they are first needed. ``world_size=1``: the batches are this rank's alone, and nothing is dealt.
 
     Raises:
-        SamplerError: no group for a sample, one rank's share (torch's DistributedSampler, a RankDataset) as the
-            stream, arguments that contradict each other, or, in torch's words, a batch size that is no positive integer
-            or a drop_last that is no bool.
+        SamplerError: no group for a sample, one rank's share as the stream, arguments that contradict each other, or,
+            in torch's words, a batch size that is no positive integer or a drop_last that is no bool.
         StateError: sizes that were measured from another manifest than the sampler's.
         PartitionError: a rank outside the world, or (at use) a process group made later that disagrees.
+
+    A share is torch's DistributedSampler and any sampler that has its ``num_replicas`` or ``rank``, the order of a
+    RankDataset, and on several ranks a sampler that is not ours and shorter than ``group_ids``: dealt to ranks once
+    more, part of the data would never be seen. On several ranks a sampler without a length can be either, and has to be
+    told by ``world_size``. Under ``world_size=1`` a share is grouped by itself, as in maskrcnn-benchmark: then ranks
+    may have different numbers of batches, and the state is that of one rank.
 
     Batches are numbered over the whole job, and number g goes to rank ``g % world_size``, so all ranks have equally
     many: by repeating the first batches of the epoch (`repeated`, the only repetition there is), or with ``drop_last``
@@ -84,22 +90,22 @@ class GroupedBatchSampler(NestedBatchSampler):
         sampler: Iterable[Any],
         group_ids: npt.ArrayLike | Sizes | str | os.PathLike[str],
         batch_size: int,
+        drop_uneven: bool = False,
         *,
         drop_last: bool = False,
         order: str = "completion",
         world_size: int | None = None,
         rank: int | None = None,
-        drop_uneven: bool | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
             raise SamplerError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
-        drop_last = drop_last if drop_uneven is None else drop_uneven or drop_last
+        drop_last = drop_uneven or drop_last
         if not isinstance(drop_last, bool):
             raise SamplerError(f"drop_last should be a boolean value, but got drop_last={drop_last}")
         if order not in _ORDERS:
             raise SamplerError(f"unknown order {order!r}: use one of {', '.join(map(repr, _ORDERS))}")
-        _refuse_shares(sampler)
+        _refuse_other_streams(sampler)
         self.sampler = sampler
         self.batch_size = batch_size
         self.drop_last = self.drop_uneven = drop_last
@@ -110,13 +116,16 @@ class GroupedBatchSampler(NestedBatchSampler):
             self._world = sampler._world
             self.remainder = "drop" if drop_last else sampler.remainder
         else:
+            rank = 0 if world_size == 1 and rank is None else rank
             self._world = distributed.LateWorld(rank, world_size, of="GroupedBatchSampler")
             self.remainder = "drop" if drop_last else "pad"
+        self._told = world_size
         self.groups = Groups(group_ids_of(group_ids, data=data_of(sampler)))
         self.epoch = int(getattr(sampler, "epoch", 0))
         self._foreign: ForeignStream | None = None
         self._counted: tuple[State, int] | None = None
         self._check_size()
+        self._refuse_share(self._world.peek().world_size)
 
     @property
     def world_size(self) -> int:
@@ -127,6 +136,13 @@ class GroupedBatchSampler(NestedBatchSampler):
     def rank(self) -> int:
         """Which rank this is; asking settles it."""
         return self._world.get().rank
+
+    @property
+    def _groups_a_share(self) -> bool:
+        """Whether the stream is one rank's share, which ``world_size=1`` says is to be grouped by itself."""
+        if self._told != 1:
+            return False
+        return is_share(self.sampler, len(self.groups), ranks=distributed.current().world_size) is not False
 
     @property
     def group_ids(self) -> npt.NDArray[Any]:
@@ -201,7 +217,8 @@ class GroupedBatchSampler(NestedBatchSampler):
         return self._foreign
 
     def _over(self, stream: Stream, resume: State | None) -> _GroupedPass:
-        _refuse_chance(self.sampler, self.world_size)
+        self._refuse_share(self.world_size)  # there may have been no process group before
+        refuse_chance(self.sampler, self.world_size)
         # A state belongs to the stream that it was taken in: the sampler may have been moved to another epoch since.
         belongs = resume is not None and _place(resume["sampler"]) == _place(stream.state())
         return _GroupedPass(self, stream, resume["consumed"] if resume is not None and belongs else 0)
@@ -241,6 +258,11 @@ class GroupedBatchSampler(NestedBatchSampler):
             check_state(inner, {"type": type(self.sampler).__name__}, of="GroupedBatchSampler")
         return dict(state)
 
+    def _refuse_share(self, ranks: int) -> None:
+        """Raise if one rank's share would be dealt to ranks once more, or may be."""
+        if not isinstance(self.sampler, DistributedSampler) and self._told != 1:
+            refuse_share(self.sampler, len(self.groups), ranks=ranks, told=self._told is not None)
+
     def _check_size(self) -> None:
         data = data_of(self.sampler)
         if isinstance(self.sampler, EpochSampler) and data is not None and len(data) != len(self.groups):
@@ -259,6 +281,7 @@ class _GroupedPass:
         self._drop_last, self._form = sampler.drop_last, _ORDERS[sampler.order]
         self._rank, self._world_size = sampler._world.get()
         self._remainder = sampler.remainder
+        self._of_share = sampler._groups_a_share
         self._count, self._identity = sampler._count, sampler._identity
         self.seed, self.epoch = stream.seed, stream.epoch
 
@@ -288,7 +311,9 @@ class _GroupedPass:
         first = self._stream.first
         mine: Iterator[Rows] = deal(blocks, self._world_size, self._rank, self._consumed, self._remainder)
         for indices, ordinals in mine:
-            yield from zip(indices.tolist(), ordinals + first, strict=True)
+            # In a share they are not global, and would be those of other samples on other ranks.
+            positions = itertools.repeat(None, len(indices)) if self._of_share else ordinals + first
+            yield from zip(indices.tolist(), positions, strict=True)
         self.exhaust()
 
     def exhaust(self) -> None:
@@ -338,35 +363,18 @@ def _open_sizes(path: str | os.PathLike[str]) -> Sizes:
     return Sizes(Path(path), *found)
 
 
-def _refuse_shares(sampler: Any) -> None:
-    data = getattr(sampler, "data_source", None)
-    ours = isinstance(sampler, DistributedSampler)
-    if (isinstance(sampler, torch.utils.data.DistributedSampler) and not ours) or getattr(
-        data, "splits_by_rank", False
-    ):
+def _refuse_other_streams(sampler: Any) -> None:
+    """Raise for what is no stream of the whole job's indices, whatever the world."""
+    data = data_of(sampler)
+    if getattr(data, "splits_by_rank", False):
         raise SamplerError(
-            "batches are formed from the indices of the whole job, and "
-            f"{'torch.utils.data.DistributedSampler' if data is None else type(data).__name__} has only one rank's "
-            "share: use penstock.DistributedSampler"
+            f"batches are formed from the indices of the whole job, and {type(data).__name__} has only one rank's "
+            "share: use penstock.DistributedSampler over its manifest"
         )
     if isinstance(sampler, InfiniteSampler):
         raise SamplerError("an InfiniteSampler has no end and so no batches to count: use a DistributedSampler")
     if isinstance(sampler, Epochs) and not isinstance(sampler, EpochSampler):
         raise SamplerError(f"a {type(sampler).__name__} already makes batches: give the sampler inside it")
-
-
-def _refuse_chance(sampler: Any, world_size: int) -> None:
-    """Batches are dealt from one order, which all ranks have to draw alike."""
-    drawing = isinstance(
-        sampler, DrawingSampler | torch.utils.data.RandomSampler | torch.utils.data.WeightedRandomSampler
-    )
-    drawing = drawing and getattr(sampler, "seed", None) is None
-    if world_size > 1 and drawing and sampler.generator is None:
-        raise SamplerError(
-            f"each of the {world_size} ranks would draw another order from this {type(sampler).__name__}, and samples "
-            "would be lost and doubled: use penstock.DistributedSampler, or give the sampler a seed= or a generator "
-            "that is seeded alike on all ranks"
-        )
 
 
 def _place(state: Mapping[str, Any]) -> State:

@@ -53,7 +53,8 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
     Raises:
         SamplerError: weights that are empty, NaN, infinite, negative, all zero or not one-dimensional, a num_samples
             that is no positive integer, or, without replacement, more samples than positive weights.
-        ManifestIOError: the cache folder cannot be written (an OSError, raised at the first index).
+        ManifestIOError: `cache_dir` cannot be written (an OSError, raised at the first index). Where the user's cache
+            folder cannot, its disk being full, each process keeps a table in its own memory, with a warning.
 
     The draws follow the same distribution as torch's, but are not the same numbers. With ``seed``, the stream is the
     whole job's: give it to `GroupedBatchSampler`, or use one rank. The state holds the drawn seed (or the generator's

@@ -30,11 +30,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import ConfigError, PenstockError
+from penstock.server.address import Address, parse_address
 from penstock.server.auth import check_token, read_pem
 from penstock.server.catalog import LAYOUT
 from penstock.server.connections import FAILURES, Call
 from penstock.server.failover import Servers
-from penstock.server.failures import Address, client_context, parse_address
+from penstock.server.failures import client_context
 from penstock.server.layout import Layout, restore
 from penstock.server.protocol import MAX_ROWS, Slice, as_numbers, encode_key, encode_prefix
 from penstock.server.reading import BatchReader, RowReader, SliceReader
@@ -64,7 +65,8 @@ class Client:
     """See above. Safe in threads; pickles, and is then another client.
 
     Args:
-        addresses: one or several of ``grpc://host:port`` and ``grpc+tls://host:port``, which serve the same files.
+        addresses: one or several of ``host:port``, ``grpc://host:port`` and ``grpc+tls://host:port``, which serve the
+            same files. Without a scheme an address means TLS if ``tls_roots`` or ``tls_cert`` is given, and else not.
         token, token_file: the servers' token, or a file that has it; a file is read for each connection.
         timeout: seconds after which a call that does not answer is given up, and another server asked.
         patience: seconds that `slice` and `rows` go on trying while no server answers; for the other calls it is
@@ -96,12 +98,13 @@ class Client:
         tls_key: _Path | None = None,
     ) -> None:
         given = [addresses] if isinstance(addresses, str) else list(addresses)
-        self.addresses = tuple(dict.fromkeys(parse_address(text) for text in given))  # each is asked once
+        tls = (tls_roots, tls_cert) != (None, None)
+        self.addresses = tuple(dict.fromkeys(parse_address(text, tls=tls) for text in given))  # each is asked once
         if not self.addresses or not (timeout > 0 and patience >= 0):
             raise ConfigError(f"give at least one address, and a positive timeout: {given}, {timeout=}, {patience=}")
         if (tls_cert is None) != (tls_key is None) or (token is not None and token_file is not None):
             raise ConfigError("tls_cert= and tls_key= go together; token= and token_file= do not")
-        if not any(address.tls for address in self.addresses) and (tls_roots, tls_cert) != (None, None):
+        if tls and not any(address.tls for address in self.addresses):
             raise ConfigError(f"certificates are for grpc+tls://, and the addresses are {given}")
         self.timeout, self.patience = timeout, patience
         self._token, self._token_file = None if token is None else check_token(token), token_file

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import ServerForkError
-from penstock.server.failures import Address
+from penstock.server.address import Address
 
 __all__ = ["FAILURES", "Call", "Released", "process"]
 

@@ -14,8 +14,9 @@ from typing import TypeVar
 import tenacity
 
 from penstock.errors import ConfigError, PenstockError, ServerError, ServerForkError, ServerUnavailableError
+from penstock.server.address import Address
 from penstock.server.connections import FAILURES, Released
-from penstock.server.failures import Address, explain
+from penstock.server.failures import explain
 
 __all__ = ["Servers"]
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from dataclasses import dataclass
 from os import PathLike
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -23,44 +21,13 @@ from penstock.errors import (
     ServerTLSError,
     ServerUnavailableError,
 )
+from penstock.server.address import Address
 from penstock.server.auth import no_password
 from penstock.server.protocol import decode_error
 
-__all__ = ["Address", "explain", "parse_address"]
+__all__ = ["client_context", "explain"]
 
 _LOOK = 2.0  # seconds for looking at an address
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a server is."""
-
-    host: str
-    port: int
-    tls: bool
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"grpc{'+tls' if self.tls else ''}://{host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """From ``grpc://host:port`` or ``grpc+tls://host:port``.
-
-    Raises:
-        ConfigError: anything else.
-    """
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except (ValueError, AttributeError, TypeError):
-        parts, port = None, None
-    if parts is None or parts.scheme not in _SCHEMES or not parts.hostname or not port or parts.path.strip("/"):
-        raise ConfigError(f"the address of a server is grpc://host:port or grpc+tls://host:port, not {text!r}")
-    return Address(parts.hostname, port, _SCHEMES[parts.scheme])
-
-
-_SCHEMES = {"grpc": False, "grpc+tcp": False, "grpc+tls": True}
 
 
 def explain(error: BaseException, address: Address, tls: ssl.SSLContext | None) -> PenstockError:

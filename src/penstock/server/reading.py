@@ -23,8 +23,8 @@ import pyarrow.flight as flight
 
 from penstock.errors import ServerError, ServerUnavailableError
 from penstock.order.permutation import Indices
+from penstock.server.address import Address
 from penstock.server.connections import Call, Released
-from penstock.server.failures import Address
 from penstock.server.protocol import Slice, encode, encode_rows
 
 __all__ = ["BatchReader", "RowReader", "SliceReader"]

@@ -6,6 +6,9 @@
 
 It only tells, by GET and HEAD: counts, names and sizes of data sets, addresses of clients; no rows and no paths. It has
 no password, and so it listens on loopback unless asked otherwise.
+
+Whoever opens connections and asks nothing keeps nobody out: each has seconds in which its whole request must come, and
+where as many are open as there may be, a new one takes the place of the one that has been silent longest.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -31,8 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Status"]
 
-_CONNECTIONS = 32  # at once; more are turned away
-_PATIENCE = 10.0  # seconds for a request to come
+_CONNECTIONS = 32
+"""At once: each has a thread."""
+
+_PATIENCE = 5.0
+"""Seconds in which a whole request comes, however its bytes trickle in, and in which an answer is taken."""
+
+_ROOM = 1.0
+"""Seconds until a connection that was dropped has made room; it takes as long as a thread needs to wake up."""
 
 
 class Status:
@@ -105,6 +115,9 @@ class _Http(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], status: Status) -> None:
         self.status = status
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._silent: dict[socket.socket, float] = {}  # no whole request yet: since when, the oldest first
+        self._asking: dict[socket.socket, None] = {}  # being answered, the oldest first
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
@@ -114,16 +127,56 @@ class _Http(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()  # and no name is looked up, as the base class would
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        if not self._free.acquire(blocking=False):
+            self._drop_oldest()
+            if not self._free.acquire(timeout=_ROOM):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._silent[request] = time.monotonic()
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._forget(request)
             self._free.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        self._forget(request)  # before its descriptor is somebody else's
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Twice a second: end the connections whose request takes too long to come."""
+        late = time.monotonic() - _PATIENCE
+        with self._lock:
+            for request in [request for request, since in self._silent.items() if since < late]:
+                self._end(request)
+
+    def arrived(self, request: Any) -> None:
+        """A whole request has come."""
+        with self._lock:
+            if self._silent.pop(request, None) is not None:
+                self._asking[request] = None
+
+    def _drop_oldest(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._silent or self._asking), None)
+            if oldest is not None:
+                self._end(oldest)
+
+    def _end(self, request: socket.socket) -> None:
+        """Wake the thread of a connection, which finds that nothing more comes and closes it."""
+        self._silent.pop(request, None)
+        self._asking.pop(request, None)
+        with contextlib.suppress(OSError):  # the client has closed it
+            request.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self, request: Any) -> None:
+        with self._lock:
+            self._silent.pop(request, None)
+            self._asking.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
@@ -135,6 +188,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Http
     server_version, sys_version = "penstock", ""
     timeout = _PATIENCE
+
+    def parse_request(self) -> bool:
+        whole = super().parse_request()
+        self.server.arrived(self.request)
+        return whole
 
     def do_GET(self) -> None:
         status = self.server.status

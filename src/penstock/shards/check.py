@@ -18,14 +18,16 @@ import numpy as np
 import xxhash
 
 from penstock.errors import PenstockError
+from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
-from penstock.shards.files import ShardFile
+from penstock.shards.files import PIECE, ShardFile
 from penstock.shards.grouping import Sample
 from penstock.shards.header import rounded
 from penstock.shards.index import SUFFIX, ShardIndex, index_path
 from penstock.shards.pack import CHECKSUMS
 from penstock.shards.runs import scan_runs
 from penstock.shards.shardset import ShardSet
+from penstock.shards.tar import walk
 from penstock.shards.writer import TarWriter
 
 __all__ = ["ShardReport", "rewrite", "verify"]
@@ -78,26 +80,29 @@ def verify(path: str, *, decode: bool = False, progress: Callable[[int], object]
 
 
 def _verify_archive(file: ShardFile, report: ShardReport) -> None:
-    source = file.map()
+    archive = Archive(file)
     keys: Counter[str] = Counter()
     parts: Counter[tuple[str, ...]] = Counter()
-    digest, view, done = xxhash.xxh3_128(), memoryview(source), 0
-    for run in scan_runs(source, file.path):
+    digest, done = xxhash.xxh3_128(), 0
+    for run in scan_runs(archive, file.path):
         keys.update(run.key_texts())
         names = [run.names[number] for number in run.extensions.tolist()]
         first = run.first.tolist()
         parts.update(tuple(names[a:b]) for a, b in itertools.pairwise(first))
-        end = int(run.files.end[-1])
-        digest.update(view[done:end])
+        end = min(int(run.files.end[-1]), file.size)
+        for piece in file.pieces(done, end):
+            digest.update(piece)
         done = end
     report.samples = keys.total()
-    digest.update(view[done:])
-    tail = np.frombuffer(view[done:], np.uint8)
-    if tail.any():
-        # Folders and the like may stand behind the last sample; another archive may not.
-        rest = done + int(np.flatnonzero(tail)[-1])
-        if not _ends_behind(source, file.path, rest):
-            report.problems.append(f"there is data behind the end mark, up to byte {rest} (two archives in one file?)")
+    rest = -1
+    for at, piece in zip(itertools.count(done, PIECE), file.pieces(done, file.size), strict=False):
+        digest.update(piece)
+        used = np.flatnonzero(np.frombuffer(piece, np.uint8))
+        rest = at + int(used[-1]) if len(used) else rest
+    # Folders and the like may stand behind the last sample; another archive may not.
+    if rest >= 0 and not _ends_behind(archive, file.path, rest):
+        report.problems.append(f"there is data behind the end mark, up to byte {rest} (two archives in one file?)")
+    file.check()
     twice = [key for key, count in keys.items() if count > 1]
     if twice:
         report.problems.append(f"{len(twice)} keys come twice, not one after the other: {', '.join(twice[:_SHOWN])}")
@@ -105,12 +110,10 @@ def _verify_archive(file: ShardFile, report: ShardReport) -> None:
     _check_index(file, digest.digest(), report)
 
 
-def _ends_behind(source: object, path: str, last: int) -> bool:
+def _ends_behind(archive: Archive, path: str, last: int) -> bool:
     """Whether a byte belongs to a member, and not to what stands behind the end mark."""
-    from penstock.shards.tar import walk
-
     end = 0
-    for member in walk(source, path):  # type: ignore[arg-type]
+    for member in walk(archive, path):
         end = member.end
     return last < end
 
@@ -188,7 +191,6 @@ def rewrite(
         for number, count in enumerate(shards.counts):
             shard = shards.shard(number)
             for local in range(count):
-                shard.check()
                 begin, end = shard.index.span(local)
                 size = rounded(end - begin)
                 full = writer is not None and (
@@ -201,7 +203,9 @@ def rewrite(
                     name = next(names)
                     writer = TarWriter(name)
                     written.append(name)
-                writer.copy(shard.raw(local))
+                raw = shard.raw(local)
+                shard.check()
+                writer.copy(raw)
                 if progress is not None:
                     progress(1)
         if writer is None:

@@ -18,9 +18,10 @@ from typing import IO, Any, BinaryIO, cast
 import zstandard
 
 from penstock.errors import ShardIOError
+from penstock.shards.files import CheckedFile
 from penstock.storage import io_error
 
-__all__ = ["compression_of", "decompress", "open_stream"]
+__all__ = ["compression_of", "decompress", "open_file", "open_stream"]
 
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 _LONGEST = max(map(len, _MAGIC))
@@ -40,15 +41,22 @@ def open_stream(source: str | os.PathLike[str] | BinaryIO) -> BinaryIO:
 
     Raises:
         ShardIOError: the file cannot be opened. Bad data is found by `walk_stream`, which names it.
+        ShardChangedError: (while reading) somebody has written to the file.
     """
-    if isinstance(source, str | os.PathLike):
-        try:
-            raw: BinaryIO = open(source, "rb", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise ShardIOError(str(io_error(source, error))) from error
-    else:
-        raw = source
-    return decompress(raw)
+    return decompress(open_file(source) if isinstance(source, str | os.PathLike) else source)
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """A file as it is, buffered, to be read from front to back.
+
+    Raises:
+        ShardIOError: it cannot be opened.
+        ShardChangedError: (while reading) somebody has written to it.
+    """
+    try:
+        return io.BufferedReader(CheckedFile(path), _BUFFER)
+    except OSError as error:
+        raise ShardIOError(str(io_error(path, error))) from error
 
 
 def decompress(file: BinaryIO) -> BinaryIO:

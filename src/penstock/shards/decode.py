@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.datasets.mapped import said
 from penstock.errors import ConfigError, ImageError, ShardError
 from penstock.images.decode import decode as decode_image
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.stages import stage
 from penstock.storage.urls import shown
 
-__all__ = ["Decode", "chained"]
+__all__ = ["Decode", "chained", "load_array", "load_arrays"]
 
 Decoder = Callable[[bytes], Any]
 
@@ -32,13 +33,31 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
-def _array(data: bytes) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)
+def load_array(data: bytes) -> Any:
+    """Return the array of an ``.npy`` file; ValueError for what is none.
+
+    NumPy reads the header as Python, and raises whatever a damaged one leads to: SyntaxError, TokenError, MemoryError.
+    """
+    try:
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    except Exception as error:
+        raise ValueError(f"no .npy file, or a damaged one: {said(error)}") from error
 
 
-def _arrays(data: bytes) -> dict[str, Any]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        return dict(archive)
+def load_arrays(data: bytes) -> dict[str, Any]:
+    """Return the arrays of an ``.npz`` file by name; ValueError for what is none."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            return dict(archive)
+    except Exception as error:  # of zip, of zlib, and those of `load_array`
+        raise ValueError(f"no .npz file, or a damaged one: {said(error)}") from error
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
 
 
 def _image(data: bytes) -> torch.Tensor:
@@ -50,9 +69,9 @@ _DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "webp", "tif", "tiff"), _image),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
     **dict.fromkeys(("txt", "text", "transcript", "html", "htm"), _text),
-    **dict.fromkeys(("json", "jsn"), json.loads),
-    "npy": _array,
-    "npz": _arrays,
+    **dict.fromkeys(("json", "jsn"), _json),
+    "npy": load_array,
+    "npz": load_arrays,
 }
 
 

@@ -1,20 +1,28 @@
-"""A shard as an open file that notices when somebody changes it, and as a map to be read from front to back."""
+"""A shard as an open file that notices when somebody changes it.
+
+`ShardFile` is read by position, `CheckedFile` is a file object that is read from front to back. After a read, the open
+file's size and modification time are compared with those at its opening, and nothing is given of a changed file. A file
+that was removed, or replaced by renaming another one over it, stays what it was for its readers.
+"""
 
 from __future__ import annotations
 
-import mmap
+import io
 import os
 import stat
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 from penstock.errors import ShardChangedError, ShardIOError
 from penstock.shards.urls import local_path
 from penstock.storage import Storage, io_error, is_remote
 from penstock.storage import local_path as copy_of
 
-__all__ = ["ShardFile", "file_of"]
+__all__ = ["PIECE", "CheckedFile", "ShardFile", "file_of"]
+
+PIECE = 512 << 10
+"""Bytes that `ShardFile.pieces` reads at a time: they stay in a processor's cache."""
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -52,48 +60,139 @@ class ShardFile:
             _close(self._fd)
 
     def close(self) -> None:
-        """Close the file; a map of it stays."""
+        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def read(self, count: int, position: int) -> bytes:
-        """Exactly so many bytes from a position; ShardChangedError if they are not there any more."""
-        data = os.pread(self._fd, count, position)
-        while len(data) < count:  # a large read may come in pieces
-            more = os.pread(self._fd, count - len(data), position + len(data))
-            if not more:
-                raise self._changed(os.fstat(self._fd).st_size)
-            data += more
-        return data
+        """Exactly so many bytes from a position. Look with `check` whether the file is still the same.
 
-    def map(self) -> mmap.mmap | bytes:
-        """The whole file, mapped; it is read in order, which the system is told."""
-        if not self.size:
-            return b""
-        mapped = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
-        if sys.platform == "linux":
-            mapped.madvise(mmap.MADV_SEQUENTIAL)
-        return mapped
+        Raises:
+            ShardChangedError: they are not there any more.
+            ShardIOError: the file cannot be read.
+        """
+        try:
+            data = os.pread(self._fd, count, position)
+        except OSError as error:
+            raise self._unreadable(error, position) from error
+        if len(data) == count:
+            return data
+        whole = bytearray(data).ljust(count, b"\0")  # a large read may come in pieces
+        self.read_into(memoryview(whole)[len(data) :], position + len(data))
+        return bytes(whole)
+
+    def read_into(self, buffer: memoryview, position: int) -> None:
+        """Fill a buffer with the bytes from a position on. Raises as `read` does."""
+        while len(buffer):
+            try:
+                count = os.preadv(self._fd, [buffer], position)
+            except OSError as error:
+                raise self._unreadable(error, position) from error
+            if not count:
+                self._refuse(os.fstat(self._fd), position)
+            buffer, position = buffer[count:], position + count
+
+    def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
+        """The bytes from ``begin`` to ``end`` in pieces of `PIECE`. Each is valid until the next one comes.
+
+        Raises as `read` does.
+        """
+        buffer = memoryview(bytearray(min(PIECE, max(0, end - begin))))
+        for at in range(begin, end, PIECE):
+            piece = buffer[: end - at]
+            self.read_into(piece, at)
+            yield piece
 
     def check(self) -> None:
         """Raise `ShardChangedError` if the file has another size or modification time. Costs one fstat."""
         status = os.fstat(self._fd)
         if status.st_size != self.size or status.st_mtime_ns != self.mtime_ns:
-            raise self._changed(status.st_size)
+            self._refuse(status)
 
     def settle(self) -> None:
         """Wait until a later write would show in the modification time, which moves in steps of some milliseconds."""
-        age = time.time_ns() - self.mtime_ns
-        if 0 <= age < _CLOCK_STEP:
-            time.sleep((_CLOCK_STEP - age) / 1e9)
+        _settle(self.mtime_ns)
 
-    def _changed(self, size: int) -> ShardChangedError:
-        what = f"it had {self.size} bytes and has {size}" if size != self.size else "its modification time differs"
-        return ShardChangedError(
-            f"{self.path} was changed while it was open: {what}. Open the shards again; to update one in use, write a "
-            "new one and rename it over the old"
-        )
+    def is_cached(self, position: int) -> bool:
+        """Whether a byte is in memory already, as far as the system tells."""
+        try:
+            return os.preadv(self._fd, [bytearray(1)], position, os.RWF_NOWAIT) == 1
+        except (AttributeError, OSError):  # no such call here, or not for this file system
+            return False
+
+    def fetch_ahead(self, begin: int, end: int) -> None:
+        """Tell the system that these bytes will be read soon. It does not wait for them."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+
+    def _refuse(self, status: os.stat_result, at: int | None = None) -> NoReturn:
+        raise _changed(self.path, self.size, status.st_size, at)
+
+    def _unreadable(self, error: OSError, position: int) -> ShardIOError:
+        result = ShardIOError(f"{io_error(self.path, error)} (at byte {position})")
+        result.errno = error.errno
+        return result
+
+
+class CheckedFile(io.FileIO):
+    """A file object, not buffered, that raises where a file was changed since it was opened.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: it cannot be opened.
+        ShardChangedError: (while reading) it has another size or modification time.
+
+    Only regular files are looked at: pipes and devices have no size.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path, "rb")
+        status = os.fstat(self.fileno())
+        self._regular = stat.S_ISREG(status.st_mode)
+        self._size, self._mtime_ns = status.st_size, status.st_mtime_ns
+        if self._regular:
+            _settle(self._mtime_ns)
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read into a buffer."""
+        count = super().readinto(buffer)
+        self._check()
+        return count
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read so many bytes at most; all that follow if there is no number."""
+        data = super().read(-1 if size is None else size)
+        self._check()
+        return data
+
+    def readall(self) -> bytes:
+        """Read all that follows."""
+        data = super().readall()
+        self._check()
+        return data
+
+    def _check(self) -> None:
+        status = os.fstat(self.fileno())
+        if self._regular and (status.st_size != self._size or status.st_mtime_ns != self._mtime_ns):
+            raise _changed(os.fspath(self.name), self._size, status.st_size)
+
+
+def _settle(mtime_ns: int) -> None:
+    age = time.time_ns() - mtime_ns
+    if 0 <= age < _CLOCK_STEP:
+        time.sleep((_CLOCK_STEP - age) / 1e9)
+
+
+def _changed(path: str, before: int, now: int, at: int | None = None) -> ShardChangedError:
+    what = f"it had {before} bytes and has {now}" if now != before else "its modification time differs"
+    where = "" if at is None else f" (byte {at} was to be read)"
+    return ShardChangedError(
+        f"{path} was changed while it was open: {what}{where}. Open the shards again; to update one in use, write a "
+        "new one and rename it over the old"
+    )
 
 
 def file_of(url: str, storage: Storage | None = None, *, progress: bool | None = False) -> str:

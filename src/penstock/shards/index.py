@@ -33,12 +33,13 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.errors import ManifestIOError, ShardError, ShardIOError
-from penstock.manifest.sidecar import READ_ONLY, places
+from penstock.manifest.sidecar import places
+from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
 from penstock.shards.files import ShardFile
 from penstock.shards.header import decode_name, rounded
 from penstock.shards.runs import Extensions, Run, scan_runs
-from penstock.storage import file_lock, io_error, is_writable, write_atomically
+from penstock.storage import UNWRITABLE, file_lock, io_error, is_writable, write_atomically
 from penstock.storage.urls import shown
 
 __all__ = ["SUFFIX", "Header", "ShardIndex", "index_path", "load_or_build", "read_header"]
@@ -203,7 +204,8 @@ def load_or_build(
     Args:
         shard: a local file.
         url: its name, for messages.
-        cache_dir: where indexes go, instead of beside the shard (or, if that is read-only, in the user's cache).
+        cache_dir: where indexes go, instead of beside the shard (or, if that is read-only or full, in the user's
+            cache).
         progress: called with the bytes just indexed.
         checked: see `ShardIndex.load`.
 
@@ -256,8 +258,8 @@ def _build(candidates: list[Path], file: ShardFile, url: str, progress: Progress
         except (ShardError, ManifestIOError):
             raise
         except OSError as error:
-            if error.errno in READ_ONLY and not last:
-                continue  # access rights promised more than the file system keeps
+            if error.errno in UNWRITABLE and not last:
+                continue  # access rights promised more than the file system keeps, or its disk is full
             raise ShardIOError(str(io_error(path, error, f"cannot write the index of {url} to"))) from error
         built = ShardIndex.load(path)
         if built is None:
@@ -268,21 +270,22 @@ def _build(candidates: list[Path], file: ShardFile, url: str, progress: Progress
 
 def _scan(file: ShardFile, url: str, progress: Progress) -> tuple[Header, list[memoryview]]:
     """The header and the parts of a shard's index."""
-    source = file.map()
-    if (kind := compression_of(bytes(source[:6]))) is not None:
+    if (kind := compression_of(file.read(min(6, file.size), 0))) is not None:
         raise ShardError(
             f"{url}: compressed ({kind}), so its samples cannot be reached one by one: unpack it, or read it "
             "as a stream (StreamShards)"
         )
     digest, extensions, builder = xxhash.xxh3_128(), Extensions(), _Builder()
-    view, done = memoryview(source), 0
-    for run in scan_runs(source, url, extensions=extensions):
+    done = 0
+    for run in scan_runs(Archive(file), url, extensions=extensions):
         builder.add(run)
-        end = int(run.files.end[-1]) if run.files.total else done
-        digest.update(view[done:end])  # what was just looked at is still in the cache
+        end = min(int(run.files.end[-1]), file.size) if run.files.total else done
+        for piece in file.pieces(done, end):  # what was just looked at is still in the cache
+            digest.update(piece)
         progress(max(0, end - done))
         done = max(done, end)
-    digest.update(view[done:])
+    for piece in file.pieces(done, file.size):
+        digest.update(piece)
     progress(file.size - done)
     parts = builder.parts(extensions.names)
     body, at = xxhash.xxh3_64(), BODY

@@ -19,10 +19,9 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from penstock.errors import ConfigError, ImageError, ManifestError, ShardError, 
 from penstock.images.files import is_image
 from penstock.manifest import Manifest, Record
 from penstock.order import make_order
+from penstock.processes import process_pool
 from penstock.progress import progress_bar
 from penstock.shards.header import BLOCK, rounded
 from penstock.shards.index import index_path, load_or_build, read_header
@@ -299,10 +299,10 @@ def _run(job: _Job, todo: list[tuple[int, int, int]], workers: int) -> Iterator[
         for task in todo:
             yield _pack_shard(job, *task)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
-        waiting = iter(todo)
-        running: set[Future[int]] = set()
-        try:
+    try:
+        with process_pool(workers) as pool:
+            waiting = iter(todo)
+            running: set[Future[int]] = set()
             for task in waiting:
                 running.add(pool.submit(_pack_shard, job, *task))
                 if len(running) >= 2 * workers:
@@ -311,10 +311,8 @@ def _run(job: _Job, todo: list[tuple[int, int, int]], workers: int) -> Iterator[
             while running:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
-        except BrokenProcessPool as error:
-            raise WorkerError("a packing worker was killed (out of memory?); pack again to go on") from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    except BrokenProcessPool as error:
+        raise WorkerError("a packing worker was killed (out of memory?); pack again to go on") from error
 
 
 def _pack_shard(job: _Job, number: int, start: int, stop: int) -> int:

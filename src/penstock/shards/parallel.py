@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
 from typing import TypeVar
 
 from penstock.errors import WorkerError
+from penstock.processes import process_pool
 from penstock.shards.check import ShardReport, verify
 from penstock.shards.index import load_or_build
 
@@ -36,10 +35,8 @@ def _each(work: Callable[[str], T], paths: list[str], workers: int) -> Iterator[
     if min(workers, len(paths)) <= 1:
         yield from map(work, paths)
         return
-    with ProcessPoolExecutor(min(workers, len(paths)), mp_context=get_context("forkserver")) as pool:
-        try:
+    try:
+        with process_pool(min(workers, len(paths))) as pool:
             yield from pool.map(work, paths)
-        except BrokenProcessPool as error:
-            raise WorkerError("a worker process was killed (out of memory?); try again with fewer workers") from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    except BrokenProcessPool as error:
+        raise WorkerError("a worker process was killed (out of memory?); try again with fewer workers") from error

@@ -1,25 +1,29 @@
-"""Whole samples of a mapped tar archive, many at a time: `penstock.shards.grouping`'s rules in NumPy.
+"""Whole samples of a tar archive, many at a time: `penstock.shards.grouping`'s rules in NumPy.
 
-    for run in scan_runs(mapped, "a.tar"):        # a Run: some hundreds of samples
-        for sample in run.samples(mapped, "a.tar"): ...
+    for run in scan_runs(archive, "a.tar"):       # a Run: some hundreds of samples
+        for sample in run.samples(archive, "a.tar"): ...
 
-The result is that of `group(walk(...))`: the same samples and errors, tens of times faster. Memory: a few MiB.
+The result is that of `group(walk(...))`: the same samples and errors, tens of times faster. Of a file that is changed
+meanwhile, samples of its old content come before the error, and none of the new one. Memory: a few MiB.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.shards.archive import Archive
 from penstock.shards.grouping import KEY, LOCAL_PATH, URL, Handler, Sample, duplicate, split_name
 from penstock.shards.header import decode_name
 from penstock.shards.scan import Bytes, Files, Ints, Source, scan_files
 
 __all__ = ["Extensions", "Run", "scan_runs"]
 
+_PIECE = 128 << 10  # bytes of samples that are read together, before one check of the file
 _FEW = 12  # extensions up to which each is compared with all files at once
 _SLASH, _DOT, _LINE, _UNDERSCORE = b"/.\n_"
 
@@ -84,34 +88,66 @@ class Run(NamedTuple):
         return [self.names[number] for number in table[0].tolist()]
 
     def samples(self, source: Source, url: str, *, local_path: str | None = None, start: int = 0) -> Iterator[Sample]:
-        """The samples from ``start`` on, their data copied out of ``source`` as bytes, each when it is asked for."""
+        """The samples from ``start`` on, their data as bytes.
+
+        Raises:
+            ShardChangedError: the file was changed.
+            ShardIOError: it cannot be read.
+
+        What the archive holds in memory has been checked. Other data is read from the file for some samples at a time,
+        and checked behind that.
+        """
+        archive, keys = Archive.of(source), self.key_texts()
+        data, base, behind = archive.data, archive.begin, archive.end
         columns = self.columns() if local_path is None else None
-        keys = self.key_texts()
-        begins, ends = self.files.offset, self.files.offset + self.files.size
         if columns is None or len(columns) > 2:
-            yield from self._any(source, url, local_path, start, keys, begins.tolist(), ends.tolist())
-        elif len(columns) == 1:
+            yield from self._any(archive, url, local_path, keys, start, self.total)
+            return
+        width, begins, ends = len(columns), self.files.offset, self.files.offset + self.files.size
+        low = min(max(start, int(np.searchsorted(begins[::width], base))), self.total)
+        high = max(low, int(np.searchsorted(ends[width - 1 :: width], behind, "right")))
+        yield from self._any(archive, url, None, keys, start, low)
+        places = (
+            (array[low * width + k : high * width : width] - base).tolist()
+            for k in range(width)
+            for array in (begins, ends)
+        )
+        if width == 1:
             one = columns[0]
-            for key, a, b in zip(keys[start:], begins[start:].tolist(), ends[start:].tolist(), strict=True):
-                yield {KEY: key, URL: url, one: source[a:b]}
+            for key, a, b in zip(keys[low:high], *places, strict=True):
+                yield {KEY: key, URL: url, one: data[a:b]}
         else:
             one, two = columns
-            limits = (array[k + 2 * start :: 2].tolist() for k in (0, 1) for array in (begins, ends))
-            for key, a, b, c, d in zip(keys[start:], *limits, strict=True):
-                yield {KEY: key, URL: url, one: source[a:b], two: source[c:d]}
+            for key, a, b, c, d in zip(keys[low:high], *places, strict=True):
+                yield {KEY: key, URL: url, one: data[a:b], two: data[c:d]}
+        yield from self._any(archive, url, None, keys, high, self.total)
 
     def _any(
-        self, source: Source, url: str, local: str | None, start: int, keys: list[str], begins: Any, ends: Any
+        self, archive: Archive, url: str, local: str | None, keys: list[str], low: int, high: int
     ) -> Iterator[Sample]:
-        names = [self.names[number] for number in self.extensions.tolist()]
-        first = self.first.tolist()
-        for i in range(start, self.total):
-            sample: Sample = {KEY: keys[i], URL: url}
-            for at in range(first[i], first[i + 1]):
-                sample[names[at]] = source[begins[at] : ends[at]]
-                if local is not None and at == first[i]:
-                    sample[LOCAL_PATH] = local
-            yield sample
+        """Samples of any files. Some are read together; they are given when the file was checked behind that."""
+        if low >= high:
+            return
+        which = slice(int(self.first[low]), int(self.first[high]))
+        names = [self.names[number] for number in self.extensions[which].tolist()]
+        begins = self.files.offset[which].tolist()
+        ends = (self.files.offset[which] + self.files.size[which]).tolist()
+        files = zip(names, begins, ends, strict=True)
+        counts = np.diff(self.first[low : high + 1]).tolist()
+        read, waiting, end, limit = archive.read, [], 0, begins[0] + _PIECE if begins else 0
+        for key, count in zip(keys[low:high], counts, strict=True):
+            sample: Sample = {KEY: key, URL: url}
+            for name, begin, end in islice(files, count):
+                sample[name] = read(begin, end)
+                if local is not None:
+                    sample.setdefault(LOCAL_PATH, local)
+            waiting.append(sample)
+            if end >= limit:
+                archive.check()
+                yield from waiting
+                waiting, limit = [], end + _PIECE
+        archive.check()
+        yield from waiting
 
 
 def scan_runs(
@@ -126,7 +162,7 @@ def scan_runs(
     """All samples of an archive in order.
 
     Args:
-        source: the archive, as a map or bytes.
+        source: the archive.
         url: its name, for messages.
         start: the first header of the sample to begin with.
         require_end: see `walk`.
@@ -180,7 +216,7 @@ def _group(files: Files, known: Extensions) -> Run:
     if not keep.all():
         files, dot, lengths = files.take(keep), dot[keep], lengths[keep]
         names, rows = files.names, files.total
-    keys = np.where(columns < dot[:, None], names, 0).astype(np.uint8)
+    keys = names * (columns < dot[:, None])
     keys = np.ascontiguousarray(keys[:, : int(dot.max(initial=0)) + 1])
     texts = keys.view(f"S{keys.shape[1]}").ravel()
     new = np.ones(rows + 1, bool)
@@ -195,8 +231,8 @@ def _numbers(names: Bytes, dot: Ints, lengths: Ints, known: Extensions) -> Ints:
     if not len(names) or not longest:
         return np.full(len(names), known[b""] if len(names) else 0, np.int64)
     places = dot[:, None] + np.arange(1, longest + 1)
+    # Zeros fill up the rows, and the last column has nothing else: what is not of a name is zero.
     raw = np.take_along_axis(names, np.minimum(places, names.shape[1] - 1), 1)
-    raw = np.where(places < lengths[:, None], raw, 0).astype(np.uint8)
     if longest <= 8:
         packed = np.zeros((len(raw), 8), np.uint8)
         packed[:, :longest] = raw

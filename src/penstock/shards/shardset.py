@@ -46,7 +46,8 @@ class ShardSet:
         copy: copy shards in a store into the local cache, whole, when they are first needed. False: read only the
             samples asked for, by ranges, several at a time and each time anew; every shard needs its index beside it.
         storage: how a store is reached, and the cache, see `penstock.storage.Storage`.
-        cache_dir: where indexes go, instead of beside the shards (or, if that is read-only, in the user's cache).
+        cache_dir: where indexes go, instead of beside the shards (or, if that is read-only or full, in the user's
+            cache).
         progress: show a bar while indexing: True, False, or None for large shards on a terminal.
 
     Raises:
@@ -156,8 +157,9 @@ class ShardSet:
             raise IndexError(f"sample {index} is out of range for {counted(self._length, 'sample')}") from None
         number, local = self.locate(row)
         shard = self.shard(number)
-        shard.check()
-        return shard.sample(local)
+        sample = shard.sample(local)
+        shard.check()  # behind the read, so nothing is handed out that has changed
+        return sample
 
     def records(self, indices: Indices) -> list[Sample]:
         """The samples at ``indices`` (any order, repeats allowed). The fast way to read a batch."""
@@ -178,10 +180,11 @@ class ShardSet:
         """The samples at rows, with the numbers of their shards."""
         local = (rows - self.starts[numbers]).tolist()
         shards = {number: self.shard(number) for number in set(numbers.tolist())}
-        for shard in shards.values():
-            shard.check()
         wanted = [(shards[number], k) for number, k in zip(numbers.tolist(), local, strict=True)]
-        return list(read_samples(wanted)) if self._ranged else [shard.sample(k) for shard, k in wanted]
+        found = list(read_samples(wanted)) if self._ranged else [shard.sample(k) for shard, k in wanted]
+        for shard in shards.values():
+            shard.check()  # behind the reads
+        return found
 
     def __iter__(self) -> Iterator[Sample]:
         for number, count in enumerate(self.counts):

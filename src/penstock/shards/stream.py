@@ -20,10 +20,11 @@ from torch.utils.data import IterableDataset
 
 from penstock import distributed
 from penstock.datasets.clock import Clock
-from penstock.errors import ConfigError, PartitionError, ShardError, StateError, StorageError
+from penstock.errors import ConfigError, PartitionError, ShardError, StorageError
 from penstock.order import ORDER_VERSION, make_order
 from penstock.order.hashing import derive_key, mix
 from penstock.random import sample_key, sample_scope
+from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.decode import chained
 from penstock.shards.files import ShardFile, file_of
@@ -31,7 +32,7 @@ from penstock.shards.grouping import KEY, URL, Handler, Sample, group
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import walk_stream
 from penstock.shards.urls import Urls, expand, local_path
-from penstock.state import STATE_VERSION, State, check_state, read_int
+from penstock.state import STATE_VERSION, State, check_state, read_int, read_ints
 from penstock.storage import Storage, is_remote, open_source
 
 __all__ = ["StreamShards", "read_shard"]
@@ -127,12 +128,11 @@ class StreamShards(IterableDataset[Any]):
             StateError: the state is of other shards, another order, rank or worker.
         """
         worker = distributed.worker()
-        expected, at = self._identity(), state.get("at")
+        check_state(state, {"version": STATE_VERSION}, of="data set")
+        expected, at = self._identity(), read_ints(state, "at", 3, of="data set")
         if at != [0, 0, 0]:  # where nothing has begun, anybody may go on
             expected["worker"] = [worker.id, worker.total]
         check_state(state, expected, of="data set")
-        if not (isinstance(at, list | tuple) and len(at) == 3 and all(type(n) is int and n >= 0 for n in at)):
-            raise StateError(f"this state is damaged: 'at' is {at!r}")
         self._epoch = read_int(state, "epoch", of="data set")
         self._at = (at[0], at[1], at[2])
         self._told = self._clock.peek()[1]
@@ -246,6 +246,7 @@ def read_shard(
 
     Raises:
         ShardError: as `penstock.shards.walk` and `group`; also what decompression complains of.
+        ShardChangedError: the file was truncated or written to meanwhile. Samples before that are of its old content.
         StorageError: the store says no.
     """
     if local_path(url) is None and is_remote(url):
@@ -255,15 +256,17 @@ def read_shard(
         return
     path = file_of(url)
     file = ShardFile(path)
-    if compression_of(file.read(min(6, file.size), 0)) is not None:
+    try:
+        if compression_of(file.read(min(6, file.size), 0)) is not None:
+            with open_stream(path) as stream:
+                yield from _read_stream(stream, url, start, handler)
+            return
+        file.settle()
+        archive = Archive(file)
+        for run in scan_runs(archive, url, start=start, handler=handler):
+            yield from zip(run.files.header[run.first[:-1]].tolist(), run.samples(archive, url), strict=True)
+    finally:
         file.close()
-        with open_stream(path) as stream:
-            yield from _read_stream(stream, url, start, handler)
-        return
-    source = file.map()
-    for run in scan_runs(source, url, start=start, handler=handler):
-        file.check()  # reading a map beyond the end of its file would end the process
-        yield from zip(run.files.header[run.first[:-1]].tolist(), run.samples(source, url), strict=True)
 
 
 def _read_stream(file: BinaryIO, url: str, start: int, handler: Handler | None) -> Iterator[tuple[int, Sample]]:

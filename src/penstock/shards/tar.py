@@ -1,7 +1,7 @@
-"""Tar archives member by member, from a memory map (nothing is copied) or from a stream that only goes forward.
+"""Tar archives member by member, from one that is read by position or from a stream that only goes forward.
 
-    for member in walk(mapped, "a.tar"):             # Member(name='x/0001.jpg', kind='file', offset=512, size=907, ...)
-        data = memoryview(mapped)[member.offset : member.offset + member.size]
+    for member in walk(archive, "a.tar"):            # Member(name='x/0001.jpg', kind='file', offset=512, size=907, ...)
+        data = archive[member.offset : member.offset + member.size]
     for member, data in walk_stream(file, "a.tar"):  # data: bytes, empty for folders and links
         ...
 
@@ -12,7 +12,7 @@ Promises: members come in the archive's order and whole. An archive that is cut 
 is a `TruncatedShardError`, and damage a `ShardError`; both name the shard and the byte. Reading ends at the archive's
 end mark, and always: each step goes at least 512 bytes forward.
 
-`penstock.shards.scan` finds the same members of a map many at a time, and much faster.
+`penstock.shards.scan` finds the same members of an archive many at a time, and much faster.
 """
 
 from __future__ import annotations
@@ -32,8 +32,14 @@ __all__ = ["Buffer", "Kind", "Member", "member_at", "walk", "walk_stream"]
 
 Kind = Literal["file", "dir", "link", "special"]
 
-Buffer = memoryview
-"""What is walked: a memoryview of bytes over a map, or over anything else that has them."""
+
+class Buffer(Protocol):
+    """What is walked: bytes, a `penstock.shards.archive.Archive`, or anything else with a length and slices."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes | memoryview: ...
+
 
 _KINDS: dict[bytes, Kind] = {
     b"0": "file",
@@ -74,8 +80,8 @@ class _Source(Protocol):
         """Bytes in all, if that is known."""
 
 
-class _Mapped:
-    """Blocks out of a buffer."""
+class _Placed:
+    """Blocks out of what is read by position."""
 
     def __init__(self, buffer: Buffer, shard: str, position: int) -> None:
         self._buffer, self.shard, self.position = buffer, shard, min(position, len(buffer))
@@ -131,11 +137,11 @@ class _Stream:
         return kind(f"{self.shard}: the compressed archive {what}, at byte {self.position} of its content: {error}")
 
 
-def walk(buffer: Buffer | bytes, shard: str, *, start: int = 0, require_end: bool = True) -> Iterator[Member]:
-    """The members of a tar archive in memory, in order, all kinds of them.
+def walk(buffer: Buffer, shard: str, *, start: int = 0, require_end: bool = True) -> Iterator[Member]:
+    """The members of a tar archive, in order, all kinds of them.
 
     Args:
-        buffer: the archive; a memoryview over a map costs no copy.
+        buffer: the archive.
         shard: its name, for messages.
         start: byte to begin at, which must be the first header of a member.
         require_end: whether an archive that just ends, without the two blocks of zeros, is an error. It may have been
@@ -146,16 +152,15 @@ def walk(buffer: Buffer | bytes, shard: str, *, start: int = 0, require_end: boo
 
     Cost: about 3 microseconds a member; data is not touched.
     """
-    view, shard = memoryview(buffer), shown(shard)
-    position = start
-    while (member := member_at(view, shard, position, require_end=require_end)) is not None:
+    shard, position = shown(shard), start
+    while (member := member_at(buffer, shard, position, require_end=require_end)) is not None:
         yield member
         position = member.end
 
 
 def member_at(buffer: Buffer, shard: str, position: int, *, require_end: bool = True) -> Member | None:
     """The member whose first header stands at a position, or None at the end mark. Raises as `walk` does."""
-    return _entry(_Mapped(buffer, shard, position), require_end)
+    return _entry(_Placed(buffer, shard, position), require_end)
 
 
 def walk_stream(

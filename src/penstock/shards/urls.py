@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from itertools import product
+from typing import Any
 
 from penstock.errors import ConfigError, ShardIOError
 from penstock.storage import Storage, is_remote
@@ -38,7 +39,7 @@ def expand(urls: Urls, storage: Storage | None = None) -> list[str]:
         storage: how a store is reached, for patterns.
 
     Raises:
-        ConfigError: nothing is named, or braces are not balanced.
+        ConfigError: nothing is named, something else than a name, or braces that are not balanced.
         ShardIOError: no file matches a pattern.
         StorageError: a store says no; StorageNotFoundError: no object matches a pattern.
     """
@@ -46,6 +47,9 @@ def expand(urls: Urls, storage: Storage | None = None) -> list[str]:
         return [os.fspath(urls)]
     if isinstance(urls, str):
         return [url for part in urls.split("::") for text in braces(part) for url in _matches(text, storage)]
+    given: Any = urls
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise ConfigError(f"a source is a path or an address, as str or Path, or a list of these; got {urls!r}")
     result = [url for part in urls for url in expand(part, storage)]
     if not result:
         raise ConfigError("no shards: the list is empty")

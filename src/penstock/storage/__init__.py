@@ -2,24 +2,18 @@
 
 On disk: open files that notice a change, the user's cache folder, atomic writes and locks. Elsewhere: `open_source`,
 `local_path`, `read_object`, with `Storage` for how and `Cache` for local copies.
+
+The names are imported when they are first used: files of this machine need no retries, downloads or locks.
 """
 
-from penstock.storage.cache import cache_root, file_lock, is_writable, write_atomically
-from penstock.storage.copies import CachedFile
-from penstock.storage.files import SourceFile, io_error
-from penstock.storage.remote import (
-    FileSource,
-    RemoteSource,
-    Source,
-    Storage,
-    local_path,
-    open_source,
-    read_object,
-)
-from penstock.storage.store import Cache
-from penstock.storage.urls import is_remote
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock import lazy
 
 __all__ = [
+    "UNWRITABLE",
     "Cache",
     "CachedFile",
     "FileSource",
@@ -37,3 +31,42 @@ __all__ = [
     "read_object",
     "write_atomically",
 ]
+
+if TYPE_CHECKING:
+    from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
+    from penstock.storage.copies import CachedFile
+    from penstock.storage.files import SourceFile, io_error
+    from penstock.storage.remote import (
+        FileSource,
+        RemoteSource,
+        Source,
+        Storage,
+        local_path,
+        open_source,
+        read_object,
+    )
+    from penstock.storage.store import Cache
+    from penstock.storage.urls import is_remote
+
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "UNWRITABLE": "cache",
+        "Cache": "store",
+        "CachedFile": "copies",
+        "FileSource": "remote",
+        "RemoteSource": "remote",
+        "Source": "remote",
+        "SourceFile": "files",
+        "Storage": "remote",
+        "cache_root": "cache",
+        "file_lock": "cache",
+        "io_error": "files",
+        "is_remote": "urls",
+        "is_writable": "cache",
+        "local_path": "remote",
+        "open_source": "remote",
+        "read_object": "remote",
+        "write_atomically": "cache",
+    },
+)

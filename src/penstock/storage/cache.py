@@ -16,12 +16,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import xxhash
-from filelock import FileLock
 
-__all__ = ["cache_root", "file_lock", "is_writable", "write_atomically"]
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+__all__ = ["UNWRITABLE", "cache_root", "file_lock", "is_writable", "write_atomically"]
+
+UNWRITABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG),
+)
+"""What the system says where nothing can be written: no right to it, or no room. Another place may do."""
 
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _ABANDONED = 3600.0  # seconds without a write
@@ -43,6 +51,11 @@ def cache_root() -> Path:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if is_writable(root):
                 return root
+    return _temporary_root()
+
+
+def _temporary_root() -> Path:
+    """A folder of this user in the system's temporary folder."""
     user = os.getuid() if hasattr(os, "getuid") else os.getlogin()
     fallback = Path(tempfile.gettempdir()) / f"penstock-{user}"
     fallback.mkdir(mode=0o700, exist_ok=True)
@@ -109,7 +122,20 @@ def _sync_folder(folder: Path) -> None:
 
 def file_lock(path: str | os.PathLike[str]) -> FileLock:
     """A lock named after ``path``, kept in the cache folder; for one builder among the processes of a machine."""
-    folder = cache_root() / "locks"
+    name = f"{xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(path)))}.lock"
+    try:
+        return _lock_in(cache_root(), name)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+    return _lock_in(_temporary_root(), name)  # the disk of the cache is full
+
+
+def _lock_in(root: Path, name: str) -> FileLock:
+    from filelock import FileLock  # who finds all as it should be locks nothing
+
+    folder = root / "locks"
     folder.mkdir(exist_ok=True)
-    name = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(path)))
-    return FileLock(folder / f"{name}.lock")
+    # Made now: a lock whose file cannot be made would say so only when it is taken.
+    os.close(os.open(folder / name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644))
+    return FileLock(folder / name)

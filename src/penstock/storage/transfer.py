@@ -10,12 +10,14 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from tenacity import RetryCallState, Retrying, retry_if_exception_type
+from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError, StorageChangedError, StorageError, StorageUnavailableError
 from penstock.storage.backend import Backend, Cancel, Stat, Transient
 from penstock.storage.urls import shown
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 __all__ = ["Patience", "rank_note", "stat_object", "transfer"]
 
@@ -121,6 +123,8 @@ def _persist(
     Raises:
         StorageUnavailableError: it goes on failing. Errors of other kinds are raised as they are.
     """
+    from tenacity import Retrying, retry_if_exception_type  # it imports tornado where that is installed
+
     deadline = time.monotonic() + patience.deadline
     attempts = _Attempts(patience, deadline, position)
 

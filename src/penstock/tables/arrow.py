@@ -13,12 +13,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import DataFileError
+from penstock.manifest.formats.columns import damage_of
 from penstock.tables.values import is_view
 
 __all__ = ["INVALID", "ArrowFile", "Layout", "scan_arrow"]
 
-INVALID = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError, OSError)
-"""What Arrow raises for files that are not what they should be."""
+INVALID = (
+    *(pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError, OSError),
+    *(pa.ArrowMemoryError, UnicodeDecodeError),  # for sizes, and for names of columns
+)
 
 _MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -122,12 +125,16 @@ class ArrowFile:
                 batch = pa.ipc.read_record_batch(message, self._schema)
             batch = batch.select(self._columns)
             batch.validate()
+            mapped = self._is_mapped(batch)
             for column in batch.columns:
-                if column.null_count or column.type.num_fields:  # read by Arrow, which follows every offset
+                # Arrow follows every offset of what it reads.
+                if not mapped or column.null_count or column.type.num_fields:
                     column.validate(full=True)
+                elif why := damage_of(column):
+                    raise self._damaged(why)
         except INVALID as error:
             raise self._damaged(error) from None
-        if self._is_mapped(batch):
+        if mapped:
             return batch, _HELD * len(self._columns)
         self.compressed = True
         return batch, batch.nbytes
@@ -180,5 +187,5 @@ class ArrowFile:
                     return bool(begin <= buffer.address < end)
         return True
 
-    def _damaged(self, error: Exception) -> DataFileError:
+    def _damaged(self, error: object) -> DataFileError:
         return DataFileError(f"{self._path} is damaged: {error}")

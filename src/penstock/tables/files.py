@@ -52,6 +52,8 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
         DataFileError: a folder of `datasets` whose description is damaged, or that keeps its rows in another order.
         ShardIOError, StorageNotFoundError: nothing matches a pattern.
     """
+    if split is not None and not isinstance(split, str):
+        raise ConfigError(f"split= takes the name of a split, such as 'train', got {split!r}")
     folder = _as_folder(source, storage)
     if folder is None:
         if split is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Callable
@@ -13,8 +12,8 @@ import pyarrow as pa
 from penstock.datasets.loading import SampleRecord
 from penstock.datasets.raw import read_file
 from penstock.errors import ConfigError, DataFileError, ImageError
-from penstock.images.backends import refuse_postscript
 from penstock.images.decode import decode
+from penstock.images.limits import open_pillow
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
 from penstock.tables.values import is_text
@@ -85,8 +84,7 @@ def make_image(data: bytes | None, name: str, images: str) -> Any:
         from PIL import Image
 
         try:
-            refuse_postscript(data)
-            image = Image.open(io.BytesIO(data))
+            image = open_pillow(data)
             image.load()
         except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
             raise ImageError(f"{name!r} cannot be decoded: {error}") from error

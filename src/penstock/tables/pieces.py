@@ -22,7 +22,7 @@ from penstock.tables.kept import Kept
 from penstock.tables.parquet import ParquetFile
 from penstock.tables.values import fixed_width, plain_batch, text_offsets
 
-__all__ = ["Located", "Pieces", "Room"]
+__all__ = ["Located", "NotText", "Pieces", "Room"]
 
 _MOST_OPEN = 256
 _RUNS, _LIGHT = 8, 1 << 12  # runs of a piece from which all are taken at once, of rows up to so many bytes
@@ -57,6 +57,14 @@ class _Mapped(NamedTuple):
         """All of the file as items of a type."""
         data = self.file.data
         return data[: len(data) // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+class NotText(Exception):
+    """Text that is not UTF-8, which is noticed where it is read: of the row at this place."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.place = place
 
 
 class Pieces:
@@ -166,7 +174,10 @@ class Pieces:
             spans = (data + offsets[first]).tolist(), (data + offsets[first + 1]).tolist()
             view: Any = memoryview(mapped.file.data)  # type: ignore[arg-type]
             for place, begin, end in zip(mapped.where.tolist(), *spans, strict=True):
-                values[place] = str(view[begin:end], "utf-8") if is_text else bytes(view[begin:end])
+                try:
+                    values[place] = str(view[begin:end], "utf-8") if is_text else bytes(view[begin:end])
+                except UnicodeDecodeError as error:
+                    raise NotText(place) from error
         return values
 
     def _mapped(self, at: Located) -> Iterator[_Mapped | None]:

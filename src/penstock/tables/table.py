@@ -40,7 +40,7 @@ from penstock.tables.pictures import (
     label_column,
     make_image,
 )
-from penstock.tables.pieces import Pieces
+from penstock.tables.pieces import Located, NotText, Pieces
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
 from penstock.wording import counted
 
@@ -251,13 +251,23 @@ class TableFiles(FilesTable):
             for number, name in enumerate(self.columns):
                 found[name] = self._pieces.numbers(at, number, partial(room, name))
                 if found[name] is None and name not in self.image_columns:
-                    found[name] = self._pieces.texts(at, number)
+                    found[name] = self._texts(at, number, name, rows)
                 if found[name] is None:
                     rest.append(number)
             if rest:
                 batch = self._pieces.take(at, rest)
                 found |= zip(batch.schema.names, batch.columns, strict=True)
             return found
+
+    def _texts(self, at: Located, number: int, name: str, rows: Indices) -> list[Any] | None:
+        try:
+            return self._pieces.texts(at, number)
+        except NotText as error:
+            raise DataFileError(
+                f"{self._name(None, int(rows[error.place]))}: column {name!r} says that it is text, and this value is "
+                "not UTF-8. Write the column anew as bytes (pyarrow.binary()), or decoded by the encoding that it is "
+                "in; or leave it out with columns="
+            ) from None
 
     # Travelling.
 
@@ -272,7 +282,12 @@ class TableFiles(FilesTable):
 def _scan(path: str, data: npt.NDArray[np.uint8]) -> tuple[pa.Schema, Layout]:
     if not len(data):
         raise DataFileError(f"{path} is empty (0 bytes): it was not written to its end")
-    return (scan_parquet if data[:4].tobytes() == b"PAR1" else scan_arrow)(path, data)
+    schema, layout = (scan_parquet if data[:4].tobytes() == b"PAR1" else scan_arrow)(path, data)
+    try:
+        _ = schema.names  # Arrow decodes them when they are asked for
+    except UnicodeDecodeError as error:
+        raise DataFileError(f"{path} is damaged, or not written by the rules: a column's name: {error}") from None
+    return schema, layout
 
 
 def read_schema(name: str, storage: Storage | None = None) -> pa.Schema:

@@ -11,8 +11,8 @@
 
 What is different, and better: orders are functions of (seed, epoch) and change every epoch; shards are dealt to ranks
 after they were shuffled; a loader's epochs are exact; pipelines and loaders have a state, and resume at the sample;
-files are closed, nothing is printed, nothing sleeps; commands and pickles have to be allowed. See the guide "Coming
-from WebDataset".
+files are closed, nothing is printed, handlers do not sleep; commands and pickles have to be allowed. See the guide
+"Coming from WebDataset".
 """
 
 from __future__ import annotations

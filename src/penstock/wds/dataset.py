@@ -11,10 +11,10 @@ from penstock.loader import DataLoader
 from penstock.shards.urls import local_path
 from penstock.wds.allow import checked
 from penstock.wds.fluid import FluidInterface
+from penstock.wds.folders import PATTERN, DirectoryShardList, shards_in
 from penstock.wds.handlers import Handler, reraise_exception
 from penstock.wds.pipeline import DataPipeline
 from penstock.wds.shardlists import (
-    DirectoryShardList,
     ResampledShards,
     SimpleShardList,
     check_empty,
@@ -33,8 +33,8 @@ class WebDataset(DataPipeline, FluidInterface):
     """The samples of tar shards, as a pipeline to which more stages are added.
 
     Args:
-        urls: addresses, see `penstock.wds.expand_urls`; a folder with a slash at its end; or anything that gives
-            shards.
+        urls: addresses, see `penstock.wds.expand_urls`; a folder with a slash at its end, whose shards are read once;
+            a `penstock.wds.DirectoryShardList`, which watches one; or anything that gives shards.
         handler: asked about shards that cannot be opened or are damaged.
         mode: ``"resampled"`` is the same as ``resampled=True``.
         resampled: an endless stream of shards drawn at random, by each worker for itself.
@@ -113,8 +113,16 @@ def _source(urls: Any, draws: bool, shuffled: bool) -> Any:
     if isinstance(urls, str) and urls.endswith(".json"):
         raise ConfigError("unimplemented: a list of shards in a JSON file; give the list itself")
     if isinstance(urls, str) and urls.endswith("/") and "::" not in urls and local_path(urls) is not None:
-        folder = DirectoryShardList(urls, shuffle=shuffled)
-        return ResampledShards(folder.urls) if draws else folder
+        found = shards_in(local_path(urls) or urls)
+        if not found:
+            raise ConfigError(f"no shard in {urls}: their names match {PATTERN}")
+        urls = found
+    if isinstance(urls, DirectoryShardList):
+        if draws or shuffled:
+            raise ConfigError(
+                "a folder that is watched is not shuffled: DirectoryShardList(select=) says which is next"
+            )
+        return urls
     if not isinstance(urls, str | os.PathLike) and not hasattr(urls, "__iter__"):
         raise ConfigError(f"cannot handle urls of type {type(urls)}")
     return ResampledShards(urls) if draws else SimpleShardList(urls, shuffle=shuffled)

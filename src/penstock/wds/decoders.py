@@ -16,9 +16,8 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
 from penstock.errors import NotAllowedError, PenstockError
+from penstock.shards.decode import load_array, load_arrays
 from penstock.storage.urls import shown
 from penstock.wds.allow import allowed, checked, refuse
 from penstock.wds.curried import FilterFunction
@@ -92,15 +91,6 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
-def _npy(data: bytes) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)
-
-
-def _npz(data: bytes) -> Any:
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        return dict(archive)
-
-
 def _msgpack(data: bytes) -> Any:
     import msgpack  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
@@ -118,8 +108,8 @@ decoders: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
     **dict.fromkeys(("mp", "msg"), _msgpack),
-    "npy": _npy,
-    "npz": _npz,
+    "npy": load_array,
+    "npz": load_arrays,
     "cbor": _cbor,
 }
 """What is made of fields by their last extension; programs may add theirs."""

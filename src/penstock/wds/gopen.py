@@ -10,6 +10,7 @@ Files are opened as they are named; what stores hold (http, https, s3, gs, az, h
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -18,9 +19,10 @@ from collections.abc import Callable, Collection
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import ConfigError, ShardIOError
+from penstock.shards.files import CheckedFile
 from penstock.shards.urls import local_path
 from penstock.storage import is_remote, open_source
-from penstock.wds.allow import allowed, refuse
+from penstock.wds.allow import allowed, check_local, refuse
 
 __all__ = ["Pipe", "gopen", "gopen_schemes"]
 
@@ -136,14 +138,18 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, *, allow: Collection[
         kw: handed to the opener.
 
     Raises:
-        NotAllowedError: a command that is not allowed.
+        NotAllowedError: a command that is not allowed, or a file in the secure mode.
         ConfigError: (a ValueError) no such scheme.
         OSError: it cannot be opened.
+        ShardChangedError: (while reading) somebody has written to the file.
     """
     if url == "-":
         return sys.stdin.buffer if mode[0] == "r" else sys.stdout.buffer
     path = local_path(url)
     if path is not None:
+        check_local(path)
+        if mode == "rb" and bufsize > 0:
+            return io.BufferedReader(CheckedFile(path), bufsize)
         return cast(BinaryIO, open(path, mode, buffering=bufsize))
     scheme = url.partition(":")[0]
     opener = gopen_schemes.get(scheme)

@@ -11,7 +11,6 @@ Which fields are images is decided by their last extension.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection
 from typing import Any
 
@@ -89,13 +88,12 @@ def _pixels(data: bytes, mode: str) -> Any:
 
 def _open(data: bytes, mode: str) -> Any:
     try:
-        from PIL import Image
+        import PIL  # noqa: F401
     except ImportError as error:
         raise ImportError("this image specification needs Pillow: pip install pillow") from error
-    from penstock.images.backends import refuse_postscript
+    from penstock.images.limits import open_pillow
 
-    refuse_postscript(data)
-    with Image.open(io.BytesIO(data)) as image:
+    with open_pillow(data) as image:
         return image.convert(mode) if image.mode != mode else image.copy()
 
 

@@ -25,6 +25,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.order import ORDER_VERSION
 from penstock.order.hashing import derive_key
 from penstock.state import STATE_VERSION, State, check_state, read_int
+from penstock.wds import utils
 from penstock.wds.allow import KINDS, allow, allowed
 from penstock.wds.steps import Context, Step, open_steps
 from penstock.wds.utils import PipelineStage
@@ -314,17 +315,20 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         check_state(state, {**self._identity(), **({"where": self._where()} if begun else {})}, of="pipeline")
         for name in ("epoch", "origin", "turn", "turns", "had") if begun else ("epoch",):
             read_int(state, name, of="pipeline")
-        if begun and not isinstance(state["steps"], list):
-            raise StateError(f"the state of this pipeline is damaged: steps is {state['steps']!r}")
+        if "steps" not in state or (begun and not isinstance(state["steps"], list)):
+            raise StateError(f"the state of this pipeline is damaged: steps is {state.get('steps')!r}")
+        if begun and not isinstance(state.get("fresh"), bool):
+            raise StateError(f"the state of this pipeline is damaged: fresh is {state.get('fresh')!r}")
         self._resume = dict(state)
         self._run = None
 
     def __getstate__(self) -> dict[str, Any]:
         kinds = [kind for kind in KINDS if allowed(kind)]
-        return {**self.__dict__, "_run": None, "_permissions": kinds}
+        return {**self.__dict__, "_run": None, "_permissions": kinds, "_secure": utils.enforce_security}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         allow(*state.pop("_permissions", ()))
+        utils.enforce_security = state.pop("_secure", False) or utils.enforce_security
         self.__dict__.update(state)
 
     # The end.

@@ -6,7 +6,6 @@ for; then it is split. So every epoch a rank reads others.
 
 from __future__ import annotations
 
-import glob
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +20,8 @@ from penstock.distributed import Worker, World
 from penstock.errors import ConfigError
 from penstock.order import make_order
 from penstock.order.hashing import mix
-from penstock.shards.urls import braces, expand, local_path
+from penstock.shards.urls import braces, expand
+from penstock.wds.folders import DirectoryShardList
 from penstock.wds.steps import Context, Counted, Stage, Step, context_here, read_count
 from penstock.wds.utils import PipelineStage
 
@@ -174,21 +174,6 @@ class ResampledShards(IterableDataset[Any], PipelineStage):
 ResampledShardList = ResampledShards
 
 
-class DirectoryShardList(SimpleShardList):
-    """The tar files in a folder, sorted."""
-
-    def __init__(self, path: str, pattern: str = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}", **kw: Any) -> None:
-        folder = local_path(path) or path
-        super().__init__(_existing(os.path.join(folder, pattern)), **kw)
-
-
-def _existing(pattern: str) -> list[str]:
-    found = sorted({path for text in braces(pattern) for path in glob.glob(text)})
-    if not found:
-        raise ConfigError(f"no shard matches {pattern}")
-    return found
-
-
 def shardspec(spec: Any) -> SimpleShardList:
     """A list of shards from a text."""
     return SimpleShardList(spec)
@@ -198,7 +183,9 @@ def shardspec(spec: Any) -> SimpleShardList:
 
 
 class _Split(Stage):
-    """Every n-th item. Singletons: they pickle by name."""
+    """Every n-th item. Singletons: they pickle by name. Shards that a worker has taken for itself all stay its own."""
+
+    deals = True
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -211,6 +198,10 @@ class _Split(Stage):
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
         """A `Step` over the source."""
+        if self.deals and source.taken:
+            step = Counted(source, lambda src, had: _every(src, had, 0, 1), own)
+            step.taken = True
+            return step
         return Counted(source, lambda src, had: self.split(src, had, context.world, context.worker), own)
 
     def __call__(self, src: Iterable[Any], group: Any = None) -> Iterator[Any]:
@@ -247,6 +238,8 @@ class _SingleNode(_Split):
 
 class _Check(_Split):
     """Passes everything on; nothing at all is an error."""
+
+    deals = False
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(name)

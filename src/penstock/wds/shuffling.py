@@ -136,6 +136,8 @@ class _ShuffleStep(Step):
             raise StateError(f"this state is damaged: {own!r} where a shuffle's belongs") from None
         if size != self._how.bufsize:
             raise StateError(f"this state is of a shuffle of {size} items, and here it is one of {self._how.bufsize}")
+        if not draws <= inputs or not at <= inputs:
+            raise StateError(f"this state is damaged: {draws} draws of a shuffle out of {inputs} items, from {at} on")
         held = _simulate(self._key(), draws, inputs, self._how)
         wanted_items = dict.fromkeys(held)
         self._inputs = at
@@ -195,6 +197,8 @@ def _simulate(key: int, draws: int, inputs: int, how: Shuffle) -> list[int]:
         if not buffer:
             raise StateError(f"this state is damaged: {draws} draws of a shuffle out of {inputs} items")
         _pick(buffer, next(choices))
+    if inputs - pulled > how.bufsize + 2:
+        raise StateError(f"this state is damaged: {inputs} items in a shuffle of {how.bufsize} after {draws} draws")
     buffer.extend(range(pulled, inputs))
     return buffer
 

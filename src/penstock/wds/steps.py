@@ -76,7 +76,12 @@ def context_here() -> Context:
 
 
 class Step(Iterator[Any]):
-    """A stage under way."""
+    """A stage under way.
+
+    ``taken``: its items are this worker's own already, so they are not to be split.
+    """
+
+    taken = False
 
     def state(self) -> list[Any]:
         """Where this step and those before it have to be opened, to go on from here."""
@@ -161,7 +166,7 @@ def read_count(own: Any) -> int:
     """A count from a state; 0 for none. Raises StateError for anything else."""
     if own is None:
         return 0
-    if not isinstance(own, int) or isinstance(own, bool) or own < 0:
+    if type(own) is not int or not 0 <= own < 1 << 62:
         raise StateError(f"this state is damaged: {own!r} where a count belongs")
     return own
 
@@ -174,6 +179,17 @@ def _items(source: Any) -> Iterator[Any]:
     if callable(source):
         return iter(source())
     raise ConfigError(f"{source!r}: not a valid pipeline stage")
+
+
+def _go_on(step: Step, count: int) -> None:
+    """Drop the items that were had. Raises StateError if there are not so many."""
+    for had in range(count):
+        try:
+            next(step)
+        except StopIteration:
+            raise StateError(
+                f"a stage had given {count} items when this state was taken, and now it has {had}: the data are others"
+            ) from None
 
 
 class SourceStep(Step):
@@ -189,8 +205,7 @@ class SourceStep(Step):
             skip = read_count(own)
         self._items = _items(source)
         self._had = 0
-        for _ in range(skip):
-            self.__next__()
+        _go_on(self, skip)
 
     def __next__(self) -> Any:
         item = next(self._items)
@@ -240,10 +255,11 @@ class Expanded(Step):
     def __init__(self, source: Step, function: Callable[[Any, Any], Iterator[tuple[Any, Any]]], own: Any) -> None:
         self._source = source
         self._function = function
+        position = None if own is None else read_count(own)
         self._before: list[Any] | None = None if own is None else source.state()
-        self._position: Any = own
+        self._position: Any = position
         self._current: Iterator[tuple[Any, Any]] = iter(())
-        self._seek: Any = own
+        self._seek: Any = position
 
     def __next__(self) -> Any:
         # No generator of its own: one that holds this object would keep files open until the next garbage collection.
@@ -269,8 +285,7 @@ class Replayed(Step):
         self._origin = source.state()
         self._items = _apply(stage, source)
         self._had = 0
-        for _ in range(read_count(own)):
-            self.__next__()
+        _go_on(self, read_count(own))
 
     def __next__(self) -> Any:
         item = next(self._items)

@@ -1,6 +1,6 @@
 """From shards to samples.
 
-`tarfile_to_samples` is the stage that pipelines use: it reads maps of local shards, streams of all others, and its
+`tarfile_to_samples` is the stage that pipelines use: it reads local shards by position, all others as streams, and its
 state is a shard and a byte. The functions it could be made of (`url_opener`, `tar_file_expander`, `group_by_keys`) are
 there for programs that put a stage of their own together.
 
@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, cast
 import xxhash
 
 from penstock.errors import ConfigError, ShardError, ShardIOError, StorageError
-from penstock.shards.compressed import compression_of, decompress
+from penstock.shards.archive import Archive
+from penstock.shards.compressed import compression_of, decompress, open_file
 from penstock.shards.files import ShardFile
 from penstock.shards.grouping import LOCAL_PATH, Sample, base_and_extension, group
 from penstock.shards.runs import scan_runs
@@ -29,6 +30,7 @@ from penstock.shards.urls import local_path
 from penstock.storage import Cache, Storage, file_lock, is_remote, write_atomically
 from penstock.storage import local_path as copy_of
 from penstock.storage.urls import shown
+from penstock.wds.allow import check_local
 from penstock.wds.gopen import gopen, has_own_opener
 from penstock.wds.handlers import Handler, reraise_exception, settle
 from penstock.wds.steps import Context, Expanded, Stage, Step
@@ -112,13 +114,13 @@ class tarfile_to_samples(Stage):
         try:
             packed = compression_of(file.read(min(6, file.size), 0)) is not None
             if packed or self.select_files is not None or self.rename_files is not None:
-                yield from self._streamed(open(path, "rb", buffering=1 << 20), url, path, begin, handler)  # noqa: SIM115
+                yield from self._streamed(open_file(path), url, path, begin, handler)
                 return
-            source = file.map()
-            for run in scan_runs(source, url, start=begin, handler=handler):
-                file.check()  # reading a map beyond the end of its file would end the process
+            file.settle()
+            archive = Archive(file)
+            for run in scan_runs(archive, url, start=begin, handler=handler):
                 headers = run.files.header[run.first[:-1]].tolist()
-                for header, sample in zip(headers, run.samples(source, url), strict=True):
+                for header, sample in zip(headers, run.samples(archive, url), strict=True):
                     sample[LOCAL_PATH] = path
                     yield header, sample
         finally:
@@ -151,6 +153,7 @@ class tarfile_to_samples(Stage):
         """The local file of a shard; None for one that is read as a stream."""
         path = local_path(url)
         if path is not None and url != "-":
+            check_local(path)
             return path
         if self.cache_dir is None or not self.cache_size:
             return None

@@ -1,4 +1,4 @@
-"""Small things that programs import: ranks and workers, seeds, repetition."""
+"""Small things that programs import: ranks and workers, seeds, repetition, and the switch of the secure mode."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from penstock.order.hashing import mix
 
 __all__ = [
     "PipelineStage",
+    "enforce_security",
     "guess_batchsize",
     "make_seed",
     "pytorch_worker_info",
     "pytorch_worker_seed",
     "repeatedly",
 ]
+
+enforce_security = False
+"""Whether the secure mode is on, which a program switches by ``wds.utils.enforce_security = True``.
+
+Then ``pipe:`` commands, pickles and torch objects are refused although they are allowed. So are files of this machine
+as shards: whoever names the shards could otherwise have any file read. It travels to workers with a pipeline."""
 
 
 class PipelineStage:

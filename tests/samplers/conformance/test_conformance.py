@@ -319,7 +319,7 @@ def test_other_order_version_is_refused(case: Case) -> None:
     sampler = make(case)
     text = json.dumps(sampler.state_dict())
     if "order_version" in text:
-        with pytest.raises(StateError, match=r"order_version is 0 in the state and 1 here"):
+        with pytest.raises(StateError, match=r"version 0 of orders, and Penstock .* reads version 1"):
             sampler.load_state_dict(json.loads(text.replace('"order_version": 1', '"order_version": 0')))
 
 

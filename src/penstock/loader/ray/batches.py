@@ -18,7 +18,7 @@ from typing import Any
 from ray import cloudpickle
 
 from penstock.errors import WorkerError
-from penstock.loader.delivery import timed_out
+from penstock.loader.delivery import CLOSED, timed_out
 from penstock.loader.ray.ahead import Ahead
 from penstock.loader.ray.careful import make_carefully, sample_of
 from penstock.loader.ray.far import rows_for
@@ -125,8 +125,9 @@ class RayBatches:
     def _heed_closing(self) -> None:
         """Another thread may have closed the loader."""
         if self._actors.closed:
+            self._dead = self._dead or CLOSED
             self.close()
-            raise StopIteration
+            raise WorkerError(self._dead)
 
     def close(self) -> None:
         """Nothing more is wanted of the workers. Idempotent."""
@@ -141,7 +142,9 @@ class RayBatches:
                 self._actors.stop()
 
     def end(self, patience: float) -> None:
-        """The same, and the workers end at once."""
+        """The loader is closed: the workers end at once."""
+        if not self._over:
+            self._dead = self._dead or CLOSED
         self._actors.close()
         self.close()
 

@@ -10,7 +10,7 @@ from penstock.errors import ManifestError
 from penstock.manifest.formats.base import Context, reject
 from penstock.manifest.formats.columns import INVALID
 from penstock.manifest.formats.convert import convert_source
-from penstock.manifest.formats.mapped import ArrowPart, open_mapped
+from penstock.manifest.formats.mapped import ArrowPart, damaged, open_mapped
 from penstock.manifest.options import Options
 from penstock.manifest.scan import hash_file
 from penstock.manifest.sidecar import NO_OFFSETS, Header, Sidecar, load_or_build
@@ -28,9 +28,13 @@ def open_arrow(path: str, options: Options, context: Context) -> ArrowPart:
     source = SourceFile(path)
     try:
         reader = open_mapped(source)
-    except INVALID:
+    except (*INVALID, OSError):
         return _convert_stream(source, options, context)
-    if not _is_usable_in_place(source, reader):
+    try:
+        in_place = _is_usable_in_place(source, reader)
+    except (*INVALID, OSError) as error:
+        raise damaged(path, error) from error
+    if not in_place:
         batches = (reader.get_batch(k) for k in range(reader.num_record_batches))
         return convert_source(source, reader.schema, batches, options, context)
 
@@ -46,7 +50,7 @@ def open_arrow(path: str, options: Options, context: Context) -> ArrowPart:
 def _convert_stream(source: SourceFile, options: Options, context: Context) -> ArrowPart:
     try:
         stream = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(source.map if source.map is not None else b"")))
-    except INVALID as error:
+    except (*INVALID, OSError) as error:
         raise ManifestError(f"{source.path} is not an Arrow file: {error}") from None
     return convert_source(source, stream.schema, stream, options, context)
 

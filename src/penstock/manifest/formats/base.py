@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, ManifestError
@@ -21,6 +21,9 @@ from penstock.manifest.lines import LineIndex, TooMuch, texts
 from penstock.manifest.options import Column, Options
 from penstock.manifest.scan import LineRules, shorten
 from penstock.storage import SourceFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "Context",
@@ -35,7 +38,6 @@ __all__ = [
 ]
 
 Rows = npt.NDArray[np.int64]
-_LINES = pa.schema([("line", pa.large_binary())])
 _FEW = 16  # rows that are read faster one by one: a batch spread over many sources has few of each
 _CHUNK = 1 << 16  # rows parsed at once: Python objects of a chunk live only until they are Arrow's
 
@@ -58,7 +60,14 @@ class Part(Protocol):
     rows: int
     nbytes: int
     fingerprint: str
-    schema: pa.Schema
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The names and types of the columns."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns, without the cost of the schema."""
 
     def check(self) -> None:
         """Raise ManifestChangedError if the file is not what it was."""
@@ -129,7 +138,13 @@ class ParsedPart:
 
     def __init__(self, parser: Parser) -> None:
         self.parser = parser
-        self.schema = pa.schema([(c.name, c.arrow_type or pa.string()) for c in parser.columns])
+        self.names = [column.name for column in parser.columns]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        import pyarrow as pa  # records of lines do without
+
+        return pa.schema([(c.name, c.arrow_type or pa.string()) for c in self.parser.columns])
 
     def values(self, rows: Rows) -> list[list[Any]]:
         raise NotImplementedError
@@ -144,7 +159,9 @@ class ParsedPart:
         return self._parse(texts(batch.column(0)), rows)
 
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([self._lines(rows, most)], schema=_LINES)
+        import pyarrow as pa
+
+        return pa.RecordBatch.from_arrays([self._lines(rows, most)], schema=pa.schema([("line", pa.large_binary())]))
 
     def _lines(self, rows: Rows, most: int | None) -> pa.LargeBinaryArray:
         lines = self.raw(rows)
@@ -159,6 +176,8 @@ class ParsedPart:
             self._fail(bad, int(rows[bad.index]))
 
     def table(self, rows: Rows, prefix: str) -> pa.Table:
+        import pyarrow as pa
+
         batches = []
         for start in range(0, len(rows), _CHUNK):
             some = rows[start : start + _CHUNK]
@@ -169,6 +188,8 @@ class ParsedPart:
         return pa.Table.from_batches(batches, schema=self.schema)
 
     def _array(self, field: pa.Field, values: list[Any], rows: Rows) -> pa.Array:
+        import pyarrow as pa
+
         if pa.types.is_string(field.type):  # an untyped column of JSONL may hold anything
             values = [value if value is None or type(value) is str else json.dumps(value) for value in values]
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -10,10 +12,13 @@ import pyarrow.compute as pc
 from penstock.errors import ManifestError
 from penstock.manifest.options import Column
 
-__all__ = ["INVALID", "as_batch", "cast_batch", "final_schema"]
+__all__ = ["INVALID", "as_batch", "cast_batch", "damage_of", "final_schema", "offsets_of", "shown"]
 
-INVALID = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError)
-"""What Arrow raises for files that are not what they should be."""
+INVALID = (
+    *(pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError),
+    *(pa.ArrowMemoryError, UnicodeDecodeError),
+)
+"""What Arrow raises for files that are not what they should be; the last ones for sizes and for names of columns."""
 
 
 def final_schema(path: str, schema: pa.Schema, columns: tuple[Column, ...]) -> pa.Schema:
@@ -22,6 +27,10 @@ def final_schema(path: str, schema: pa.Schema, columns: tuple[Column, ...]) -> p
     Raises ManifestError for a column that is missing, not unique, or of another kind than it was said to be.
     """
     fields = []
+    try:
+        _ = schema.names
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path} is damaged, or not written by the rules: a column's name: {error}") from None
     for column in columns:
         if schema.names.count(column.source) != 1:
             problem = "no column" if column.source not in schema.names else "more than one column"
@@ -82,12 +91,48 @@ def _cast(path: str, column: Column, array: pa.Array, wanted: pa.DataType, rows:
             try:
                 array.slice(k, 1).cast(wanted, safe=exact)
             except INVALID:
-                found = repr(array[k].as_py())[:80]
+                found = shown(array[k])
                 raise ManifestError(f"{path}, row {rows[k]}: {column.name} {found} is not {column}") from None
         raise ManifestError(f"{path}: {column.name} cannot be read as {column}: {error}") from None
     if column.name == "path" and (first := pc.index(pc.binary_length(result), pa.scalar(0, pa.int32())).as_py()) >= 0:
         raise ManifestError(f"{path}, row {rows[first]}: path is empty")
     return result
+
+
+def offsets_of(column: pa.Array) -> npt.NDArray[Any] | None:
+    """Where the texts of a column begin in its bytes, and the last one ends; None if it holds no texts."""
+    kind = column.type
+    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        return None
+    buffer = column.buffers()[1]
+    if buffer is None or not len(column):
+        return np.zeros(len(column) + 1, np.int64)
+    found: npt.NDArray[Any] = np.frombuffer(buffer, "i8" if wide else "i4", len(column) + 1 + column.offset)
+    return found[column.offset :]
+
+
+def damage_of(column: pa.Array) -> str | None:
+    """What is wrong with a column, if anything. Of texts their offsets alone are read: they may be of any bytes."""
+    try:
+        column.validate()
+        offsets = offsets_of(column)
+        if offsets is None:
+            column.validate(full=not pa.types.is_primitive(column.type))
+            return None
+    except INVALID as error:
+        return str(error)
+    data = column.buffers()[2]
+    inside = int(offsets[0]) >= 0 and int(offsets[-1]) <= (0 if data is None else data.size)
+    return None if inside and (offsets[1:] >= offsets[:-1]).all() else "offsets of its texts lead outside of it"
+
+
+def shown(value: pa.Scalar) -> str:
+    """A value for error messages, cut to a readable length."""
+    try:
+        return repr(value.as_py())[:80]
+    except UnicodeDecodeError:
+        return "(text that is not UTF-8)"
 
 
 def as_batch(table: pa.Table) -> pa.RecordBatch:

@@ -17,7 +17,7 @@ import xxhash
 
 from penstock.errors import ManifestError
 from penstock.manifest.formats.base import Context
-from penstock.manifest.formats.columns import INVALID, as_batch, cast_batch, final_schema
+from penstock.manifest.formats.columns import INVALID, as_batch, cast_batch, damage_of, final_schema
 from penstock.manifest.formats.mapped import ArrowPart, open_mapped
 from penstock.manifest.options import Options
 from penstock.manifest.scan import hash_file
@@ -112,6 +112,9 @@ def _typed(
         for batch in batches:
             rows = np.arange(start, start + batch.num_rows)
             start += batch.num_rows
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if why := damage_of(column):  # Arrow would follow it, and end the process
+                    raise ManifestError(f"{path} is damaged in column {name!r}, behind row {int(rows[0])}: {why}")
             yield cast_batch(path, batch, options.wanted, final, rows)
     except (*INVALID, OSError) as error:
         if isinstance(error, ManifestError):

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 
 from penstock.errors import ManifestError
 from penstock.manifest.formats.base import part_fingerprint
-from penstock.manifest.formats.columns import as_batch, cast_batch, final_schema
+from penstock.manifest.formats.columns import INVALID, as_batch, cast_batch, damage_of, final_schema, offsets_of
 from penstock.manifest.indices import as_arrow
 from penstock.manifest.lines import TooMuch, texts
 from penstock.manifest.options import Column
 from penstock.storage import SourceFile
 
-__all__ = ["ArrowPart", "ColumnPart", "join_paths", "open_mapped", "python_values"]
+__all__ = ["ArrowPart", "ColumnPart", "damaged", "join_paths", "open_mapped", "python_values"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -27,10 +27,20 @@ def open_mapped(source: SourceFile) -> pa.RecordBatchFileReader:
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(source.map if source.map is not None else b"")))
 
 
+def damaged(path: str, error: Exception) -> ManifestError:
+    """The error for what Arrow says of a file that it can open and not read."""
+    return ManifestError(f"{path} is truncated or damaged: {error}; write it anew")
+
+
 class ColumnPart:
     """What follows for a part that has columns and no lines: all it needs to know is how to `gather` rows."""
 
     path: str
+    schema: pa.Schema
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.schema.names)
 
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
         """See `Part`."""
@@ -43,7 +53,7 @@ class ColumnPart:
         return self.values_of(self.gather(rows), rows)
 
     def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
-        return python_values(batch)
+        return python_values(batch, self.path, rows)
 
     def table(self, rows: Rows, prefix: str) -> pa.Table:
         return join_paths(pa.Table.from_batches([self.gather(rows)]), prefix)
@@ -68,12 +78,16 @@ class ArrowPart(ColumnPart):
     def __init__(
         self, source: SourceFile, mapped: SourceFile, columns: tuple[Column, ...], digest: bytes, options: bytes
     ) -> None:
-        reader = open_mapped(mapped)
         self.path, self.nbytes = source.path, source.size
         self._sources, self._columns = (source, mapped), columns
-        self.schema = final_schema(source.path, reader.schema, columns)
-        wanted = sorted({reader.schema.get_field_index(column.source) for column in columns})
-        self._batches = [reader.get_batch(k).select(wanted) for k in range(reader.num_record_batches)]
+        try:
+            reader = open_mapped(mapped)
+            self.schema = final_schema(source.path, reader.schema, columns)
+            wanted = sorted({reader.schema.get_field_index(column.source) for column in columns})
+            self._batches = [reader.get_batch(k).select(wanted) for k in range(reader.num_record_batches)]
+        except (*INVALID, OSError) as error:
+            raise damaged(mapped.path, error) from error
+        self._sound = bytearray(len(self._batches))
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
         self.rows = int(self._starts[-1])
         self.fingerprint = part_fingerprint(digest, self.rows, options)
@@ -86,9 +100,27 @@ class ArrowPart(ColumnPart):
         self.check()
         if not rows.size:
             return as_batch(self.schema.empty_table())
+        self._check_batches(rows)
         if most is not None and self._text_bytes(rows) > most:
             raise TooMuch
-        return cast_batch(self.path, self._take(rows), self._columns, self.schema, rows)
+        try:
+            return cast_batch(self.path, self._take(rows), self._columns, self.schema, rows)
+        except INVALID as error:
+            raise damaged(self.path, error) from error
+
+    def _check_batches(self, rows: Rows) -> None:
+        """Look once at each batch that is read: Arrow follows offsets wherever they lead, which ends the process.
+
+        Raises:
+            ManifestError: the file is damaged.
+        """
+        for number in np.unique(np.searchsorted(self._starts, rows, "right") - 1).tolist():
+            if not self._sound[number]:
+                batch = self._batches[number]
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    if why := damage_of(column):
+                        raise ManifestError(f"{self.path} is damaged in column {name!r}, record batch {number}: {why}")
+                self._sound[number] = 1
 
     def _text_bytes(self, rows: Rows) -> int:
         """Bytes of the texts of rows; what else there is takes the same for each row."""
@@ -121,18 +153,35 @@ class ArrowPart(ColumnPart):
 
 
 def _text_bytes(column: pa.Array, rows: Rows) -> int:
-    kind = column.type
-    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-    if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        return 0
-    offsets: npt.NDArray[Any] = np.frombuffer(column.buffers()[1], "i8" if wide else "i4")[column.offset :]
-    return int((offsets[rows + 1] - offsets[rows]).sum(dtype=np.int64))
+    offsets = offsets_of(column)
+    return 0 if offsets is None else int((offsets[rows + 1] - offsets[rows]).sum(dtype=np.int64))
 
 
-def python_values(batch: pa.RecordBatch) -> list[list[Any]]:
-    """The columns of a batch as lists of Python objects, the paths first."""
-    paths, *others = batch.columns
-    return [texts(paths.cast(pa.large_binary())), *(_python(array) for array in others)]
+def python_values(batch: pa.RecordBatch, path: str, rows: Rows) -> list[list[Any]]:
+    """The columns of a batch as lists of Python objects, the paths first.
+
+    Paths may be of any bytes, as the names of files may. ManifestError, with file and row, for other text that is not
+    UTF-8: Arrow reads what others wrote without a look at it.
+    """
+    names, others = batch.schema.names[1:], batch.columns[1:]
+    values = [texts(batch.column(0).cast(pa.large_binary()))]
+    for name, array in zip(names, others, strict=True):
+        try:
+            values.append(_python(array))
+        except UnicodeDecodeError:
+            row = next(row for k, row in enumerate(rows.tolist()) if not _is_utf8(array[k]))
+            raise ManifestError(
+                f"{path}, row {row}: {name} is not UTF-8. Write the column anew in UTF-8, or leave it out with columns="
+            ) from None
+    return values
+
+
+def _is_utf8(value: pa.Scalar) -> bool:
+    try:
+        value.as_py()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def join_paths(table: pa.Table, prefix: str) -> pa.Table:

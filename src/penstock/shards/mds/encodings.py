@@ -21,7 +21,6 @@ never a shorter one. Arrays are copies, which may be written to.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import pickle
@@ -261,10 +260,10 @@ def _raw_rgb(data: bytes) -> Any:
 
 
 def _file_pillow(data: bytes) -> Any:
-    from penstock.images.backends import refuse_postscript
+    from penstock.images.limits import open_pillow
 
-    refuse_postscript(data)
-    image = _pillow().open(io.BytesIO(data))
+    _pillow()
+    image = open_pillow(data)
     try:
         image.load()
     except SyntaxError as error:  # what Pillow says of a broken PNG

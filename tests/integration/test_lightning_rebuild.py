@@ -1,0 +1,116 @@
+"""Lightning's own function that makes a loader anew for a rank, as its Trainer calls it after a hook."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import penstock as ps
+
+pytest.importorskip("lightning.pytorch")
+from lightning.fabric.utilities.data import _replace_dunder_methods
+from lightning.pytorch.trainer.connectors import data_connector
+
+N = 24
+
+
+class Rows(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def on_two_ranks(hook: Callable[[], ps.DataLoader[Any]]) -> list[ps.DataLoader[Any]]:
+    """What each of two ranks trains from, where a hook returns a loader."""
+    with _replace_dunder_methods(TorchDataLoader, "dataset"), _replace_dunder_methods(torch.utils.data.BatchSampler):
+        loaders = [hook() for _ in range(2)]
+    samplers = [torch.utils.data.DistributedSampler(Rows(), 2, rank, shuffle=True) for rank in range(2)]
+    return [
+        data_connector._update_dataloader(loader, sampler) for loader, sampler in zip(loaders, samplers, strict=True)
+    ]
+
+
+def seen(loaders: list[ps.DataLoader[Any]]) -> list[list[list[int]]]:
+    return [[batch.tolist() for batch in loader] for loader in loaders]
+
+
+class Star(ps.DataLoader[Any]):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class Extra(ps.DataLoader[Any]):
+    def __init__(self, dataset: Any, *args: Any, extra: str | None = None, **kwargs: Any) -> None:
+        self.extra = extra
+        super().__init__(dataset, *args, **kwargs)
+
+
+class Positional(ps.DataLoader[Any]):
+    def __init__(self, dataset: Any, size: int, /, **kwargs: Any) -> None:
+        super().__init__(dataset, size, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [ps.DataLoader, Star, Extra, Positional])
+def test_arguments_by_position_stay(kind: Any) -> None:
+    """Also those of subclasses, whatever form their constructors have."""
+    given = {"extra": "e"} if kind is Extra else {}
+    loaders = on_two_ranks(lambda: kind(Rows(), 4, shuffle="global", seed=7, **given))
+    found = seen(loaders)
+    assert [len(batch) for batch in found[0]] == [4, 4, 4]
+    assert sorted(row for rank in found for batch in rank for row in batch) == list(range(N))
+    assert all(loader.seed == 7 and getattr(loader, "extra", "e") == "e" for loader in loaders)
+
+
+def test_a_copied_loader_is_dealt_as_well() -> None:
+    def hook() -> ps.DataLoader[Any]:
+        loader = copy.copy(ps.DataLoader(Rows(), 4, shuffle="global", seed=3))
+        loader.num_workers = 2
+        loader.mine = "x"  # type: ignore[attr-defined]
+        return loader
+
+    loaders = on_two_ranks(hook)
+    assert sorted(row for rank in seen(loaders) for batch in rank for row in batch) == list(range(N))
+    assert [(loader.num_workers, loader.mine) for loader in loaders] == [(2, "x")] * 2  # type: ignore[attr-defined]
+
+
+def test_a_loader_that_was_read_in_the_hook_begins_anew() -> None:
+    def hook() -> ps.DataLoader[Any]:
+        loader = ps.DataLoader(Rows(), 4, shuffle="global", seed=3)
+        loader.num_workers = 2
+        next(iter(loader))
+        return loader
+
+    assert sorted(row for rank in seen(on_two_ranks(hook)) for batch in rank for row in batch) == list(range(N))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_name_of_an_order_stays(recorded: bool) -> None:
+    """Lightning takes it for True; without a name it shuffles what it trains on."""
+
+    def hook() -> ps.DataLoader[Any]:
+        loader = ps.DataLoader(Rows(), 4, shuffle="none", seed=1)
+        if not recorded:  # as where our loader is first imported in the hook
+            for name in [name for name in vars(loader) if name.startswith("__pl_")]:
+                del vars(loader)[name]
+        return loader
+
+    found = seen(on_two_ranks(hook))
+    assert [row for batch in found[0] for row in batch] == list(range(0, N, 2))
+
+
+def test_shares_inside_of_others_are_not_split_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.txt").write_text("".join(f"{n}.jpg {n}\n" for n in range(N)))
+    shares = ps.RankDataset(str(tmp_path / "rows.txt"), rank=0, world_size=2)
+    loader = ps.DataLoader(ConcatDataset([shares, shares]), 4)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    connector = data_connector._DataConnector.__new__(data_connector._DataConnector)
+    assert not connector._requires_distributed_sampler(loader)

@@ -1,0 +1,110 @@
+"""What is imported until the first batch: in fresh interpreters, counted and by name, so that no clock is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HEAVY = {
+    *("pyarrow", "pandas", "ray", "fsspec", "tenacity", "tornado", "filelock", "rich", "typer", "cv2", "PIL"),
+    *("accelerate", "transformers", "prometheus_client", "zstandard"),
+}
+OTHER_EXECUTORS = {
+    "thread",
+    "pool",
+    "process",
+    "worker",
+    "dispatch",
+    "assembly",
+    "ring",
+    "pack",
+    "ray",
+    "tuned",
+    "ladder",
+}
+PROGRAM = """
+import sys, json, torch
+before = set(sys.modules)
+import penstock as ps
+
+class Rows(torch.utils.data.Dataset):
+    manifest = ps.Manifest.open(sys.argv[1])
+
+    def __len__(self):
+        return len(self.manifest)
+
+    def __getitem__(self, index):
+        return self.manifest[index].label
+
+    def load(self, indices):
+        return [record.label for record in self.manifest.records(indices)]
+
+rows = Rows()
+loader = ps.DataLoader(rows, batch_size=64, shuffle="global", seed=0, {options})
+batch = next(iter(loader))
+assert rows.load(range(200)) == list(range(200))
+loader.close()
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text manifest with its index."""
+    from penstock import Manifest
+
+    path = tmp_path_factory.mktemp("imports") / "train.txt"
+    path.write_text("".join(f"a/{k}.jpg {k}\n" for k in range(1000)))
+    Manifest.open(path)
+    return path
+
+
+def imported(source: Path, program: str) -> set[str]:
+    """The modules that a program says it has imported."""
+    command = [sys.executable, "-c", program, str(source)]
+    found: Any = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return set(found)
+
+
+def test_a_first_batch_needs_few_modules(source: Path) -> None:
+    modules = imported(source, PROGRAM.format(options=""))
+    assert not {name.partition(".")[0] for name in modules} & HEAVY
+    executors = {f"penstock.loader.{name}" for name in OTHER_EXECUTORS}
+    assert not modules & executors
+    rare = {"penstock.integrations.dealing", "penstock.samplers.grouped", "penstock.storage.remote"}
+    assert not modules & rare
+    assert len(modules) < 110, sorted(modules)  # 89, as this was written
+
+
+def test_each_executor_imports_itself_alone(source: Path) -> None:
+    threads = imported(source, PROGRAM.format(options="num_workers=2, executor='thread'"))
+    assert "penstock.loader.thread" in threads
+    assert not threads & {"penstock.loader.process", "penstock.loader.ring", "penstock.loader.ray"}
+    processes = imported(source, PROGRAM.format(options="num_workers=1, executor='process'"))
+    assert "penstock.loader.process" in processes
+    assert not processes & {"penstock.loader.ray", "penstock.loader.tuned"}
+    for modules in threads, processes:
+        assert not {name.partition(".")[0] for name in modules} & HEAVY
+
+
+def test_each_format_imports_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("path,label\n" + "".join(f"{k}.jpg,{k}\n" for k in range(1000)))
+    program = (
+        "import json, sys, penstock; manifest = penstock.Manifest.open(sys.argv[1]); manifest.records(range(100))\n"
+        "assert 'pyarrow' not in sys.modules and 'penstock.manifest.formats.parquet' not in sys.modules\n"
+        "assert manifest.take([1]).num_rows == 1\nprint(json.dumps(list(sys.modules)))"
+    )
+    assert "pyarrow" in imported(tmp_path / "train.csv", program)
+
+
+def test_check_is_a_function_whatever_came_first() -> None:
+    program = (
+        "import penstock.manifest.checking, penstock.manifest\nfrom penstock.manifest import check\n"
+        "assert callable(check) and check is penstock.manifest.check"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
