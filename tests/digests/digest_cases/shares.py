@@ -56,13 +56,15 @@ def _local(item: Any) -> Any:
 
 
 def _of_ranks(make: Callable[..., Any], *worlds: int) -> list[Any]:
+    return [_of_rank(make(rank=rank, world_size=world)) for world in worlds for rank in range(world)]
+
+
+def _of_rank(dataset: Any) -> list[Any]:
     found = []
-    for world, rank in [(world, rank) for world in worlds for rank in range(world)]:
-        dataset = make(rank=rank, world_size=world)
-        for epoch, mini in itertools.product(EPOCHS, range(dataset.mini_epochs)):
-            dataset.set_epoch(epoch)
-            dataset.set_mini_epoch(mini)
-            found.append([_local(item) for item in dataset.__getitems__(list(range(len(dataset))))])
+    for epoch, mini in itertools.product(EPOCHS, range(dataset.mini_epochs)):
+        dataset.set_epoch(epoch)
+        dataset.set_mini_epoch(mini)
+        found.append([_local(item) for item in dataset.__getitems__(list(range(len(dataset))))])
     return found
 
 
