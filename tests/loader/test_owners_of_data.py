@@ -23,8 +23,8 @@ from owners_support import (
     Augmented,
     EpochOrdered,
     GlobalDraws,
-    LateState,
     LaterState,
+    LateState,
     NoisyIterators,
     Span,
     TorchDrawing,
@@ -278,8 +278,15 @@ def test_every_rank_has_every_source_by_its_weight(weights: tuple[float, ...], r
 
 
 def rows(path: Path, **options: Any) -> Any:
-    (path / "meta.txt").write_text("".join(f"images/{row}.jpg {row}\n" for row in range(64)))
-    return ps.open(path / "meta.txt", load=row_of, **options)
+    return ps.open(lines(path), load=row_of, **options)
+
+
+def lines(path: Path) -> Path:
+    """Return a manifest; one that is there is not written again, since somebody may read it."""
+    file = path / "meta.txt"
+    if not file.exists():
+        file.write_text("".join(f"images/{row}.jpg {row}\n" for row in range(64)))
+    return file
 
 
 def row_of(record: ps.Record) -> int:
@@ -287,27 +294,34 @@ def row_of(record: ps.Record) -> int:
 
 
 def arrays(path: Path, **options: Any) -> Any:
-    np.save(path / "features-0.npy", np.arange(64).reshape(64, 1))
-    return ps.open(path / "features-0.npy", **options)
+    file = path / "features-0.npy"
+    if not file.exists():
+        np.save(file, np.arange(64).reshape(64, 1))
+    return ps.open(file, **options)
 
 
 def tokens(path: Path, **options: Any) -> Any:
-    np.save(path / "tokens.npy", np.repeat(np.arange(64, dtype=np.uint16), 4))
-    return ps.open(path / "tokens.npy", sequence_length=4, stride=4, **options)
+    file = path / "tokens.npy"
+    if not file.exists():
+        np.save(file, np.repeat(np.arange(64, dtype=np.uint16), 4))
+    return ps.open(file, sequence_length=4, stride=4, **options)
 
 
 def table(path: Path, **options: Any) -> Any:
-    pyarrow.parquet.write_table(pa.table({"row": list(range(64))}), path / "rows.parquet")
-    return ps.open(path / "rows.parquet", **options)
+    file = path / "rows.parquet"
+    if not file.exists():
+        pyarrow.parquet.write_table(pa.table({"row": list(range(64))}), file)
+    return ps.open(file, **options)
 
 
 def shards(path: Path, **options: Any) -> Any:
-    if not (path / "shards").exists():
-        (path / "shards").mkdir()
-        with ps.ShardWriter(str(path / "shards" / "part-%04d.tar"), maxcount=16) as writer:
+    folder = path / "shards"
+    if not folder.exists():
+        folder.mkdir()
+        with ps.ShardWriter(str(folder / "part-%04d.tar"), maxcount=16) as writer:
             for row in range(64):
                 writer.write({"__key__": f"{row:04d}", "cls": row})
-    return ps.open(path / "shards", **options)
+    return ps.open(folder, **options)
 
 
 SOURCES: dict[str, Callable[..., Any]] = {
@@ -361,9 +375,7 @@ def mixture(path: Path, **options: Any) -> Any:
 
 
 def batches_of_rows(path: Path, **options: Any) -> Any:
-    (path / "meta.txt").write_text("".join(f"images/{row}.jpg {row}\n" for row in range(64)))
-    manifest = ps.Manifest.open(path / "meta.txt")
-    return ps.MPDataset(manifest, batch_size=4, load=row_of, **options)
+    return ps.MPDataset(ps.Manifest.open(lines(path)), batch_size=4, load=row_of, **options)
 
 
 SHARED: dict[str, Callable[..., Any]] = {**SOURCES, "mixture": mixture, "stream of rows": batches_of_rows}
