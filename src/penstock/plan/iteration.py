@@ -1,0 +1,188 @@
+"""Iterate an epoch plan index by index or batch by batch.
+
+The loops run in C: a plan is asked for blocks of indices, each block becomes lists of Python ints, and
+``itertools.chain`` hands the items of those lists out. No Python code runs per item, not even a counter: the count
+follows from how much is left of the current list (`operator.length_hint`), so it is exact at any time.
+
+The first block is small, so that the first item comes at once. Later blocks grow until NumPy's cost per call no longer
+shows. Memory stays constant.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from penstock.order.permutation import MAX_N, Indices
+
+__all__ = ["BatchIterator", "IndexIterator", "batch_blocks", "batches"]
+
+IndexRange = Callable[[int, int], Indices]
+"""Return the values number ``start`` to ``stop`` of an epoch plan: int64 of shape (stop - start,)."""
+
+_FIRST_BLOCK = 256
+_LARGEST_BLOCK = 16384
+# Lists of this many ints stay in the processor's cache until they are handed out.
+_LIST = 4096
+
+T = TypeVar("T")
+
+
+class _CountedIterator(Generic[T]):
+    """Hand out the items of one list after another, and know how many were handed out."""
+
+    def __init__(self, lists: Iterable[list[T]]) -> None:
+        self._progress: _Progress[T] = _Progress()
+        self._items = itertools.chain.from_iterable(self._progress.follow(lists))
+
+    def __iter__(self) -> Iterator[T]:
+        """Return the iterator itself. Every call returns the same one."""
+        return self._items
+
+    @property
+    def had(self) -> int:
+        """How many items were handed out."""
+        return self._progress.count()
+
+
+class _Progress(Generic[T]):
+    """The list that is handed out now. An object of its own, so that the iterator is in no reference cycle."""
+
+    def __init__(self) -> None:
+        # One attribute for both, so that another thread never sees the one without the other.
+        self._current: tuple[Iterator[T], int] = iter(()), 0
+
+    def follow(self, lists: Iterable[list[T]]) -> Iterator[Iterator[T]]:
+        end = 0
+        for items in lists:
+            end += len(items)
+            iterator = iter(items)
+            self._current = iterator, end
+            yield iterator
+
+    def count(self) -> int:
+        iterator, end = self._current
+        return end - operator.length_hint(iterator)
+
+
+class IndexIterator(_CountedIterator[int]):
+    """Iterate the indices of an epoch plan as Python ints.
+
+    Args:
+        indices: of the plan.
+        length: how many there are; None if they never end.
+        at_end: called once, when an index after the last one is asked for.
+
+    ``iter()`` returns an iterator whose ``next`` is C code. ``had`` is how many indices it has handed out.
+
+    >>> import numpy as np
+    >>> run = IndexIterator(lambda start, stop: np.arange(start, stop), 1000)
+    >>> indices = iter(run)
+    >>> next(indices), next(indices), run.had
+    (0, 1, 2)
+    """
+
+    def __init__(self, indices: IndexRange, length: int | None, *, at_end: Callable[[], object] | None = None) -> None:
+        super().__init__(_index_lists(indices, MAX_N if length is None else length, at_end))
+
+
+class BatchIterator(_CountedIterator[list[int]]):
+    """Iterate an epoch plan in batches: lists of Python ints.
+
+    Args:
+        indices, length: as for `IndexIterator`.
+        batch_size: of every batch but the last one.
+        drop_last: leave out a last batch that is not full.
+        at_end: called once: when a last batch that is not full is asked for, or else a batch after the last one.
+
+    ``iter()`` returns an iterator whose ``next`` is C code. ``had`` is how many batches it has handed out.
+    """
+
+    def __init__(
+        self,
+        indices: IndexRange,
+        length: int | None,
+        *,
+        batch_size: int,
+        drop_last: bool,
+        at_end: Callable[[], object] | None = None,
+    ) -> None:
+        spans = _batch_spans(length, batch_size, drop_last, at_end)
+        super().__init__(_batch_lists(indices, spans, max(1, _LIST // batch_size)))
+
+
+def batch_blocks(
+    indices: IndexRange,
+    positions: IndexRange,
+    length: int | None,
+    *,
+    batch_size: int,
+    drop_last: bool,
+    at_end: Callable[[], object] | None = None,
+) -> Iterator[tuple[list[list[int]], Indices]]:
+    """Yield blocks of batches: a list of lists of indices, and their positions, int64 of shape (batches, batch size).
+
+    Arguments are those of `BatchIterator`; ``positions`` are the plan's. The first block is one batch. What follows
+    from positions (the keys of samples) costs least if it is computed from a whole block.
+    """
+    for begin, stop, width in _batch_spans(length, batch_size, drop_last, at_end):
+        yield indices(begin, stop).reshape(-1, width).tolist(), positions(begin, stop).reshape(-1, width)
+
+
+def batches(
+    indices: IndexRange,
+    positions: IndexRange,
+    length: int | None,
+    *,
+    batch_size: int,
+    drop_last: bool,
+    at_end: Callable[[], object] | None = None,
+) -> Iterator[tuple[list[int], Indices]]:
+    """Yield batches one by one: a list of indices, and the int64 array of their positions.
+
+    Arguments are those of `batch_blocks`.
+    """
+    blocks = batch_blocks(indices, positions, length, batch_size=batch_size, drop_last=drop_last, at_end=at_end)
+    return itertools.chain.from_iterable(itertools.starmap(zip, blocks))
+
+
+def _index_lists(indices: IndexRange, length: int, at_end: Callable[[], object] | None) -> Iterator[list[int]]:
+    begin, size = 0, _FIRST_BLOCK
+    while begin < length:
+        stop = min(begin + size, length)
+        block = indices(begin, stop)
+        for first in range(0, stop - begin, _LIST):
+            yield block[first : first + _LIST].tolist()
+        begin, size = stop, min(size * 4, _LARGEST_BLOCK)
+    if at_end is not None:
+        at_end()
+
+
+def _batch_lists(
+    indices: IndexRange, spans: Iterable[tuple[int, int, int]], batches_per_list: int
+) -> Iterator[list[list[int]]]:
+    for begin, stop, width in spans:
+        block = indices(begin, stop).reshape(-1, width)
+        for first in range(0, len(block), batches_per_list):
+            yield block[first : first + batches_per_list].tolist()
+
+
+def _batch_spans(
+    length: int | None, batch_size: int, drop_last: bool, at_end: Callable[[], object] | None
+) -> Iterator[tuple[int, int, int]]:
+    """Yield begin, stop and batch size of blocks of whole batches. A last batch that is not full is a block by itself."""
+    samples = MAX_N if length is None else length
+    full = samples - samples % batch_size
+    begin, size = 0, batch_size
+    largest = max(1, _LARGEST_BLOCK // batch_size) * batch_size
+    while begin < full:
+        stop = min(begin + size, full)
+        yield begin, stop, batch_size
+        begin, size = stop, min(size * 4, largest)
+    # Like torch's sampler, which finds the end of its indices while it fills the last batch.
+    if at_end is not None:
+        at_end()
+    if full < samples and not drop_last:
+        yield full, samples, samples - full
