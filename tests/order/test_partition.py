@@ -169,3 +169,14 @@ def test_layouts_differ_as_documented() -> None:
 def test_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(PartitionError, match=message):
         Partition(**arguments)
+
+
+@settings(deadline=None, max_examples=200)
+@given(n=st.integers(0, 40), world=st.integers(1, 60), data=st.data())
+def test_samples_are_positions_without_padding(n: int, world: int, data: st.DataObject) -> None:
+    consumed = data.draw(st.integers(0, n))
+    partition = Partition(n, world, data.draw(st.integers(0, world - 1)), consumed=consumed)
+    start = data.draw(st.integers(0, len(partition)))
+    stop = data.draw(st.one_of(st.none(), st.integers(0, len(partition))))
+    expected = [position % n for position in partition.positions(start, stop).tolist()]
+    assert partition.samples(start, stop).tolist() == expected

@@ -161,3 +161,16 @@ def test_golden_block_shuffle() -> None:
 
 GOLDEN_BLOCK = [0, 69, 98, 97, 66, 68, 4, 99, 1, 3, 71, 96, 64, 5, 70, 2, 65, 7, 6, 67, 62, 32, 34, 33]
 GOLDEN_FAR = [501163485, 9891931944, 6383031138, 4877078510, 3271608723]
+
+
+@settings(deadline=None, max_examples=200)
+@given(key=st.integers(0, 2**64 - 1), data=st.data(), ordered=st.booleans(), **sizes)
+def test_block_takes_positions_in_any_order(
+    n: int, block_size: int, window: int, key: int, data: st.DataObject, ordered: bool
+) -> None:
+    order = BlockShuffle(n, key, block_size=block_size, window=window)
+    positions = data.draw(st.lists(st.integers(0, n - 1), max_size=60)) if n else []
+    positions = sorted(positions) if ordered else positions
+    rows = order[np.array(positions, dtype=np.int64)]
+    assert rows.tolist() == [order[i] for i in positions]
+    assert order.inverse[rows].tolist() == positions

@@ -124,7 +124,18 @@ class Partition:
     def positions(self, start: int = 0, stop: int | None = None) -> Indices:
         """Positions of the rank's samples ``start`` to ``stop``, clipped to its share: int64 of shape (count,)."""
         stop = self._length if stop is None else min(stop, self._length)
-        return np.arange(min(start, stop), stop, dtype=np.int64) * self._step + self._first
+        positions = np.arange(min(start, stop), stop, dtype=np.int64)
+        positions *= self._step
+        positions += self._first
+        return positions
+
+    def samples(self, start: int = 0, stop: int | None = None) -> Indices:
+        """The same, with padding replaced by the positions that it repeats: those to ask an order for."""
+        positions = self.positions(start, stop)
+        # Positions grow, and a division costs more than everything else here.
+        if positions.size and positions[-1] >= self.n:
+            positions %= self.n
+        return positions
 
     def consumed_after(self, count: int) -> int:
         """Positions that the whole job has had once *every* rank has had ``count`` samples of this mini-epoch.

@@ -1,10 +1,9 @@
 """A keyed bijection on ``[0, n)``: random access to a shuffle that is never written down.
 
 Up to `TABLE_LIMIT` elements the permutation is a table made by a keyed Fisher-Yates shuffle (cached). Above that it is
-a Feistel network over the mixed radix ``a * b >= n``, with ``a = ceil(sqrt(n))`` and ``b = ceil(n / a)``: an index is
-split into ``(i // b, i % b)`` and the halves take turns in adding a keyed hash of the other, modulo their own size
-(Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). Fewer than ``a`` of the ``a * b`` values lie
-outside ``[0, n)``; those are sent through again until they fall inside (cycle walking), about one in ``sqrt(n)``.
+a Feistel network over the mixed radix ``a * b >= n``, with ``a = ceil(sqrt(n))`` and ``b = ceil(n / a)``
+(`penstock.order.feistel`). Fewer than ``a`` of the ``a * b`` values lie outside ``[0, n)``; those are sent through
+again until they fall inside (cycle walking), about one in ``sqrt(n)``.
 
 Promises: a bijection for every n from 0 to 2**62; O(1) memory; the same order on every machine and with every NumPy,
 frozen by golden vectors in the tests under `ORDER_VERSION`.
@@ -22,23 +21,24 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import OrderError
+from penstock.order.feistel import ROUNDS, Feistel, Indices
 from penstock.order.hashing import MASK64, mix, mix_array
 
-__all__ = ["MAX_N", "ORDER_VERSION", "TABLE_LIMIT", "Inverse", "Permutation", "normalise"]
+__all__ = ["MAX_N", "ORDER_VERSION", "TABLE_LIMIT", "Indices", "Inverse", "Permutation", "normalise"]
 
 ORDER_VERSION = 1
 """Version of the frozen order. A state that names another version is refused."""
 
 MAX_N = 1 << 62
 TABLE_LIMIT = 4096
-ROUNDS = 8  # 4 leave structure between neighbours; 6 pass the tests here, and 2 more are a margin
 _BLOCK = 16384  # indices worked on at once: large enough to hide NumPy's call overhead, small enough for the L2 cache
-
-_C1 = 0x85EBCA6B  # the multipliers of MurmurHash3's 32-bit finaliser
-_C2 = 0xC2B2AE35
 _MASK32 = 0xFFFFFFFF
 
-Indices = npt.NDArray[np.int64]
+# Tables of a larger network would not stay in the cache.
+_ROUND_TABLES_LIMIT = 1 << 26
+# Tables cost as much as they save in so many look-ups: at least, and for each value of a half.
+_WARM_UP = 4096
+_WARM_UP_PER_HALF = 8
 
 
 def normalise(indices: Any, n: int) -> Indices:
@@ -69,7 +69,7 @@ class Permutation:
 
     ``p[i]`` takes an int (negative ones count from the end, IndexError outside) or an integer array of any shape, and
     ``p.inverse[j]`` finds the position of an element. Cost: 8 rounds of a 32-bit hash per index, vectorised; memory is
-    O(1) (at most 32 KiB for n <= 4096).
+    O(1): tables of at most 2.2 MiB speed up n <= 2**26, and larger ones have none.
 
     >>> p = Permutation(10, key=7)
     >>> sorted(p[i] for i in range(10)) == list(range(10))
@@ -84,9 +84,10 @@ class Permutation:
         self.n = operator.index(n)
         self.key = operator.index(key) & MASK64
         if self.n > TABLE_LIMIT:
-            self._a = math.isqrt(self.n - 1) + 1
-            self._b = -(-self.n // self._a)
-            self._round_keys = [mix(self.key, self.n, r) & _MASK32 for r in range(ROUNDS)]
+            a = math.isqrt(self.n - 1) + 1
+            b = -(-self.n // a)
+            self._network = Feistel(a, b, [mix(self.key, self.n, r) & _MASK32 for r in range(ROUNDS)])
+            self._until_tables = max(_WARM_UP, _WARM_UP_PER_HALF * a)
 
     def __len__(self) -> int:
         return self.n
@@ -102,7 +103,7 @@ class Permutation:
     @overload
     def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
     def __getitem__(self, index: Any) -> Any:
-        return self._lookup(index, 0, self._encrypt)
+        return self._lookup(index, 0)
 
     @cached_property
     def inverse(self) -> Inverse:
@@ -110,9 +111,9 @@ class Permutation:
         return Inverse(self.n, self._locate)
 
     def _locate(self, index: Any) -> Any:
-        return self._lookup(index, 1, self._decrypt)
+        return self._lookup(index, 1)
 
-    def _lookup(self, index: Any, table: int, walk: Callable[[Any], Any]) -> Any:
+    def _lookup(self, index: Any, table: int) -> Any:
         scalar = isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray)
         if scalar:
             i = operator.index(index)
@@ -121,6 +122,7 @@ class Permutation:
             i %= self.n
             if self.n <= TABLE_LIMIT:
                 return int(_tables(self.n, self.key)[table][i])
+            walk = self._network.decrypt if table else self._network.encrypt
             i = walk(i)
             while i >= self.n:
                 i = walk(i)
@@ -128,6 +130,7 @@ class Permutation:
         indices = normalise(index, self.n)
         if self.n <= TABLE_LIMIT:
             return _tables(self.n, self.key)[table][indices]
+        walk = self._network.decrypt if table else self._encrypt(indices.size)
         flat = indices.reshape(-1).view(np.uint64)
         for begin in range(0, flat.size, _BLOCK):
             flat[begin : begin + _BLOCK] = walk(flat[begin : begin + _BLOCK])
@@ -137,22 +140,12 @@ class Permutation:
             outside = outside[flat[outside] >= self.n]
         return indices
 
-    # One pass of the network, for a Python int or a uint64 array alike. Halves are at most 2**31: the sum of two fits
-    # 32 bits, and a 32-bit hash times a half fits 64.
-
-    def _encrypt(self, i: Any) -> Any:
-        high, low, hashed = _split(i, self._b)
-        for r in range(0, ROUNDS, 2):
-            high = _add(high, hashed(low, self._round_keys[r], self._a), self._a)
-            low = _add(low, hashed(high, self._round_keys[r + 1], self._b), self._b)
-        return _join(high, low, self._b)
-
-    def _decrypt(self, i: Any) -> Any:
-        high, low, hashed = _split(i, self._b)
-        for r in range(ROUNDS - 2, -1, -2):
-            low = _add(low, self._b - hashed(high, self._round_keys[r + 1], self._b), self._b)
-            high = _add(high, self._a - hashed(low, self._round_keys[r], self._a), self._a)
-        return _join(high, low, self._b)
+    def _encrypt(self, count: int) -> Callable[[Any], Any]:
+        """Choose how to map an array of ``count`` indices: by tables once they have paid for themselves."""
+        if self.n > _ROUND_TABLES_LIMIT:
+            return self._network.encrypt
+        self._until_tables -= count
+        return self._network.encrypt if self._until_tables > 0 else self._network.encrypt_by_table
 
 
 class Inverse:
@@ -176,51 +169,6 @@ class Inverse:
     def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
     def __getitem__(self, index: Any) -> Any:
         return self._locate(index)
-
-
-def _split(i: Any, b: int) -> tuple[Any, Any, Callable[[Any, int, int], Any]]:
-    """The two halves, and the hash for their type: ``hashed(half, key, modulus)`` in ``[0, modulus)``."""
-    high = i // b
-    low = i - high * b
-    if isinstance(i, int):
-        return high, low, _hash_int
-    return high.astype(np.uint32), low.astype(np.uint32), _hash_array
-
-
-def _join(high: Any, low: Any, b: int) -> Any:
-    if isinstance(high, int):
-        return high * b + low
-    joined = high.astype(np.uint64)
-    joined *= np.uint64(b)
-    joined += low
-    return joined
-
-
-def _add(x: Any, y: Any, modulus: int) -> Any:
-    """``(x + y) % modulus`` for ``0 <= x < modulus`` and ``0 <= y <= modulus``, in place for arrays."""
-    if isinstance(x, int):
-        return (x + y) % modulus
-    x += y
-    # Unsigned wrap-around makes x - modulus huge where x < modulus, so the minimum is the remainder.
-    return np.minimum(x, np.subtract(x, np.uint32(modulus), out=y), out=x)
-
-
-def _hash_int(x: int, key: int, modulus: int) -> int:
-    x = ((x ^ key) * _C1) & _MASK32
-    x ^= x >> 15
-    return (((x * _C2) & _MASK32) * modulus) >> 32
-
-
-def _hash_array(x: npt.NDArray[np.uint32], key: int, modulus: int) -> npt.NDArray[np.uint32]:
-    h = x ^ np.uint32(key)
-    h *= np.uint32(_C1)
-    h ^= h >> np.uint32(15)
-    h *= np.uint32(_C2)
-    # The multiplication by the modulus looks at the high bits first, and those depend on every bit of the half.
-    wide = h.astype(np.uint64)
-    wide *= np.uint64(modulus)
-    wide >>= np.uint64(32)
-    return wide.astype(np.uint32)
 
 
 @lru_cache(maxsize=64)

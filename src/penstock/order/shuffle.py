@@ -15,6 +15,7 @@ Invariant: every order is a bijection of ``range(n)`` in O(1) memory, and depend
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -138,8 +139,7 @@ class BlockShuffle:
         flat = positions.reshape(-1)
         for inside, begin, order in self._windows(self._pad(flat)):
             flat[inside] = begin + order[flat[inside] - begin]
-        slots, offsets = np.divmod(self._pad(flat), self.block_size)
-        flat[:] = self._blocks[slots] * self.block_size + offsets
+        self._permute_blocks(flat)
         return int(positions) if positions.ndim == 0 else positions
 
     @cached_property
@@ -165,17 +165,25 @@ class BlockShuffle:
         for inside, begin, order in self._windows(padded):
             rows[inside] = begin + order.inverse[rows[inside] - begin]
 
-    def _windows(self, padded: Indices) -> Iterator[tuple[npt.NDArray[Any], int, Permutation]]:
+    def _permute_blocks(self, positions: Indices) -> None:
+        """Positions, already permuted within windows, into rows, in place."""
+        padded = self._pad(positions)
+        slots = padded // self.block_size
+        offsets = padded - slots * self.block_size
+        low, high = (int(slots.min()), int(slots.max())) if slots.size else (0, 0)
+        # Neighbouring positions share a few blocks, and looking up each of those once costs next to nothing.
+        if high - low < slots.size:
+            slots = self._blocks[np.arange(low, high + 1)].take(slots - low)
+        else:
+            slots = self._blocks[slots]
+        slots *= self.block_size
+        np.add(slots, offsets, out=positions)
+
+    def _windows(self, padded: Indices) -> Iterator[tuple[Any, int, Permutation]]:
         """For each window that padded positions touch: which are inside, where it begins, how it is permuted."""
         windows = padded // (self.block_size * self.window)
-        numbers = np.unique(windows)
-        few = len(numbers) <= _FEW
-        if not few:
-            by_window = np.argsort(windows, kind="stable")
-            bounds = np.append(np.searchsorted(windows[by_window], numbers), len(by_window)).tolist()
-        for k, number in enumerate(numbers.tolist()):
+        for number, inside in _groups(windows):
             begin, end = self._window_bounds(number)
-            inside = windows == number if few else by_window[bounds[k] : bounds[k + 1]]
             yield inside, begin, _window_order(end - begin, mix(self.key, 1, number))
 
     def _window_bounds(self, number: int) -> tuple[int, int]:
@@ -183,10 +191,36 @@ class BlockShuffle:
         return self._unpad(number * span), min(self._unpad((number + 1) * span), self.n)
 
     def _pad(self, positions: Indices) -> Indices:
-        return positions + self._missing * (positions >= (self._short_slot + 1) * self.block_size - self._missing)
+        behind = (self._short_slot + 1) * self.block_size - self._missing
+        # Most look-ups are far from the short block, on one side of it.
+        if not self._missing or not positions.size or int(positions.max()) < behind:
+            return positions
+        if int(positions.min()) >= behind:
+            return positions + self._missing
+        return positions + self._missing * (positions >= behind)
 
     def _unpad(self, position: int) -> int:
         return position - self._missing * (position >= (self._short_slot + 1) * self.block_size)
+
+
+def _groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
+    """Yield every number that occurs, and where: a slice, a mask, or an array of places."""
+    steps = np.diff(numbers)
+    if (steps >= 0).all():
+        # Positions of an epoch in their order, as samplers ask for them.
+        ends = [*(np.flatnonzero(steps) + 1).tolist(), len(numbers)] if len(numbers) else []
+        for begin, end in itertools.pairwise([0, *ends]):
+            yield int(numbers[begin]), slice(begin, end)
+        return
+    distinct = np.unique(numbers)
+    if len(distinct) <= _FEW:
+        for number in distinct.tolist():
+            yield number, numbers == number
+        return
+    by_number = np.argsort(numbers, kind="stable")
+    bounds = np.append(np.searchsorted(numbers[by_number], distinct), len(by_number)).tolist()
+    for k, number in enumerate(distinct.tolist()):
+        yield number, by_number[bounds[k] : bounds[k + 1]]
 
 
 @lru_cache(maxsize=8)

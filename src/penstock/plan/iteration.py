@@ -25,7 +25,7 @@ IndexRange = Callable[[int, int], Indices]
 _FIRST_BLOCK = 256
 _LARGEST_BLOCK = 16384
 # Lists of this many ints stay in the processor's cache until they are handed out.
-_LIST = 4096
+_LIST = 1024
 
 T = TypeVar("T")
 
@@ -172,7 +172,7 @@ def _batch_lists(
 def _batch_spans(
     length: int | None, batch_size: int, drop_last: bool, at_end: Callable[[], object] | None
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield begin, stop and batch size of blocks of whole batches. A last batch that is not full is a block by itself."""
+    """Yield begin, stop and batch size of blocks of batches. A last batch that is not full is a block by itself."""
     samples = MAX_N if length is None else length
     full = samples - samples % batch_size
     begin, size = 0, batch_size

@@ -1,0 +1,158 @@
+"""A keyed Feistel network over a mixed radix: a bijection on ``[0, a * b)``.
+
+An index is split into ``(i // b, i % b)``, and the halves take turns in adding a keyed hash of the other, modulo their
+own size (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+
+Small domains have halves of a few thousand values, so the hash of every half fits a table. `encrypt_by_table` gives
+what `encrypt` gives, in half of the time for many indices and in a fifth for few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ROUNDS", "Feistel", "Indices"]
+
+ROUNDS = 8  # 4 leave structure between neighbours; 6 pass the tests here, and 2 more are a margin
+
+_C1 = 0x85EBCA6B  # the multipliers of MurmurHash3's 32-bit finaliser
+_C2 = 0xC2B2AE35
+_MASK32 = 0xFFFFFFFF
+
+Indices = npt.NDArray[np.int64]
+
+
+class Feistel:
+    """The network for one key.
+
+    Args:
+        a, b: sizes of the halves, at most 2**31.
+        round_keys: 32 bits for each of the `ROUNDS` rounds.
+    """
+
+    def __init__(self, a: int, b: int, round_keys: Sequence[int]) -> None:
+        self.a = a
+        self.b = b
+        self._round_keys = round_keys
+
+    # For a Python int or a uint64 array alike. The sum of two halves fits 32 bits, and a 32-bit hash times a half
+    # fits 64.
+
+    def encrypt(self, i: Any) -> Any:
+        """Map an int, or an array of uint64."""
+        high, low, hashed = _split(i, self.b)
+        for r in range(0, ROUNDS, 2):
+            high = _add(high, hashed(low, self._round_keys[r], self.a), self.a)
+            low = _add(low, hashed(high, self._round_keys[r + 1], self.b), self.b)
+        return _join(high, low, self.b)
+
+    def decrypt(self, i: Any) -> Any:
+        """Undo `encrypt`."""
+        high, low, hashed = _split(i, self.b)
+        for r in range(ROUNDS - 2, -1, -2):
+            low = _add(low, self.b - hashed(high, self._round_keys[r + 1], self.b), self.b)
+            high = _add(high, self.a - hashed(low, self._round_keys[r], self.a), self.a)
+        return _join(high, low, self.b)
+
+    def encrypt_by_table(self, i: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Return what `encrypt` returns. The first call makes the tables: 272 * a bytes."""
+        tables = self._tables
+        high = np.floor_divide(i, np.uint64(self.b)).view(np.int64)
+        low = np.multiply(high, -self.b)
+        low += i.view(np.int64)
+        step = np.empty_like(high)
+        # An index is never outside its table, so the mode says only that take need not buffer what it writes.
+        for r in range(0, ROUNDS, 2):
+            tables.rounds[r].take(low, out=step, mode="wrap")
+            high += step
+            tables.rounds[r + 1].take(high, out=step, mode="wrap")
+            low += step
+        tables.high.take(high, out=step, mode="wrap")
+        tables.low.take(low, out=high, mode="wrap")
+        step += high
+        return step.view(np.uint64)
+
+    @cached_property
+    def _tables(self) -> _Tables:
+        keys = np.array(self._round_keys, dtype=np.uint32)[:, None]
+        moduli = np.array([self.a, self.b] * (ROUNDS // 2), dtype=np.uint64)[:, None]
+        halves = np.arange(self.a, dtype=np.uint32)  # b is a or a - 1
+        hashes = _hash_array(halves, keys, moduli).astype(np.int64)
+        rounds = []
+        for r in range(ROUNDS):
+            size = self.a if r % 2 else self.b
+            # A half is a sum that is not reduced before the end: round r looks at one of r + 1 hashes, halved.
+            rounds.append(_repeat(hashes[r, :size], (r + 1) // 2 + 1))
+        sums = ROUNDS // 2 + 1
+        high, low = np.arange(self.a, dtype=np.int64), np.arange(self.b, dtype=np.int64)
+        return _Tables(rounds, _repeat(high * self.b, sums), _repeat(low, sums))
+
+
+class _Tables(NamedTuple):
+    """Tables over halves that are sums. Each repeats itself, so that it reduces the sum as well."""
+
+    rounds: list[Indices]
+    """The hash of a half, by round."""
+    high: Indices
+    """``high % a * b``."""
+    low: Indices
+    """``low % b``."""
+
+
+def _repeat(table: Indices, times: int) -> Indices:
+    return np.concatenate([table] * times)
+
+
+def _split(i: Any, b: int) -> tuple[Any, Any, Callable[[Any, int, int], Any]]:
+    """The two halves, and the hash for their type: ``hashed(half, key, modulus)`` in ``[0, modulus)``."""
+    high = i // b
+    low = i - high * b
+    if isinstance(i, int):
+        return high, low, _hash_int
+    return high.astype(np.uint32), low.astype(np.uint32), _hash_half
+
+
+def _join(high: Any, low: Any, b: int) -> Any:
+    if isinstance(high, int):
+        return high * b + low
+    joined = high.astype(np.uint64)
+    joined *= np.uint64(b)
+    joined += low
+    return joined
+
+
+def _add(x: Any, y: Any, modulus: int) -> Any:
+    """``(x + y) % modulus`` for ``0 <= x < modulus`` and ``0 <= y <= modulus``, in place for arrays."""
+    if isinstance(x, int):
+        return (x + y) % modulus
+    x += y
+    # Unsigned wrap-around makes x - modulus huge where x < modulus, so the minimum is the remainder.
+    return np.minimum(x, np.subtract(x, np.uint32(modulus), out=y), out=x)
+
+
+def _hash_int(x: int, key: int, modulus: int) -> int:
+    x = ((x ^ key) * _C1) & _MASK32
+    x ^= x >> 15
+    return (((x * _C2) & _MASK32) * modulus) >> 32
+
+
+def _hash_half(x: npt.NDArray[np.uint32], key: int, modulus: int) -> npt.NDArray[np.uint32]:
+    return _hash_array(x, np.uint32(key), np.uint64(modulus))
+
+
+def _hash_array(x: npt.NDArray[np.uint32], key: Any, modulus: Any) -> npt.NDArray[np.uint32]:
+    """Hash halves, by one key and modulus or by an array of each that broadcasts."""
+    h = x ^ key
+    h *= np.uint32(_C1)
+    h ^= h >> np.uint32(15)
+    h *= np.uint32(_C2)
+    # The multiplication by the modulus looks at the high bits first, and those depend on every bit of the half.
+    wide = h.astype(np.uint64)
+    wide *= modulus
+    wide >>= np.uint64(32)
+    return wide.astype(np.uint32)

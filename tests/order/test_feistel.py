@@ -1,0 +1,50 @@
+"""The Feistel network: tables of its rounds give what its arithmetic gives."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.order import Permutation, derive_key
+from penstock.order.feistel import ROUNDS, Feistel
+
+keys = st.lists(st.integers(0, 2**32 - 1), min_size=ROUNDS, max_size=ROUNDS)
+
+
+@settings(deadline=None, max_examples=200)
+@given(n=st.integers(2, 300_000), round_keys=keys, seed=st.integers(0, 2**32))
+@example(n=2, round_keys=[0] * ROUNDS, seed=0)
+@example(n=2**26, round_keys=[2**32 - 1] * ROUNDS, seed=1)
+def test_tables_give_what_arithmetic_gives(n: int, round_keys: list[int], seed: int) -> None:
+    a = math.isqrt(n - 1) + 1
+    network = Feistel(a, -(-n // a), round_keys)
+    domain = network.a * network.b
+    indices = np.random.default_rng(seed).integers(0, domain, 500).astype(np.uint64)
+    indices[:2] = 0, domain - 1
+    image = network.encrypt_by_table(indices)
+    assert image.dtype == np.uint64
+    assert np.array_equal(image, network.encrypt(indices))
+    assert image.tolist() == [network.encrypt(i) for i in indices.tolist()]
+    assert np.array_equal(network.decrypt(image), indices)
+
+
+@pytest.mark.parametrize("n", [4097, 65_536, 1_281_167, 50_000_000, 2**26, 2**26 + 1])
+def test_a_permutation_that_was_asked_for_much_gives_what_a_new_one_gives(n: int) -> None:
+    key = derive_key(3, n)
+    used = Permutation(n, key)
+    for _ in range(12):
+        used[np.arange(min(n, 10_000))]
+    indices = np.random.default_rng(n).integers(0, n, 3000)
+    assert np.array_equal(used[indices], Permutation(n, key)[indices])
+    assert used[indices[:20]].tolist() == [used[i] for i in indices[:20].tolist()]
+    assert np.array_equal(used.inverse[used[indices]], indices)
+
+
+def test_tables_take_as_much_memory_as_the_docs_say() -> None:
+    a = 1 << 13
+    tables = Feistel(a, a, [0] * ROUNDS)._tables
+    assert sum(table.nbytes for table in (*tables.rounds, tables.high, tables.low)) == 272 * a
