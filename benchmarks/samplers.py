@@ -1,8 +1,9 @@
 """Samplers at 50 million samples and 8 ranks beside torch's, and grouped batches at 10 million.
 
 Every run is a fresh process: imports first, then the sampler is made and the first index (or batch) taken, then a
-million samples. Memory is the growth of the peak resident set over what the process had after its imports, so it
-counts what is freed again, too.
+million samples in a ``for`` loop, by the clock and by the processor's time. Torch's lists are complete by then: the
+first index waits for them. Memory is the growth of the peak resident set over what the process had after its imports,
+so it counts what is freed again, too.
 
     python benchmarks/samplers.py --samples 50000000 --grouped 10000000 --repeat 3
 """
@@ -54,6 +55,9 @@ def _cases(n: int, cache: str) -> dict[str, Callable[[], Any]]:
         "torch RandomSampler": lambda: theirs.RandomSampler(data),
         "InfiniteSampler": lambda: ours.InfiniteSampler(data, rank=RANK, world_size=RANKS),
         "BatchSampler(global, 256)": lambda: ours.BatchSampler(inner(), 256, False),
+        "torch BatchSampler(Distributed, 256)": lambda: theirs.BatchSampler(
+            theirs.DistributedSampler(data, RANKS, RANK), 256, False
+        ),
         "GroupedBatchSampler, batches of 2": lambda: ours.GroupedBatchSampler(inner(), groups, 2),
         "GroupedBatchSampler, batches of 64": lambda: ours.GroupedBatchSampler(inner(), groups, 64),
         "GroupedBatchSampler order='first', 2": lambda: ours.GroupedBatchSampler(inner(), groups, 2, order="first"),
@@ -77,6 +81,7 @@ INDEX_CASES = [
     "torch RandomSampler",
     "InfiniteSampler",
     "BatchSampler(global, 256)",
+    "torch BatchSampler(Distributed, 256)",
 ]
 GROUPED_CASES = [
     "GroupedBatchSampler, batches of 2",
@@ -114,9 +119,12 @@ def child(name: str, n: int, cache: str) -> dict[str, float]:
     first_item = next(iterator)
     first = time.perf_counter() - begin
     width = len(first_item) if isinstance(first_item, list) else 1
-    begin = time.perf_counter()
-    count = sum(1 for _ in itertools.islice(iterator, 1_000_000 // width))
+    count = 0
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    for _ in itertools.islice(iterator, 1_000_000 // width):
+        count += 1
     rate = count * width / (time.perf_counter() - begin)
+    cpu = (time.process_time() - begin_cpu) / max(count * width, 1)
     begin = time.perf_counter()
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(1)
@@ -126,6 +134,7 @@ def child(name: str, n: int, cache: str) -> dict[str, float]:
         "first_ms": first * 1e3,
         "next_epoch_ms": again * 1e3,
         "rate": rate / 1e6,
+        "cpu_ns": cpu * 1e9,
         "memory": (_status("VmHWM") - before) / MIB,
     }
 
@@ -156,12 +165,14 @@ def measure(names: list[str], n: int, repeat: int) -> None:
                 name,
                 *spread(first),
                 f"{median['next_epoch_ms']:.1f}",
-                f"{median['rate']:.2f}",
+                *spread([result["rate"] for result in results]),
+                f"{median['cpu_ns']:.1f}",
                 *spread(memory),
                 bar,
             ]
         )
-    columns = ["sampler", "first, ms: min", "median", "max", "next epoch, ms", "M indices/s"]
+    columns = ["sampler", "first, ms: min", "median", "max", "next epoch, ms"]
+    columns += ["M indices/s: min", "median", "max", "CPU, ns an index"]
     columns += ["extra peak, MiB: min", "median", "max", "bar"]
     table(f"{n:,} samples, rank {RANK} of {RANKS}, {repeat} fresh processes each", columns, rows, peer="torch")
 

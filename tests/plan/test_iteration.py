@@ -17,8 +17,8 @@ from penstock.order import Permutation
 from penstock.order.permutation import Indices
 from penstock.plan.iteration import BatchIterator, IndexIterator, batch_blocks, batches
 
-lengths = st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 1279, 1280, 1281, 5376, 21_760, 40_000]))
-batch_sizes = st.one_of(st.integers(1, 300), st.sampled_from([1023, 1024, 1025, 16_384, 16_385, 50_000]))
+lengths = st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 1279, 1280, 1281, 5376, 21_760, 50_000]))
+batch_sizes = st.one_of(st.integers(1, 300), st.sampled_from([1023, 1024, 1025, 32_768, 32_769, 50_000]))
 
 
 class Plan:
@@ -129,7 +129,7 @@ def test_an_endless_plan_is_asked_for_blocks_of_bounded_size() -> None:
     assert sum(1 for _ in itertools.islice(IndexIterator(plan.indices, None), 100_000)) == 100_000
     run = BatchIterator(plan.indices, None, batch_size=100, drop_last=True)
     assert sum(map(len, itertools.islice(run, 1000))) == 100_000
-    assert max(stop - start for start, stop in plan.asked) == 16_384
+    assert max(stop - start for start, stop in plan.asked) <= 32_768
 
 
 def test_the_end_is_reported_once_and_when_it_is_asked_for() -> None:

@@ -124,10 +124,8 @@ class Partition:
     def positions(self, start: int = 0, stop: int | None = None) -> Indices:
         """Positions of the rank's samples ``start`` to ``stop``, clipped to its share: int64 of shape (count,)."""
         stop = self._length if stop is None else min(stop, self._length)
-        positions = np.arange(min(start, stop), stop, dtype=np.int64)
-        positions *= self._step
-        positions += self._first
-        return positions
+        begin, end = (self._first + i * self._step for i in (min(start, stop), stop))
+        return np.arange(begin, end, self._step, dtype=np.int64)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Indices:
         """The same, with padding replaced by the positions that it repeats: those to ask an order for."""

@@ -23,9 +23,13 @@ IndexRange = Callable[[int, int], Indices]
 """Return the values number ``start`` to ``stop`` of an epoch plan: int64 of shape (stop - start,)."""
 
 _FIRST_BLOCK = 256
-_LARGEST_BLOCK = 16384
+_LARGEST_BLOCK = 32768
 # Lists of this many ints stay in the processor's cache until they are handed out.
 _LIST = 1024
+# Batches that come with positions: enough at a time to hide NumPy's cost per call, whatever is made of the positions.
+_LARGEST_BATCH_BLOCK = 8192
+# More lists at a time would set off Python's garbage collector, again and again.
+_MOST_BATCHES = 256
 
 T = TypeVar("T")
 
@@ -110,7 +114,7 @@ class BatchIterator(_CountedIterator[list[int]]):
         at_end: Callable[[], object] | None = None,
     ) -> None:
         spans = _batch_spans(length, batch_size, drop_last, at_end)
-        super().__init__(_batch_lists(indices, spans, max(1, _LIST // batch_size)))
+        super().__init__(_batch_lists(indices, spans, _per_list(_LIST, batch_size)))
 
 
 def batch_blocks(
@@ -127,8 +131,11 @@ def batch_blocks(
     Arguments are those of `BatchIterator`; ``positions`` are the plan's. The first block is one batch. What follows
     from positions (the keys of samples) costs least if it is computed from a whole block.
     """
+    step = _per_list(_LARGEST_BATCH_BLOCK, batch_size)
     for begin, stop, width in _batch_spans(length, batch_size, drop_last, at_end):
-        yield indices(begin, stop).reshape(-1, width).tolist(), positions(begin, stop).reshape(-1, width)
+        rows, places = indices(begin, stop).reshape(-1, width), positions(begin, stop).reshape(-1, width)
+        for first in range(0, len(rows), step):
+            yield rows[first : first + step].tolist(), places[first : first + step]
 
 
 def batches(
@@ -167,6 +174,10 @@ def _batch_lists(
         block = indices(begin, stop).reshape(-1, width)
         for first in range(0, len(block), batches_per_list):
             yield block[first : first + batches_per_list].tolist()
+
+
+def _per_list(samples: int, batch_size: int) -> int:
+    return max(1, min(samples // batch_size, _MOST_BATCHES))
 
 
 def _batch_spans(
