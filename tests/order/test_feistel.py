@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -44,7 +45,13 @@ def test_a_permutation_that_was_asked_for_much_gives_what_a_new_one_gives(n: int
     assert np.array_equal(used.inverse[used[indices]], indices)
 
 
-def test_tables_take_as_much_memory_as_the_docs_say() -> None:
-    a = 1 << 13
-    tables = Feistel(a, a, [0] * ROUNDS)._tables
-    assert sum(table.nbytes for table in (*tables.rounds, tables.high, tables.low)) == 272 * a
+@pytest.mark.parametrize(("n", "bytes_kept"), [(2**26, 2_300_000), (2**26 + 1, 20_000), (2**32, 20_000)])
+def test_a_permutation_keeps_as_much_memory_as_it_says(n: int, bytes_kept: int) -> None:
+    order = Permutation(n, 1)
+    order[np.arange(1000)]
+    tracemalloc.start()
+    for _ in range(60):
+        order[np.arange(10_000)]
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept < bytes_kept

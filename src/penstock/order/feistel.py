@@ -147,7 +147,7 @@ def _hash_half(x: npt.NDArray[np.uint32], key: int, modulus: int) -> npt.NDArray
 
 def _hash_array(x: npt.NDArray[np.uint32], key: Any, modulus: Any) -> npt.NDArray[np.uint32]:
     """Hash halves, by one key and modulus or by an array of each that broadcasts."""
-    h = x ^ key
+    h: npt.NDArray[np.uint32] = x ^ key
     h *= np.uint32(_C1)
     h ^= h >> np.uint32(15)
     h *= np.uint32(_C2)

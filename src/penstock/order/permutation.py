@@ -122,7 +122,7 @@ class Permutation:
             i %= self.n
             if self.n <= TABLE_LIMIT:
                 return int(_tables(self.n, self.key)[table][i])
-            walk = self._network.decrypt if table else self._network.encrypt
+            walk: Callable[[Any], Any] = self._network.decrypt if table else self._network.encrypt
             i = walk(i)
             while i >= self.n:
                 i = walk(i)
