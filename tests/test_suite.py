@@ -1,11 +1,16 @@
-"""What the tests do with the environment that they are started in."""
+"""What the tests do with the environment that they are started in, and which of their cases they run."""
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+from pairwise import covering, pairwise, product
 
 CODE = """
 import runpy, signal, subprocess, sys
@@ -26,3 +31,34 @@ def test_ctrl_c_works_though_a_shell_has_it_ignored() -> None:
     assert done.stdout == "True\n"
     assert done.returncode == -signal.SIGINT
     assert done.stderr.endswith("KeyboardInterrupt\n")
+
+
+# Cases of which any two values meet.
+
+AXES: list[list[Any]] = [["inline", "thread", "process"], [1, 2, 5], [False, True], ["a", "b", "c", "d"]]
+
+
+def inline_is_alone(executor: str, workers: int, persistent: bool, kind: str) -> bool:
+    return executor != "inline" or (workers == 1 and not persistent and kind != "d")
+
+
+@pytest.mark.parametrize("allowed", [None, inline_is_alone])
+def test_every_pair_of_values_that_can_meet_meets(allowed: Any) -> None:
+    def pairs(cases: list[tuple[Any, ...]]) -> set[Any]:
+        return {pair for case in cases for pair in itertools.combinations(enumerate(case), 2)}
+
+    every, few = product(*AXES, allowed=allowed), covering(*AXES, allowed=allowed)
+    assert pairs(few) == pairs(every)
+    assert set(few) <= set(every)
+    assert len(few) < len(every) / 3
+    assert few == covering(*AXES, allowed=allowed), "the same cases in every process of a test run"
+
+
+def test_values_that_are_equal_or_have_no_hash_are_cases_of_their_own() -> None:
+    assert covering([{}, {}], [[1], [2]]) == product([{}, {}], [[1], [2]])
+
+
+def test_all_cases_are_run_before_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    for full, chosen in ((False, covering), (True, product)):
+        monkeypatch.setattr("pairwise.FULL", full)
+        assert pairwise(*AXES, allowed=inline_is_alone) == chosen(*AXES, allowed=inline_is_alone)

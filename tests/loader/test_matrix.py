@@ -15,8 +15,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreter_support import run
+from interpreter_support import FULL, run
 from matrix_support import DATA, bits
+from pairwise import covering
 
 from penstock import DataLoader
 
@@ -53,6 +54,52 @@ HOW: dict[str, dict[str, Any]] = {
     "forkserver 5 persistent": process(5, "forkserver", persistent_workers=True),
     "forkserver 1 x 3": process(1, "forkserver", threads_per_worker=3),
 }
+
+
+def allowed(
+    kind: str, start: str, workers: int, persistent: bool, dispatch: str, threads: int, ahead: int, limit: int | None
+) -> bool:
+    """Whether a loader takes these options together, and promises the same batches."""
+    if start == "inline":
+        return (workers, persistent, dispatch, threads, ahead, limit) == (1, False, "auto", 1, 2, None)
+    if start == "thread":
+        return kind != "impure" and dispatch == "auto" and threads == 1
+    return kind != "impure" or threads == 1
+
+
+def options(
+    start: str, workers: int, persistent: bool, dispatch: str, threads: int, ahead: int, limit: int | None
+) -> dict[str, Any]:
+    """Return arguments of a loader."""
+    if start == "inline":
+        return {}
+    how: dict[str, Any] = {"persistent_workers": persistent, "prefetch_factor": ahead, "max_bytes_in_flight": limit}
+    if start == "thread":
+        return thread(workers, **how)
+    return process(workers, start, dispatch=dispatch, threads_per_worker=threads, **how)
+
+
+AXES: dict[str, list[Any]] = {
+    "kind": list(DATA),
+    "start": ["inline", "thread", "fork", "forkserver"],
+    "workers": [1, 2, 5],
+    "persistent": [False, True],
+    "dispatch": ["auto", "batch", "chunk"],
+    "threads": [1, 3],
+    "ahead": [1, 2, 4],
+    "limit": [None, 100_000],
+}
+PAIRS = [
+    pytest.param(kind, options(*how), id="-".join(map(str, (kind, *how))))
+    for kind, *how in covering(*AXES.values(), allowed=allowed)
+]
+MATRIX = [
+    pytest.param(kind, how, id=f"{kind}-{name}")
+    for name, how in HOW.items()
+    for kind in DATA
+    if FULL or "auto" in name  # which has no options of its own
+]
+
 SPAWN = {
     "spawn 1 persistent": process(1, "spawn", persistent_workers=True),
     "spawn 2 x 2 chunk": process(2, "spawn", persistent_workers=True, threads_per_worker=2, dispatch="chunk"),
@@ -96,10 +143,8 @@ def untouched(passes: int, loader: DataLoader[Any]) -> Iterator[None]:
     assert torch.equal(drawn, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("kind", DATA)
-@pytest.mark.parametrize("name", HOW)
-def test_every_executor_makes_the_same_batches(truth: Any, kind: str, name: str) -> None:
-    how = HOW[name]
+@pytest.mark.parametrize(("kind", "how"), [*PAIRS, *MATRIX])
+def test_every_executor_makes_the_same_batches(truth: Any, kind: str, how: dict[str, Any]) -> None:
     if kind == "impure" and in_threads(how):
         pytest.skip("threads promise penstock.generator only")
     loader = make(kind, how)
