@@ -13,6 +13,7 @@ import pytest
 from interpreter_support import run
 from leak_support import anonymous, assert_nothing_more, left
 from loader_support import EXECUTORS, Draws, Slow, Squares, Stream, batches
+from pairwise import pairwise
 
 from penstock import DataLoader, Manifest, MPDataset, RankDataset
 
@@ -41,14 +42,16 @@ def resumed(loader: Any) -> None:
     whole(loader)
 
 
-@pytest.mark.parametrize("use", [whole, broken, twice, resumed])
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("use", "executor", "persistent"),
+    pairwise(
+        *([whole, broken, twice, resumed], EXECUTORS, [False, True]),
+        allowed=lambda use, executor, persistent: executor != "inline" or not persistent,
+    ),
+)
 def test_nothing_is_left(
-    write_manifest: Callable[..., Path], executor: str, persistent: bool, use: Callable[[Any], None]
+    write_manifest: Callable[..., Path], use: Callable[[Any], None], executor: str, persistent: bool
 ) -> None:
-    if persistent and executor == "inline":
-        pytest.skip("inline has no workers")
     how = {"executor": executor, "num_workers": EXECUTORS[executor], "persistent_workers": persistent}
     manifest = Manifest.open(write_manifest(40))
     batches(DataLoader(Squares(4), num_workers=EXECUTORS[executor]))  # torch's own helpers start once

@@ -11,6 +11,7 @@ import pytest
 import torch
 from loader_support import EXECUTORS, Stream, batches, ended, outcomes
 from on_error_support import BadBatches, BadDraws, BadGlobalDraws, Lengthless, bad_load, skip_even
+from pairwise import pairwise
 
 from penstock import DataLoader, Manifest, RankDataset
 from penstock.errors import ConfigError, TooManyErrors
@@ -44,14 +45,12 @@ def flat(lists: list[list[int]]) -> list[int]:
     return [index for part in lists for index in part]
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("action", ACTIONS)
 class TestOneTruth:
     def loader(self, action: str, shuffle: bool, dataset: Any = None, **options: Any) -> Any:
         dataset = BadDraws(N, BAD) if dataset is None else dataset
         return DataLoader(dataset, 8, shuffle=shuffle, seed=1, on_error=ACTIONS[action], **options)
 
-    @pytest.mark.parametrize("way", list(WAYS)[1:])
+    @pytest.mark.parametrize(("action", "shuffle", "way"), pairwise(ACTIONS, [False, True], list(WAYS)[1:]))
     def test_in_every_executor(self, action: str, shuffle: bool, way: str) -> None:
         expected = batches(self.loader(action, shuffle))
         assert len(expected) == len(self.loader(action, shuffle)) == 8
@@ -59,12 +58,14 @@ class TestOneTruth:
         assert batches(loader) == expected
         assert loader.stats()["errors"]["failed"] == len(BAD)
 
-    @pytest.mark.parametrize("dataset", [BadGlobalDraws, BadBatches])
+    @pytest.mark.parametrize(
+        ("action", "shuffle", "dataset"), pairwise(ACTIONS, [False, True], [BadGlobalDraws, BadBatches])
+    )
     def test_of_other_data_sets(self, action: str, shuffle: bool, dataset: type[BadDraws]) -> None:
         one, two = (self.loader(action, shuffle, dataset(N, BAD), **HOW[way]) for way in ("inline", "process"))
         assert batches(one) == batches(two)
 
-    @pytest.mark.parametrize("way", HOW)
+    @pytest.mark.parametrize(("action", "shuffle", "way"), pairwise(ACTIONS, [False, True], HOW))
     def test_after_an_interruption(self, action: str, shuffle: bool, way: str) -> None:
         expected = batches(self.loader(action, shuffle))
         loader = self.loader(action, shuffle, **HOW[way])
@@ -118,9 +119,7 @@ def test_replacements_draw_as_if_nothing_had_been_drawn(dataset: type[BadDraws],
 class TestRanks:
     """Data sets with an order of their own: a share of a manifest."""
 
-    @pytest.mark.parametrize("action", ["skip", "replace"])
-    @pytest.mark.parametrize("way", HOW)
-    @pytest.mark.parametrize("preload", [False, True])
+    @pytest.mark.parametrize(("action", "way", "preload"), pairwise(["skip", "replace"], HOW, [False, True]))
     def test_one_truth(self, write_manifest: Callable[..., Path], action: str, way: str, preload: bool) -> None:
         manifest = Manifest.open(write_manifest(N))
 

@@ -23,6 +23,7 @@ from loader_support import (
     noisy_collate,
     plain,
 )
+from pairwise import pairwise
 from torch.utils.data import Subset
 
 from penstock import DataLoader, Manifest, MPDataset, RankDataset
@@ -32,9 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 THREADS = [{"executor": "thread", "num_workers": count} for count in (1, 2, 3)]
 PROCESSES = [
     {"num_workers": count, "multiprocessing_context": method, "persistent_workers": persistent}
-    for method in ("fork", "forkserver")
-    for count in (1, 2)
-    for persistent in (False, True)
+    for method, count, persistent in pairwise(["fork", "forkserver"], [1, 2], [False, True])
 ]
 PROCESSES += [{"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True}]
 if FULL:

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from interpreter_support import FULL
 from leak_support import left
 from soak_support import Vectors
 
 import penstock
 from penstock import DataLoader
 
-LOADERS, EPOCHS = 20, 50
+LOADERS, EPOCHS = (20, 50) if FULL else (10, 20)
 
 PROGRAM = """
 import multiprocessing, sys

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from interpreter_support import FULL
+from pairwise import pairwise
 from torch.utils.data import SequentialSampler
 from torch_suite_support import (
     BOTH,
@@ -154,15 +155,15 @@ def test_samplers_without_a_length(how: str) -> None:
 # 4. Lengths that lie.
 
 
-@pytest.mark.parametrize("said", [0, 3, 7, 10, 40])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("how", [{}, WORKERS["fork"]], ids=["inline", "fork"])
-@pytest.mark.parametrize("asked", [False, True])
-def test_length_of_a_stream_and_its_warnings(said: int, drop_last: bool, how: dict[str, Any], asked: bool) -> None:
+@pytest.mark.parametrize(
+    ("said", "drop_last", "how", "asked"),
+    pairwise([0, 3, 7, 10, 40], [False, True], ["inline", "fork"], [False, True]),
+)
+def test_length_of_a_stream_and_its_warnings(said: int, drop_last: bool, how: str, asked: bool) -> None:
     found = []
     data = Lies(10, said)
     for kind in BOTH:
-        loader = kind(data, batch_size=3, drop_last=drop_last, **how)
+        loader = kind(data, batch_size=3, drop_last=drop_last, **WORKERS.get(how, {}))
         length = len(loader) if asked else None
         told = []
         iterator = iter(loader)

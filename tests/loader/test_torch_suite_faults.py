@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from interpreter_support import FULL, run
 from leak_support import wait_gone
+from pairwise import pairwise
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch_suite_support import (
     FAST,
@@ -248,6 +249,14 @@ LEAVE = {
     "process": OURS["fork"],
     "persistent": OURS["persistent"],
 }
+PERSISTENT = {("thread", True): "threads persist", ("process", True): "persistent"}
+ENDS = [
+    (name, PERSISTENT.get((executor, persistent), executor))
+    for name, executor, persistent in pairwise(
+        *(BODIES, ["inline", "thread", "process"], [False, True]),
+        allowed=lambda name, executor, persistent: executor != "inline" or not persistent,
+    )
+]
 
 
 def run_program(body: str, how: dict[str, Any]) -> tuple[subprocess.CompletedProcess[str], list[int]]:
@@ -259,8 +268,7 @@ def run_program(body: str, how: dict[str, Any]) -> tuple[subprocess.CompletedPro
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("how", LEAVE)
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(("name", "how"), ENDS)
 def test_programs_end_and_leave_nothing(name: str, how: str) -> None:
     """With the exit code of the program, at once, without a word that is not the program's, and no worker is left."""
     body, code = BODIES[name]
@@ -282,8 +290,7 @@ def test_programs_end_and_leave_nothing(name: str, how: str) -> None:
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("name", ["kept alive to the end", "error", "killed", "bad sample", "exit in a loop"])
 def test_programs_end_under_other_start_methods(name: str, method: str, tmp_path: Path) -> None:
-    often = ("killed", "exit in a loop") if method == "spawn" else ("killed", "exit in a loop", "bad sample")
-    if name not in often and not FULL:
+    if (method == "spawn" or name not in ("killed", "exit in a loop", "bad sample")) and not FULL:
         pytest.skip("as with fork, above; PENSTOCK_TEST_FULL=1")
     body, code = BODIES[name]
     path = [HERE, *[entry for entry in sys.path if entry.endswith("src")]]

@@ -47,7 +47,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "i
 SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
 SPAWN_IN_FULL = pytest.param("spawn", marks=pytest.mark.skipif(not FULL, reason="as forkserver; PENSTOCK_TEST_FULL=1"))
 SPAWN_TWO = pytest.param("spawn", 2, marks=[*SPAWN_IN_FULL.marks, pytest.mark.slow])
-ALL = ("inline", "thread", "threads persist", "fork", "forkserver", SPAWN, "persistent")
+ALL = ("inline", "thread", "threads persist", "fork", "forkserver", SPAWN_IN_FULL, "persistent")
 
 
 def both(make: Any, how: dict[str, Any]) -> list[Any]:
@@ -309,7 +309,7 @@ def test_affinity_set_in_worker_init_stays(how: str) -> None:
     assert os.sched_getaffinity(0) == before
 
 
-@pytest.mark.parametrize("how", [SPAWN_IN_FULL if how is SPAWN else how for how in ALL])
+@pytest.mark.parametrize("how", ALL)
 def test_loader_inside_a_loader(how: str) -> None:
     expected = [shape(batch) for batch in TorchDataLoader(Nested(4, TorchDataLoader))]
     assert [shape(batch) for batch in ps.DataLoader(Nested(4, ps.DataLoader), **OURS[how])] == expected

@@ -9,7 +9,7 @@ import itertools
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreter_support import FULL
 from loader_support import Slow, Squares, ended, plain
+from pairwise import pairwise
 from state_support import (
     AskedStream,
     BothStream,
@@ -99,8 +99,21 @@ WORKERS = {
     "persistent": {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 3},
 }
 HOW: dict[str, dict[str, Any]] = {**HERE, **WORKERS}
+MORE: dict[str, dict[str, Any]] = {**HOW, "one, persistent": {**WORKERS["persistent"], "num_workers": 1}}
+COUNTS = {(1, False): "one", (2, False): "two", (1, True): "one, persistent", (2, True): "persistent"}
 GLOBAL = ["DrawingStream", "DrawingStatefulStream"]
 """Draw from the global generators, which are the trainer's own where there are no worker processes."""
+
+
+def with_workers(names: Iterable[Any]) -> list[tuple[Any, str]]:
+    """Pair each name with workers in `MORE`, so that it meets each number of them, and those that persist."""
+    return [(name, COUNTS[workers, persistent]) for name, workers, persistent in pairwise(names, [1, 2], [False, True])]
+
+
+def inline_and_with_workers(names: Iterable[Any]) -> list[tuple[Any, str]]:
+    """Pair each name with no workers, too."""
+    names = list(names)
+    return [*((name, "inline") for name in names), *with_workers(names)]
 
 
 def take(iterator: Any, limit: int = 10**6) -> list[Any]:
@@ -151,11 +164,19 @@ def same(one: Any, other: Any) -> bool:
     return json.dumps(one, default=torch.Tensor.tolist) == json.dumps(other, default=torch.Tensor.tolist)
 
 
-def check(make: Make, *, passes: int = 2, every: int = 1) -> None:
-    """From every state the rest of the run follows, to the end of its last pass."""
+def cuts(states: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
+    """Return four states: after the first batch of the first pass, after its last one and after its end, and in the
+    middle of the last pass.
+    """
+    first, last = ([state for state in states if state[1] == number] for number in (0, states[-1][1] - 1))
+    return [first[:2][-1], first[-1], states[len(first)], last[len(last) // 2]]
+
+
+def check(make: Make, *, passes: int = 2, everywhere: bool = True) -> None:
+    """From every state the rest of the run follows, to the end of its last pass; or from those of `cuts`."""
     torch.manual_seed(0)
     seen, states = record(make(), passes)
-    for count, number, state in states[::every] + states[-1:]:
+    for count, number, state in states if everywhere else cuts(states):
         loader = make()
         torch.manual_seed(1)
         loader.load_state_dict(state)
@@ -172,11 +193,10 @@ def test_inline(name: str) -> None:
     check(partial(ALL[name], num_workers=0), passes=3)
 
 
-@pytest.mark.parametrize("how", WORKERS if FULL else ["two", "persistent"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "how"), with_workers(ALL))
 def test_workers(name: str, how: str) -> None:
     passes = 1 if name in GLOBAL else 2  # a second pass has a base seed of its own, drawn by whoever resumes
-    check(partial(ALL[name], executor="process", **WORKERS[how]), passes=passes, every=3)
+    check(partial(ALL[name], executor="process", **MORE[how]), passes=passes, everywhere=False)
 
 
 @pytest.mark.parametrize("name", [name for name in MAPS if name not in ("stateful", "tensors", "collate")])
@@ -189,17 +209,19 @@ def test_threads_over_streams_whose_iterators_have_the_state(name: str) -> None:
     check(partial(STREAMS[name], executor="thread", num_workers=2))
 
 
-@pytest.mark.parametrize("size", [1, 4, 50, None])
-@pytest.mark.parametrize("name", ["PlainStream", "StatefulStream", "IteratorStream"])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    ("name", "size", "drop_last"),
+    pairwise(
+        *(["PlainStream", "StatefulStream", "IteratorStream"], [1, 4, 50, None], [False, True]),
+        allowed=lambda name, size, drop_last: size is not None or not drop_last,
+    ),
+)
 def test_batch_sizes(name: str, size: int | None, drop_last: bool) -> None:
-    if size is None and drop_last:
-        return
     collate = as_they_are if size is not None else None
     check(partial(STREAMS[name], batch_size=size, drop_last=drop_last, collate_fn=collate))
     check(
         partial(STREAMS[name], batch_size=size, drop_last=drop_last, collate_fn=collate, num_workers=2),
-        every=4,
+        everywhere=False,
         passes=1,
     )
 
@@ -223,8 +245,8 @@ def test_what_is_made_ahead_is_not_in_the_state(ahead: int) -> None:
 
 
 def test_chains_of_resumes() -> None:
-    for name, how in itertools.product(["StatefulStream", "PlainStream", "stateful", "stateful sampler"], HOW):
-        make = partial(ALL[name], **HOW[how])
+    for name, how in inline_and_with_workers(["StatefulStream", "PlainStream", "stateful", "stateful sampler"]):
+        make = partial(ALL[name], **MORE[how])
         whole = one_pass(make())
         state, got = None, []
         for count in (1, 0, 2, 1, 99):
@@ -240,22 +262,23 @@ def test_chains_of_resumes() -> None:
 # 3: loading into a used loader, the state right after, and the initial one.
 
 
-@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
-    "name",
-    [
-        "plain",
-        "shuffled",
-        "stateful",
-        "stateful sampler",
-        "PlainStream",
-        "StatefulStream",
-        "IteratorStream",
-        "BothStream",
-    ],
+    ("name", "how"),
+    inline_and_with_workers(
+        [
+            "plain",
+            "shuffled",
+            "stateful",
+            "stateful sampler",
+            "PlainStream",
+            "StatefulStream",
+            "IteratorStream",
+            "BothStream",
+        ]
+    ),
 )
 def test_loading_into_a_used_loader(name: str, how: str) -> None:
-    make = partial(ALL[name], **HOW[how])
+    make = partial(ALL[name], **MORE[how])
     torch.manual_seed(0)
     seen, states = record(make(), 1)
     loader = make()
@@ -287,17 +310,18 @@ def test_an_iterator_from_before_leaves_the_new_one_alone() -> None:
         assert one_pass(other) == seen[3:]
 
 
-@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda **how: DataLoader(Squares(N), 3, shuffle=True, **how),
-        lambda **how: DataLoader(Squares(N), 3, sampler=torch.utils.data.RandomSampler(range(N)), **how),
-        lambda **how: DataLoader(Squares(N), 3, sampler=ShufflingSampler(N, False), **how),
-        lambda **how: DataLoader(Squares(N), 3, sampler=ShufflingSampler(N, True), **how),
-        MAPS["shuffled"],
-        MAPS["torch's sampler"],
-    ],
+    ("make", "how"),
+    inline_and_with_workers(
+        [
+            lambda **how: DataLoader(Squares(N), 3, shuffle=True, **how),
+            lambda **how: DataLoader(Squares(N), 3, sampler=torch.utils.data.RandomSampler(range(N)), **how),
+            lambda **how: DataLoader(Squares(N), 3, sampler=ShufflingSampler(N, False), **how),
+            lambda **how: DataLoader(Squares(N), 3, sampler=ShufflingSampler(N, True), **how),
+            MAPS["shuffled"],
+            MAPS["torch's sampler"],
+        ]
+    ),
 )
 def test_the_initial_state_replays_the_first_epoch_in_its_random_order(make: Any, how: str) -> None:
     def reseed() -> None:
@@ -306,13 +330,13 @@ def test_the_initial_state_replays_the_first_epoch_in_its_random_order(make: Any
         torch.manual_seed(0)
 
     reseed()
-    undisturbed = one_pass(make(**HOW[how]))
+    undisturbed = one_pass(make(**MORE[how]))
     reseed()
-    loader = make(**HOW[how])
+    loader = make(**MORE[how])
     state = travelled(loader.state_dict())
     first = one_pass(loader)
     assert first == undisturbed, "asking changed the first epoch"
-    other = make(**HOW[how])
+    other = make(**MORE[how])
     other.load_state_dict(state)
     assert one_pass(other) == first
     one_pass(other)
@@ -323,13 +347,14 @@ def test_the_initial_state_replays_the_first_epoch_in_its_random_order(make: Any
 # 4: the end of an epoch.
 
 
-@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
-    "name",
-    ["shuffled", "torch's sampler", "stateful sampler", "PlainStream", "StatefulStream", "HubStream", "BothStream"],
+    ("name", "how"),
+    inline_and_with_workers(
+        ["shuffled", "torch's sampler", "stateful sampler", "PlainStream", "StatefulStream", "HubStream", "BothStream"]
+    ),
 )
 def test_the_last_batch_and_the_end_of_the_loop(name: str, how: str) -> None:
-    make = partial(ALL[name], **HOW[how])
+    make = partial(ALL[name], **MORE[how])
     loader = make()
     with running(loader) as iterator:
         count = len(take(iterator))
