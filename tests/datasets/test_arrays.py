@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreter_support import METHODS
 from loader_conformance import check_elastic, check_resume
 from loader_support import EXECUTORS, plain
 
@@ -74,7 +75,7 @@ def test_every_executor_makes_the_same_batches(folder: Path, executor: str) -> N
     theirs = torch.utils.data.DataLoader(make(folder), 7)
     assert [plain(batch) for batch in theirs] == expected[:5]
     if executor == "process":
-        assert run(executor, multiprocessing_context="spawn") == expected
+        assert run(executor, multiprocessing_context=METHODS[-1]) == expected
 
 
 def test_states(folder: Path) -> None:

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from interpreter_support import FULL
+from interpreter_support import METHODS
 
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, MPDataset, RankDataset
 from penstock.datasets.loading import SampleRecord
@@ -244,7 +244,7 @@ class Threads(torch.utils.data.Dataset[int]):
         return cv2.getNumThreads()
 
 
-@pytest.mark.parametrize("start", ["fork", "forkserver", *(["spawn"] if FULL else [])])
+@pytest.mark.parametrize("start", METHODS)
 def test_in_worker_processes_opencv_has_one_thread(start: str) -> None:
     before = cv2.getNumThreads()
     cv2.setNumThreads(2)

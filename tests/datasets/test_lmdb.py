@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreter_support import METHODS
 
 import penstock as ps
 from penstock.datasets.lmdb import LoadLmdb, write_keys
@@ -32,8 +33,8 @@ def test_every_value_once_in_any_worker(database: Path, tmp_path: Path) -> None:
     assert write_keys(database, tmp_path / "keys.txt") == 100
     manifest = ps.Manifest.open(tmp_path / "keys.txt", label=None)
     dataset = ps.RankDataset(manifest, rank=0, world_size=1, load=LoadLmdb(database, decode=first_byte))
-    assert dataset[0][0].startswith("a key ")  # opened here, then in forked and spawned workers
-    for context in ("fork", "spawn"):
+    assert dataset[0][0].startswith("a key ")  # opened here, then in workers that are forked and that unpickle it
+    for context in ("fork", METHODS[-1]):
         loader = torch.utils.data.DataLoader(dataset, batch_size=7, num_workers=2, multiprocessing_context=context)
         items = [item for keys, values in loader for item in zip(keys, values.tolist(), strict=True)]
         assert sorted(items) == [(f"a key {i:03d}", i) for i in range(100)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreter_support import METHODS
 from loader_conformance import travelled
 from loader_support import draw_load, plain
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -69,7 +70,7 @@ def test_augmentation_is_the_same_too(rows: Manifest) -> None:
     assert len({value for _, values in found[0] for value in values}) == N
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", METHODS[1:])
 def test_other_start_methods(rows: Manifest, method: str) -> None:
     dataset = MPDataset(rows, batch_size=4, rank=1, world_size=2, seed=3)
     loader = TorchDataLoader(dataset, 4, num_workers=1, persistent_workers=True, multiprocessing_context=method)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreter_support import METHODS
 from loader_support import draw_load
 from scipy import special
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -229,7 +230,7 @@ class TestPlace:
         dataset.set_epoch(1)
         assert dataset.mini_epoch == 0
 
-    @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+    @pytest.mark.parametrize("method", METHODS)
     @pytest.mark.parametrize("preload", [False, True])
     def test_running_workers_of_torchs_loader_see_it(self, rows: Manifest, method: str, preload: bool) -> None:
         dataset = RankDataset(rows, rank=1, world_size=2, mini_epochs=2, seed=1, preload=preload)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreter_support import METHODS
 from loader_conformance import check_elastic, check_end_of_pass, check_load_into_used, check_resume
 from loader_support import EXECUTORS
 
@@ -100,10 +101,10 @@ def test_every_executor_makes_the_same_batches(files: list[str], executor: str, 
     assert len(run("inline")) == 12
 
 
-def test_spawned_workers_and_torchs_loader(files: list[str]) -> None:
+def test_workers_that_are_not_forked_and_torchs_loader(files: list[str]) -> None:
     expected = [batch.tolist() for batch in ps.DataLoader(make(files), batch_size=8)]
-    spawned = ps.DataLoader(make(files), batch_size=8, num_workers=1, multiprocessing_context="spawn")
-    assert [batch.tolist() for batch in spawned] == expected
+    ours = ps.DataLoader(make(files), batch_size=8, num_workers=1, multiprocessing_context=METHODS[-1])
+    assert [batch.tolist() for batch in ours] == expected
     for workers in (0, 2):
         theirs = torch.utils.data.DataLoader(make(files), 8, num_workers=workers)
         assert [batch.tolist() for batch in theirs] == expected

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreter_support import METHODS
 from loader_support import (
     EXECUTORS,
     Draws,
@@ -311,7 +312,7 @@ class TestEpochs:
             ]
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", METHODS[1:])
 def test_what_does_not_pickle_is_named_with_the_way_out(method: str) -> None:
     class Local(Squares):
         pass

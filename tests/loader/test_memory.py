@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter_support import METHODS
 from process_support import write_to
 
 from penstock.errors import RingError
@@ -128,7 +129,7 @@ def test_a_file_grows_as_it_is_reserved() -> None:
         os.fstat(fd)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_workers_inherit_the_file(method: str) -> None:
     context = multiprocessing.get_context(method)
     file = SharedFile(4096)

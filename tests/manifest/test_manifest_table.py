@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from interpreter_support import METHODS
 
 from penstock.errors import ConfigError, ManifestChangedError, ManifestError
 from penstock.manifest import Manifest, Record
@@ -182,7 +183,7 @@ def read_all(manifest: Manifest, connection: object) -> None:
     connection.send((list(manifest), manifest.fingerprint))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_it_travels_to_other_processes(joined: Manifest, method: str) -> None:
     context = multiprocessing.get_context(method)
     view = joined[3:25:2]

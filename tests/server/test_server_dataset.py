@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch.utils.data
 from dataset_support import Counting, eventually, reading_threads, serving, whole, write_kinds
+from interpreter_support import FULL, METHODS
 from loader_conformance import check_chain, check_elastic, check_end_of_pass, check_load_into_used, check_resume
 from loader_support import draw_load
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -172,7 +173,7 @@ class TestLoaders:
 
     @pytest.mark.parametrize(
         ("method", "workers"),
-        [("fork", 1), ("fork", 3), ("forkserver", 2), pytest.param("spawn", 1, marks=pytest.mark.slow)],
+        [("fork", 1), ("fork", 3), ("forkserver", 2), *([("spawn", 1)] if FULL else [])],
     )
     def test_torchs_with_persistent_workers(self, address: str, manifest: Manifest, method: str, workers: int) -> None:
         """Also forked, from a process that has connections and reads ahead."""
@@ -203,10 +204,9 @@ class TestLoaders:
         for _ in range(2):
             assert sorted(row for batch in loader for _, _, row in batch) == list(range(N))
 
-    @pytest.mark.slow
-    def test_ours_spawned(self, address: str, manifest: Manifest) -> None:
+    def test_ours_with_workers_that_are_not_forked(self, address: str, manifest: Manifest) -> None:
         served = RankServerDataset(address, seed=1, load=draw_load)
-        loader = DataLoader(served, 8, num_workers=1, multiprocessing_context="spawn")
+        loader = DataLoader(served, 8, num_workers=1, multiprocessing_context=METHODS[-1])
         assert items(loader) == items(DataLoader(RankDataset(manifest, seed=1, load=draw_load), 8))
 
     def test_everything_that_takes_a_manifest(self, address: str, manifest: Manifest) -> None:

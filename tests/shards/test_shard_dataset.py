@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pairwise import pairwise
 from PIL import Image
 from shard_support import make_tar, write_shards
 
@@ -42,9 +43,13 @@ def drawn(sample: dict[str, Any]) -> tuple[int, int]:
 drawn.pure = True  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("shards", COUNTS)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("workers, executor", [(0, "auto"), (1, "process"), (4, "process"), (4, "thread")])
+@pytest.mark.parametrize(
+    ("shards", "ranks", "workers", "executor"),
+    pairwise(
+        *(COUNTS, [1, 2, 3], [0, 1, 4], ["auto", "process", "thread"]),
+        allowed=lambda shards, ranks, workers, executor: (workers == 0) == (executor == "auto"),
+    ),
+)
 def test_every_sample_once(tmp_path: Path, shards: int, ranks: int, workers: int, executor: str) -> None:
     paths = write_shards(tmp_path, COUNTS[shards])
     seen: Counter[int] = Counter()

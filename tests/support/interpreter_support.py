@@ -32,6 +32,10 @@ from typing import Any
 FULL = os.environ.get("PENSTOCK_TEST_FULL") == "1"
 ALONE = FULL or sys.platform != "linux"  # who takes in orphans is Linux's own
 
+METHODS = ["fork", "forkserver", *(["spawn"] if FULL else [])]
+"""Start methods that tests repeat themselves under. A spawned worker imports everything anew, and is given what one of
+the forkserver is given."""
+
 SERVES = ["penstock.server.service"]
 """What programs with servers import."""
 

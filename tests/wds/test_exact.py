@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreter_support import METHODS
+from pairwise import pairwise
 from wds_support import classes, worker, world, write_shards
 
 import penstock
@@ -17,9 +19,7 @@ def dataset_of(urls: str, **kw: object) -> wds.WebDataset:
     return wds.WebDataset(urls, shardshuffle=True, nodesplitter=wds.split_by_node, empty_check=False, **kw)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shards", [1, 3, 8])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize(("shards", "ranks", "workers"), pairwise([1, 3, 8], [1, 2, 3], [0, 1, 4]))
 def test_every_sample_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int, ranks: int, workers: int
 ) -> None:
@@ -207,7 +207,7 @@ def test_the_seed_of_a_list_can_be_set_later_and_a_shuffle_knows_its_epoch() -> 
         assert pipeline.stage(1).epoch == epoch
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_start_method(tmp_path: Path, method: str) -> None:
     dataset = dataset_of(write_shards(tmp_path, 4)).shuffle(5).decode().to_tuple("txt", "cls")
     workers = 1 if method == "spawn" else 2  # each one imports torch

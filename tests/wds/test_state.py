@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pairwise import pairwise
 from wds_support import classes, worker, world, write_shards
 
 import penstock
@@ -200,9 +201,10 @@ def test_a_resumed_shuffle_reads_only_what_it_held(tmp_path: Path) -> None:
     assert len(read) < 400
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("name", ["shuffle", "batched", "epochs"])
-def test_loaders_go_on(tmp_path: Path, workers: int, name: str) -> None:
+@pytest.mark.parametrize(
+    ("workers", "name", "place"), pairwise([0, 1, 3], ["shuffle", "batched", "epochs"], ["first", "middle", "last"])
+)
+def test_loaders_go_on(tmp_path: Path, workers: int, name: str, place: str) -> None:
     urls = write_shards(tmp_path, 6)
 
     def make() -> Any:
@@ -210,16 +212,16 @@ def test_loaders_go_on(tmp_path: Path, workers: int, name: str) -> None:
 
     whole = make()
     first, second = text(whole), text(whole)
-    for at in (1, len(first) // 2, len(first)):
-        loader = make()
-        items = iter(loader)
-        assert text(next(items) for _ in range(at)) == first[:at]
-        state = through_json(loader.state_dict())
-        del items
-        again = make()
-        again.load_state_dict(state)
-        assert text(again) == first[at:], at
-        assert text(again) == second, at
+    at = {"first": 1, "middle": len(first) // 2, "last": len(first)}[place]
+    loader = make()
+    items = iter(loader)
+    assert text(next(items) for _ in range(at)) == first[:at]
+    state = through_json(loader.state_dict())
+    del items
+    again = make()
+    again.load_state_dict(state)
+    assert text(again) == first[at:]
+    assert text(again) == second
 
 
 @pytest.mark.parametrize("workers", [0, 2])
