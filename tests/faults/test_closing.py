@@ -7,14 +7,16 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults_support import Big, Range, Slow, within
+from interpreter_support import FULL
 from leak_support import wait_gone
+from pairwise import pairwise
 from program_support import Program
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -81,33 +83,35 @@ def close_in_a_thread(loader: Any) -> None:
     assert not closing.is_alive()
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("how", HOW)
-def test_a_loop_whose_loader_is_closed_raises_and_the_state_is_where_it_was(how: str, persistent: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "persistent", "close", "count"),
+    pairwise(HOW, [False, True], [close_in_a_thread, DataLoader.close], [1, 3, 6]),
+)
+def test_a_loop_whose_loader_is_closed_raises_and_the_state_is_where_it_was(
+    how: str, persistent: bool, close: Callable[[Any], None], count: int
+) -> None:
     """Also behind the last batch, as long as the loop was not told that it is the last one."""
     keep = {"persistent_workers": persistent and how != "inline"}
     whole = [[k, k + 1] for k in range(0, 12, 2)]
     with within(60):
-        for close in (close_in_a_thread, DataLoader.close):
-            for count in (1, 3, 6):
-                loader = DataLoader(Range(12), 2, **HOW[how], **keep)
-                iterator, had = iter(loader), []
-                with pytest.raises(WorkerError, match="its DataLoader was closed"):
-                    for batch in iterator:
-                        had.append(batch.tolist())
-                        if len(had) == count:
-                            close(loader)
-                assert had == whole[:count]
-                state = loader.state_dict()
-                loader.close()
-                with pytest.raises(WorkerError, match="its DataLoader was closed"):
-                    next(iterator)
-                assert loader.stats()["failed_batches"] == 0
-                resumed = DataLoader(Range(12), 2, seed=HOW[how].get("seed"))
-                resumed.load_state_dict(state)
-                assert [batch.tolist() for batch in resumed] == whole[count:]
-                assert [batch.tolist() for batch in loader] == whole, "it begins anew"
-                loader.close()
+        loader = DataLoader(Range(12), 2, **HOW[how], **keep)
+        iterator, had = iter(loader), []
+        with pytest.raises(WorkerError, match="its DataLoader was closed"):
+            for batch in iterator:
+                had.append(batch.tolist())
+                if len(had) == count:
+                    close(loader)
+        assert had == whole[:count]
+        state = loader.state_dict()
+        loader.close()
+        with pytest.raises(WorkerError, match="its DataLoader was closed"):
+            next(iterator)
+        assert loader.stats()["failed_batches"] == 0
+        resumed = DataLoader(Range(12), 2, seed=HOW[how].get("seed"))
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == whole[count:]
+        assert [batch.tolist() for batch in loader] == whole, "it begins anew"
+        loader.close()
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -291,7 +295,7 @@ def test_close_at_any_moment_of_next(how: str, tmp_path: Path) -> None:
     """
     rng = random.Random(4)
     with within(60):
-        for _ in range(25):
+        for _ in range(25 if FULL else 10):
             loader = DataLoader(Range(100_000), 2, persistent_workers=True, **HOW[how])
             files = []
             with consuming(loader) as consumer:
@@ -314,7 +318,7 @@ def test_close_of_threads_at_any_moment() -> None:
     sys.setswitchinterval(1e-6)
     try:
         with within(60):
-            for _ in range(600):
+            for _ in range(600 if FULL else 200):
                 loader = DataLoader(Range(100_000), 2, persistent_workers=True, **HOW["thread"])
                 with consuming(loader) as consumer:
                     time.sleep(rng.random() * 0.004)
@@ -332,7 +336,7 @@ def test_what_was_had_before_close_stays_what_it_is(how: str) -> None:
     rng = random.Random(5)
     with within(60):
         loader = DataLoader(Big(60, 20_000), 2, persistent_workers=True, **HOW[how])
-        for _ in range(12):
+        for _ in range(12 if FULL else 6):
             with consuming(loader) as consumer:
                 time.sleep(0.03 + rng.random() * 0.03)
                 loader.close()

@@ -26,6 +26,7 @@ from faults_support import (
     over,
     within,
 )
+from pairwise import pairwise
 
 from penstock import DataLoader
 from penstock.errors import WorkerError
@@ -132,7 +133,7 @@ def test_a_death_while_a_large_batch_is_half_in_the_pipe() -> None:
 # Restart.
 
 
-@pytest.fixture(scope="module", params=[Draws, PureDraws])
+@pytest.fixture(scope="module")
 def truth(request: Any) -> tuple[Any, list[Any]]:
     data = request.param(36)
     return data, list(DataLoader(data, 3, shuffle=True, seed=5))
@@ -147,14 +148,19 @@ RESTARTED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("how", RESTARTED, ids=lambda how: " ".join(map(str, how.values())))
-@pytest.mark.parametrize("at", [{0}, {17}, {35}, {3, 4, 20, 30}], ids=str)
+@pytest.mark.parametrize(
+    ("truth", "at", "how"),
+    pairwise(
+        *([Draws, PureDraws], [{0}, {17}, {35}, {3, 4, 20, 30}], RESTARTED),
+        allowed=lambda data, at, how: data is PureDraws or "threads_per_worker" not in how,  # which draw from their own
+    ),
+    indirect=["truth"],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_restart_gives_the_same_data(
     truth: tuple[Any, list[Any]], at: set[int], how: dict[str, Any], tmp_path: Path
 ) -> None:
     data, expected = truth
-    if how.get("threads_per_worker") and not getattr(data, "pure", False):
-        pytest.skip("threads promise penstock.generator only")
     loader = DataLoader(Dies(data, at, "SIGKILL", tmp_path), 3, shuffle=True, seed=5, on_worker_death="restart", **how)
     with within(30):
         assert same(list(loader), expected)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter_support import METHODS
 from leak_support import alive, wait_gone
 from program_support import Program
 
@@ -59,7 +60,7 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("method", STARTS)
+@pytest.mark.parametrize("method", METHODS)
 def test_ctrl_c_while_a_worker_starts(method: str, tmp_path: Path) -> None:
     """It is told of by the program alone, which can go on; and workers, and what they start, can be interrupted."""
     body = f"""
