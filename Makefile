@@ -45,7 +45,7 @@ test: $(STAMP) ## lint, types and all tests; WORKERS=n processes, ARGS for pytes
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
 test-full: export PENSTOCK_TEST_FULL := 1
-test-full: test ## the same with what repeats tests in other ways, and with more examples; before a release
+test-full: test ## the same with every combination, spawned workers and long runs; before a release
 
 pytest: $(STAMP)
 	@$(BIN)/python tests/run.py -n $(WORKERS) $(ARGS)

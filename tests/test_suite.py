@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from pairwise import covering, pairwise, product
 
+TESTS = Path(__file__).parent
 CODE = """
 import runpy, signal, subprocess, sys
 assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -62,3 +64,17 @@ def test_all_cases_are_run_before_a_release(monkeypatch: pytest.MonkeyPatch) -> 
     for full, chosen in ((False, covering), (True, product)):
         monkeypatch.setattr("pairwise.FULL", full)
         assert pairwise(*AXES, allowed=inline_is_alone) == chosen(*AXES, allowed=inline_is_alone)
+
+
+FULL = re.compile(
+    r"^from pairwise import|^from interpreter_support import .*(FULL|METHODS)|environ.*PENSTOCK_TEST_FULL", re.M
+)
+
+
+def test_the_list_of_what_a_full_run_adds_is_whole() -> None:
+    text = (TESTS.parent / "CONTRIBUTING.md").read_text()
+    [section] = re.findall(r"^### What `make test-full` adds$(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    listed = set(re.findall(r"`(tests/[\w/]+\.py)`", section)) - {"tests/test_suite.py", "tests/support/pairwise.py"}
+    found = {path.relative_to(TESTS.parent) for path in TESTS.rglob("*.py") if FULL.search(path.read_text())}
+    apart = {Path("tests/test_suite.py"), Path("tests/support/pairwise.py")}
+    assert listed == {str(path) for path in found - apart}
