@@ -375,34 +375,38 @@ def test_the_last_batch_and_the_end_of_the_loop(name: str, how: str) -> None:
     assert len(second) == count
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_two_epochs_and_two_are_four(how: str) -> None:
-    for name in ("shuffled", "torch's sampler", "weighted", "stateful sampler", "StatefulStream"):
-        make = partial(ALL[name], **HOW[how])
-        loader = make()
-        four = [one_pass(loader) for _ in range(4)]
-        loader = make()
-        two = [one_pass(loader) for _ in range(2)]
-        state = travelled(loader.state_dict())
-        loader = make()
-        loader.load_state_dict(state)
-        assert two + [one_pass(loader) for _ in range(2)] == four, name
+@pytest.mark.parametrize(
+    ("name", "how"),
+    inline_and_with_workers(["shuffled", "torch's sampler", "weighted", "stateful sampler", "StatefulStream"]),
+)
+def test_two_epochs_and_two_are_four(name: str, how: str) -> None:
+    make = partial(ALL[name], **MORE[how])
+    loader = make()
+    four = [one_pass(loader) for _ in range(4)]
+    loader = make()
+    two = [one_pass(loader) for _ in range(2)]
+    state = travelled(loader.state_dict())
+    loader = make()
+    loader.load_state_dict(state)
+    assert two + [one_pass(loader) for _ in range(2)] == four
 
 
 # 5: nothing consumed.
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_an_iterator_and_nothing_consumed(how: str) -> None:
-    for name in ("plain", "stateful", "stateful sampler", "PlainStream", "StatefulStream", "BothStream"):
-        make = partial(ALL[name], **HOW[how])
-        whole = one_pass(make())
-        loader = make()
-        with running(loader):
-            state = travelled(loader.state_dict())
-        loader = make()
-        loader.load_state_dict(state)
-        assert one_pass(loader) == whole, name
+@pytest.mark.parametrize(
+    ("name", "how"),
+    inline_and_with_workers(["plain", "stateful", "stateful sampler", "PlainStream", "StatefulStream", "BothStream"]),
+)
+def test_an_iterator_and_nothing_consumed(name: str, how: str) -> None:
+    make = partial(ALL[name], **MORE[how])
+    whole = one_pass(make())
+    loader = make()
+    with running(loader):
+        state = travelled(loader.state_dict())
+    loader = make()
+    loader.load_state_dict(state)
+    assert one_pass(loader) == whole
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -615,7 +619,7 @@ def test_hugging_face(how: str) -> None:
                 while got := take(iterator, 1):
                     yield got, travelled(loader.state_dict())
 
-    check(make, passes=1)
+    check(make, passes=1, everywhere=how == "inline")
     seen = list(epochs(make()))
     for count in range(0, len(seen), 5):
         loader = make()
