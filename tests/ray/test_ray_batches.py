@@ -129,7 +129,19 @@ def test_states_go_on_in_any_executor() -> None:
         loader.load_state_dict(state)
         assert head + [bits(batch) for batch in loader] == expected
         loader.set_epoch(0)
-        assert [bits(batch) for batch in loader] == expected
+        had, states = [], [loader.state_dict()]
+        for batch in loader:
+            had.append(bits(batch))
+            states.append(loader.state_dict())
+        assert had == expected
+        end = loader.state_dict()
+    inline = make("images")
+    two_epochs = [bits(batch) for _ in range(2) for batch in inline]
+    for count, state in (1, states[1]), (4, states[4]), (PER_EPOCH, states[-1]), (PER_EPOCH, end):
+        inline = make("images")
+        inline.load_state_dict(json.loads(json.dumps(state)))
+        assert inline.epoch == (state is end)
+        assert [bits(batch) for _ in range(inline.epoch, 2) for batch in inline] == two_epochs[count:]
 
 
 def test_two_loaders_at_once_and_an_early_break() -> None:
