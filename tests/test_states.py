@@ -24,6 +24,7 @@ import penstock as ps
 from penstock import wds
 from penstock.errors import PenstockError, StateError
 from penstock.integrations.dealing import DealtBatches
+from penstock.plan.cursor import STATE_VERSION
 from penstock.samplers import BatchSampler, RandomSampler
 
 HERE = Path(__file__).parent
@@ -299,12 +300,11 @@ def test_pipelines(tmp_path: Path, name: str) -> None:
 def test_a_state_of_another_version_says_which_penstock_reads_it() -> None:
     sampler = RandomSampler(range(9), shuffle="global")
     state = sampler.state_dict()
-    words = (
-        rf"version 7 of states, and Penstock {ps.__version__} reads version 1\. Resume with the newer Penstock .*anew"
-    )
+    reads = rf"Penstock {ps.__version__} reads version {STATE_VERSION}"
+    words = rf"version 7 of states, and {reads}\. Resume with the newer Penstock .*anew"
     with pytest.raises(StateError, match=words):
         sampler.load_state_dict({**state, "version": 7})
     with pytest.raises(StateError, match=r"version 0 of orders, .* the older Penstock that wrote it"):
         sampler.load_state_dict({**state, "order_version": 0})
-    with pytest.raises(StateError, match="version is None in the state and 1 here"):
+    with pytest.raises(StateError, match=f"version is None in the state and {STATE_VERSION} here"):
         sampler.load_state_dict({**state, "version": None})

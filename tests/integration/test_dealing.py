@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_support import bound
 
 import penstock as ps
 from penstock.errors import ConfigError
 from penstock.integrations.dealing import DealtBatches
+from penstock.plan.reader import PlanReader
 
 
 def batches(n: int, size: int, drop_last: bool = False) -> ps.BatchSampler:
@@ -18,7 +20,7 @@ def batches(n: int, size: int, drop_last: bool = False) -> ps.BatchSampler:
 
 
 def walk(sampler: Any) -> tuple[list[list[int]], list[list[int]]]:
-    made = list(sampler.start())
+    made = list(bound(sampler))
     return [list(indices) for indices, _ in made], [positions.tolist() for _, positions in made]
 
 
@@ -65,12 +67,12 @@ def test_batches_can_be_split(n: int, size: int, world: int) -> None:
 @given(**SIZES, other=st.integers(1, 5), had=st.integers(0, 20))
 def test_any_number_of_ranks_goes_on(n: int, size: int, world: int, other: int, had: int) -> None:
     first = DealtBatches(batches(n, size), 0, world, split=False, even=True)
-    run = first.start()
+    run = bound(first)
     had = min(had, len(run))
     rest = []
     for rank in range(other):
         second = DealtBatches(batches(n, size), rank, other, split=False, even=False)
-        second.load_state_dict(run.state(had))
+        second.load_state_dict(run.cursor(had).state())
         assert second.epoch == first.epoch
         rest += [index for batch in walk(second)[0] for index in batch]
     order = [index for batch in walk(batches(n, size))[0] for index in batch]
@@ -79,15 +81,15 @@ def test_any_number_of_ranks_goes_on(n: int, size: int, world: int, other: int, 
 
 def test_epochs_follow_the_sampler() -> None:
     dealt = DealtBatches(batches(20, 2), 0, 2, split=False, even=True)
-    first = walk(dealt)[0]
-    assert dealt.running
-    dealt.advance()
-    assert (dealt.epoch, dealt.running) == (1, False)
-    second = walk(dealt)[0]
+    reader = PlanReader(dealt)
+    first = [indices for indices, _ in reader.start(advance=True)]
+    assert reader.current
+    reader.finish(advance=True)
+    assert (reader.epoch, reader.current) == (1, False)
+    second = [indices for indices, _ in reader.start(advance=True)]
     dealt.set_epoch(0)
-    assert walk(dealt)[0] == first != second
-    dealt.finish()
-    assert not dealt.running
+    assert not reader.current
+    assert [indices for indices, _ in reader.start(advance=True)] == first != second
     assert list(dealt) == first
 
 

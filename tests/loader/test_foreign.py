@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from penstock.loader.foreign import Foreign, source_of
 from state_support import IteratorSampler, ShufflingSampler, StatefulBatches, StatefulSampler
 from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import (
@@ -26,7 +27,6 @@ from torch.utils.data import (
 
 import penstock as ps
 from penstock.errors import StateError
-from penstock.loader.foreign import Foreign, source_of
 from penstock.samplers.batch import BatchSampler
 
 N = 23

@@ -1,13 +1,10 @@
-"""The loader owns the position: nobody else moves it, and its state counts samples wherever the order is known.
-
-A test marked ``xfail`` shows a fault of today. The change that removes the fault takes the mark away.
-"""
+"""The loader owns the position: nobody else moves it, and its state counts samples wherever the order is known."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +23,6 @@ N = 100
 SIZE = 10
 HAD = 4
 """Batches that training has had when somebody else comes."""
-
-
-def xfail(reason: str, *, raises: type[BaseException] = AssertionError) -> pytest.MarkDecorator:
-    """Return the mark of a fault of today; any other error than the one it shows is a failure."""
-    return pytest.mark.xfail(strict=True, reason=reason, raises=raises)
 
 
 # Two loaders over one sampler.
@@ -148,26 +140,8 @@ def begun(name: str, sampler: Any) -> tuple[ps.DataLoader[Any], Iterator[Any], l
     return loader, running, take(running, HAD)
 
 
-POSITION = xfail("a sampler keeps one position for all who iterate it")
-
-
-def pairs(names: Iterable[str], *, fails: Callable[[str, str], bool]) -> list[Any]:
-    """Return samplers and who else iterates them; those pairs marked that fail today."""
-    return [
-        pytest.param(name, other, marks=POSITION if fails(name, other) else ())
-        for name, other in itertools.product(names, OTHERS)
-    ]
-
-
-def loses_its_place(name: str, other: str) -> bool:
-    return other == "evaluation" and name != "infinite"
-
-
-def loses_its_epoch(name: str, other: str) -> bool:
-    return name in BATCH_SAMPLERS or (other == "evaluation" and name not in ("infinite", "distributed-torch"))
-
-
-@pytest.mark.parametrize(("name", "other"), pairs(ALL, fails=loses_its_place))
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_state_is_the_loaders_whoever_else_iterates_its_sampler(name: str, other: str) -> None:
     alone, sampler = Alone(name), ALL[name]()
     train, _, had = begun(name, sampler)
@@ -182,7 +156,8 @@ def test_a_state_is_the_loaders_whoever_else_iterates_its_sampler(name: str, oth
 REPEATABLE = [name for name in ALL if name != "unseeded"]
 
 
-@pytest.mark.parametrize(("name", "other"), pairs(REPEATABLE, fails=loses_its_epoch))
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("name", REPEATABLE)
 def test_training_goes_on_in_its_own_epoch(name: str, other: str) -> None:
     alone, sampler = Alone(name), ALL[name]()
     train, running, had = begun(name, sampler)
@@ -193,9 +168,7 @@ def test_training_goes_on_in_its_own_epoch(name: str, other: str) -> None:
     assert one_pass(train) == alone.next
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "distributed-torch" else POSITION) for name in REPEATABLE]
-)
+@pytest.mark.parametrize("name", REPEATABLE)
 def test_interleaved_loaders_each_have_a_state_of_their_own(name: str) -> None:
     alone, sampler = Alone(name), ALL[name]()
     first, one, had = begun(name, sampler)
@@ -213,7 +186,6 @@ def test_interleaved_loaders_each_have_a_state_of_their_own(name: str) -> None:
     assert (one_pass(first), one_pass(second)) == (alone.next, alone.next)
 
 
-@xfail("data sets keep a position until they become views")
 def test_two_loaders_over_a_data_set_each_have_all_epochs(write_manifest: Callable[..., Path]) -> None:
     manifest = ps.Manifest.open(write_manifest(N))
 
@@ -266,10 +238,6 @@ def passes_of(name: str) -> list[list[int]]:
     return [flat(loader) for _ in range(2)]
 
 
-BATCHES = "a state counts batches of torch's samplers, not samples"
-
-
-@xfail(BATCHES)
 @pytest.mark.parametrize("size", [20, 5, 7])
 @pytest.mark.parametrize("name", TORCH)
 def test_torchs_samplers_go_on_with_another_batch_size(name: str, size: int) -> None:
@@ -285,7 +253,6 @@ def test_torchs_samplers_go_on_with_another_batch_size(name: str, size: int) -> 
         assert flat(again) == later
 
 
-@xfail(BATCHES)
 @pytest.mark.parametrize("name", TORCH)
 def test_torchs_samplers_go_on_over_changes_of_the_batch_size(name: str) -> None:
     whole, _ = passes_of(name)
@@ -302,7 +269,6 @@ def test_torchs_samplers_go_on_over_changes_of_the_batch_size(name: str) -> None
         assert had == whole[: len(had)]
 
 
-@xfail("a state says nothing of the length that torch's samplers had", raises=pytest.fail.Exception)
 @pytest.mark.parametrize("name", TORCH)
 def test_a_state_over_another_length_is_refused(name: str) -> None:
     _, state = had_and_state(ps.DataLoader(Range(M), 10, sampler=TORCH[name](M)), 5)
@@ -322,7 +288,6 @@ def left_after(sampler: Callable[[int, int], Any], ranks: int) -> list[list[int]
     return rest
 
 
-@xfail("a state of torch's DistributedSampler is that of one world size")
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("ranks", [1, 4, 7])
 def test_torchs_distributed_sampler_is_elastic(ranks: int, shuffle: bool) -> None:
@@ -364,7 +329,6 @@ def first_batches(loader: Any, sampler: Any) -> list[Any]:
     return found
 
 
-@xfail("with seed= the loader overrides the epoch that a sampler was told")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_set_after_a_break_is_obeyed(workers: int) -> None:
     sampler: Any = TorchDistributedSampler(Range(N), 2, 1, seed=3)
@@ -374,7 +338,6 @@ def test_an_epoch_set_after_a_break_is_obeyed(workers: int) -> None:
     assert [plain(batch) for batch in found] == [plain(batch) for batch in expected]
 
 
-@xfail("keys of samples ignore the epoch of torch's DistributedSampler")
 def test_draws_follow_the_epoch_of_the_sampler() -> None:
     def begun_at(epoch: int) -> Any:
         sampler = torch_share(N, 2, 1, shuffle=False, epoch=epoch)
@@ -387,7 +350,6 @@ def test_draws_follow_the_epoch_of_the_sampler() -> None:
     assert len({draws for batch in fresh for _, draws, _ in batch}) == SIZE * len(EPOCHS)
 
 
-@xfail("keys of samples ignore the epoch of torch's DistributedSampler")
 def test_whole_epochs_that_the_sampler_is_told_are_those_of_runs_that_begin_there() -> None:
     def told(epochs: tuple[int, ...]) -> list[Any]:
         sampler: Any = TorchDistributedSampler(Range(N), 2, 1, seed=3)
@@ -407,14 +369,12 @@ def drawn(ranks: int, rank: int, n: int = 96) -> dict[int, Any]:
     return {index: draws for batch in loader for index, *draws in index_and_draws(batch)}
 
 
-@xfail("keys of samples ignore the rank of torch's DistributedSampler")
 def test_ranks_of_torchs_sampler_draw_differently() -> None:
     shares = [drawn(2, rank) for rank in range(2)]
     assert not set(shares[0]) & set(shares[1])
     assert len({tuple(draws[0]) for share in shares for draws in share.values()}) == 96
 
 
-@xfail("keys of samples take the process's rank, not that of torch's sampler")
 def test_peers_of_one_data_rank_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = []
     for rank in range(4):
@@ -426,7 +386,6 @@ def test_peers_of_one_data_rank_draw_the_same(monkeypatch: pytest.MonkeyPatch) -
     assert not {tuple(draws[0]) for draws in shares[0].values()} & {tuple(draws[0]) for draws in shares[2].values()}
 
 
-@xfail("keys over torch's DistributedSampler count batches of one rank")
 def test_draws_do_not_depend_on_the_world_size() -> None:
     def job(ranks: int) -> dict[int, Any]:
         return {index: draws for rank in range(ranks) for index, draws in drawn(ranks, rank).items()}
@@ -460,7 +419,6 @@ print(json.dumps([runs, [str(w.message) for w in caught if issubclass(w.category
 """
 
 
-@xfail("seed= says nothing of the order of torch's RandomSampler")
 def test_a_seed_gives_the_order_of_torchs_random_sampler_or_says_that_it_does_not() -> None:
     program = run(["-c", FRESH_RUNS], timeout=60)
     assert program.returncode == 0, program.stderr

@@ -379,14 +379,12 @@ def batches_of_rows(path: Path, **options: Any) -> Any:
 
 
 SHARED: dict[str, Callable[..., Any]] = {**SOURCES, "mixture": mixture, "stream of rows": batches_of_rows}
-OWN_POSITION = xfail("data sets keep a position until they become views")
 
 
 def loader_over(dataset: Any) -> ps.DataLoader[Any]:
     return ps.DataLoader(dataset, 4, collate_fn=numbers)
 
 
-@OWN_POSITION
 @pytest.mark.parametrize("name", SHARED)
 def test_a_state_is_the_loaders_whoever_else_reads_its_data_set(name: str, tmp_path: Path) -> None:
     alone = loader_over(SHARED[name](tmp_path, seed=3))
@@ -404,7 +402,6 @@ def test_a_state_is_the_loaders_whoever_else_reads_its_data_set(name: str, tmp_p
     assert list(train) == following
 
 
-@OWN_POSITION
 @pytest.mark.parametrize("name", SHARED)
 def test_two_loaders_each_have_all_epochs_of_a_data_set(name: str, tmp_path: Path) -> None:
     alone = loader_over(SHARED[name](tmp_path, seed=3))
@@ -416,7 +413,6 @@ def test_two_loaders_each_have_all_epochs_of_a_data_set(name: str, tmp_path: Pat
         assert list(second) == expected[epoch]
 
 
-@OWN_POSITION
 @pytest.mark.parametrize("name", SHARED)
 def test_interleaved_loaders_each_have_a_position_in_a_data_set(name: str, tmp_path: Path) -> None:
     alone = loader_over(SHARED[name](tmp_path, seed=3))

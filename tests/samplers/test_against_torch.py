@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_support import bound
 from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
@@ -170,7 +171,7 @@ def test_torchs_orders_have_no_seed_for_a_loader() -> None:
         sampler = DistributedSampler(range(12), 2, 0, shuffle, 7)
         groups = GroupedBatchSampler(sampler, [0, 1] * 6, 2)
         iterations = IterationBasedBatchSampler(groups, 9)
-        assert [each.peek().seed for each in (sampler, groups, iterations)] == [seed] * 3
+        assert [each.key_seed for each in (sampler, groups, iterations)] == [seed] * 3
         expected = list(iterations)
         again = IterationBasedBatchSampler(
             GroupedBatchSampler(DistributedSampler(range(12), 2, 0, shuffle, 7), [0, 1] * 6, 2), 9, start_iter=4
@@ -189,7 +190,7 @@ def test_a_loader_repeats_the_epoch_of_torchs_order_until_set_epoch() -> None:
 
 def test_random_can_look_back() -> None:
     torch.manual_seed(2)
-    run = RandomSampler(range(10), num_samples=35).start()
+    run = bound(RandomSampler(range(10), num_samples=35))
     forward = run.indices(0, 35).tolist()
     assert [run.indices(i, i + 1).tolist()[0] for i in reversed(range(35))] == forward[::-1]
 
@@ -312,4 +313,4 @@ def test_a_state_of_another_way_of_drawing_is_refused() -> None:
     with pytest.raises(ValueError, match="taken without a generator"):
         with_generator.load_state_dict(without.state_dict())
     with pytest.raises(ValueError, match="cannot be read"):
-        with_generator.load_state_dict({**with_generator.state_dict(), "generator": "AAAA"})
+        with_generator.load_state_dict({**with_generator.state_dict(), "entropy": {"generator": "AAAA", "begun": True}})

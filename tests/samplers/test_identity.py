@@ -93,8 +93,8 @@ def test_the_end_of_a_padded_epoch_is_no_place_beyond_it() -> None:
 
 def test_an_iteration_beyond_the_last_is_refused() -> None:
     sampler = IterationBasedBatchSampler(BatchSampler(range(5), 2, False), 5)
-    with pytest.raises(StateError, match="behind iteration 6 of 5"):
-        sampler.load_state_dict({**sampler.state_dict(), "iteration": 6})
+    with pytest.raises(StateError, match="it has consumed 6 of 5"):
+        sampler.load_state_dict({**sampler.state_dict(), "consumed": 6})
 
 
 def test_sizes_of_another_manifest_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plan_support import bound
 
 from penstock.errors import SamplerError, StateError
 from penstock.samplers import (
@@ -105,7 +106,7 @@ def test_an_empty_batch_sampler_ends() -> None:
 
 
 def test_positions_are_unique_over_passes() -> None:
-    run = IterationBasedBatchSampler(batches("batch"), 30).start()
+    run = bound(IterationBasedBatchSampler(batches("batch"), 30))
     positions = np.concatenate([positions for _, positions in run])
     assert len(set(positions.tolist())) == len(positions)
     assert run.seed == 6
@@ -132,11 +133,11 @@ def test_another_world_size_goes_on_with_the_epoch_and_ends_at_the_same_iteratio
 
 def test_a_consumer_may_be_behind() -> None:
     sampler = IterationBasedBatchSampler(BatchSampler(RandomSampler(range(4)), 2, False), 40)
-    run = sampler.start()
+    run = bound(sampler)
     items = [indices for indices, _ in run]
     for count in (0, 1, 2, 3, 17, 40):
         again = IterationBasedBatchSampler(BatchSampler(RandomSampler(range(4)), 2, False), 40)
-        again.load_state_dict(run.state(count))
+        again.load_state_dict(run.cursor(count).state())
         length = min(2, 40 - count) if count % 2 == 0 else 1
         # the pass in progress is the same; later ones are drawn anew
         assert len(again) == 40 - count
@@ -145,11 +146,11 @@ def test_a_consumer_may_be_behind() -> None:
 
 
 def test_the_state_at_a_seam_does_not_depend_on_prefetching() -> None:
-    eager, lazy = (IterationBasedBatchSampler(batches("batch"), 20).start() for _ in range(2))
+    eager, lazy = (bound(IterationBasedBatchSampler(batches("batch"), 20)) for _ in range(2))
     list(itertools.islice(eager, 9))
     list(itertools.islice(lazy, 7))  # an epoch has 7 batches
-    assert eager.state(7) == lazy.state(7)
-    assert eager.state(7)["pass"] == 0
+    assert eager.cursor(7).state() == lazy.cursor(7).state()
+    assert eager.cursor(7).state()["sampler"]["epoch"] == 0
 
 
 def test_refusals() -> None:
@@ -163,11 +164,11 @@ def test_refusals() -> None:
     sampler = IterationBasedBatchSampler(inner, 5)
     with pytest.raises(StateError, match="num_iterations is 6 in the state and 5 here"):
         sampler.load_state_dict(IterationBasedBatchSampler(batches("batch"), 6).state_dict())
-    with pytest.raises(StateError, match="batch sampler"):
-        sampler.load_state_dict({**sampler.state_dict(), "batch_sampler": None})
-    run = sampler.start()
+    with pytest.raises(StateError, match="'sampler'"):
+        sampler.load_state_dict({**sampler.state_dict(), "sampler": None})
+    run = bound(sampler)
     with pytest.raises(SamplerError, match="has not been started"):
-        run.state(3)
+        run.cursor(3)
 
 
 @pytest.mark.parametrize("shuffle", ["global", "block", "none", True])
@@ -193,7 +194,7 @@ def test_infinite_from_an_epoch_and_far_away() -> None:
     assert list(itertools.islice(sampler, 10)) == long[21:31]
     state = {**sampler.state_dict(), "consumed": 7 * 10**12 + 3}
     sampler.load_state_dict(state)
-    run = sampler.start()
+    run = bound(sampler)
     assert run.positions(0, 2).tolist() == [7 * 10**12 + 3, 7 * 10**12 + 4]
     assert sorted(run.indices(4, 11).tolist()) == list(range(7))
 

@@ -35,13 +35,12 @@ Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 _OF_THE_SOURCE = frozenset(
     {"epoch", "load_state_dict", "mini_epoch", "next_mini_epoch", "running", "samples", "seed", "set_epoch"}
     | {
-        "peek_pass",
+        "plan",
         "rank",
         "world_size",
         "place",
         "set_mini_epoch",
         "splits_by_rank",
-        "start_pass",
         "state_dict",
         "batch_size",
         "drop_last",

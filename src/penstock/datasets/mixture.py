@@ -35,11 +35,11 @@ from penstock.errors import ConfigError, PartitionError, StateError
 from penstock.order import SHUFFLES, make_order
 from penstock.order.hashing import mix
 from penstock.order.permutation import Indices, normalise
+from penstock.plan.cursor import State, read_int
 from penstock.random import in_sample, sample_scope
 from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.orders import block_options
 from penstock.stages import stage
-from penstock.state import State, read_int
 
 __all__ = ["Mixture"]
 

@@ -17,8 +17,8 @@ from penstock import distributed
 from penstock.datasets.clock import Clock
 from penstock.datasets.mixing import make_plan, split_sources
 from penstock.errors import ConfigError, StateError
+from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int, read_ints
 from penstock.stages import stage
-from penstock.state import STATE_VERSION, State, check_state, read_int, read_ints
 
 __all__ = ["MixtureStream"]
 

@@ -10,7 +10,8 @@ the memory of a share does not depend on the length of the manifest.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,11 +26,13 @@ from penstock.order.hashing import derive_key
 from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
+from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, read_int, read_ints
+from penstock.plan.epoch import EpochPlan
+from penstock.plan.reader import Plan, Wish
 from penstock.random import sample_key, sample_keys
-from penstock.state import STATE_VERSION, State, check_state, read_int, read_ints
 from penstock.wording import counted
 
-__all__ = ["Share", "SharePass", "Slice", "Table"]
+__all__ = ["Share", "SharePlan", "Slice", "Table"]
 
 
 class Table(Protocol):
@@ -118,8 +121,11 @@ class Share:
         self._given = rank is not None or world_size is not None or process_group is not None
         self._world = distributed.current(rank, world_size, process_group=process_group) if self._given else None
         self.place = SharedPlace(Place(0, 0, len(self.manifest)))
+        """Where a program that looks at the data set finds it. A loader holds its own place, and shows it here."""
         self.running = False
         self._loaded = False  # a state was loaded and nothing has begun since
+        self._wish, self._wish_loaded = self.place.get(), False
+        self.times_set = 0
         self._slice: Slice | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -219,15 +225,19 @@ class Share:
             return place._replace(mini_epoch=place.mini_epoch + 1, skip=0)
         return Place(place.epoch + 1, 0, len(self.manifest))
 
-    def move(self, place: Place) -> None:
-        """Go to a place; nothing of it has begun."""
-        self.place.set(place)
-        self.running = self._loaded = False
+    def move(self, place: Place, *, loaded: bool = False) -> None:
+        """Go to a place, which is a wish for every loader, too; nothing of it has begun."""
+        self.show(place, loaded=loaded, running=False)
+        self._wish, self._wish_loaded, self.times_set = place, loaded, self.times_set + 1
 
-    def start(self) -> Slice:
-        """Begin a pass over the present slice."""
-        self.running, self._loaded = True, False
-        return self.checked()
+    def show(self, place: Place, *, loaded: bool, running: bool) -> None:
+        """Show programs that look where a loader is. No other loader minds it."""
+        self.place.set(place)
+        self.running, self._loaded = running, loaded
+
+    def wish(self) -> Wish:
+        """Return where somebody wants the next loader to begin."""
+        return Wish(PlaceCursor.at(self._wish), self._wish_loaded)
 
     def keys(self, slice_: Slice, positions: Indices) -> list[int]:
         """Keys of the generators of the samples at these positions."""
@@ -275,7 +285,11 @@ class Share:
         }
 
     def load(self, state: Mapping[str, Any], *, allow_growth: bool) -> None:
-        """Go to the place of a state, at the same or at another world size.
+        """Go to the place of a state, see `place_of`."""
+        self.move(self.place_of(state, allow_growth=allow_growth), loaded=True)
+
+    def place_of(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> Place:
+        """Return the place of a state, at the same or at another world size.
 
         Raises:
             StateError: the state is of another manifest, order or partition.
@@ -294,11 +308,9 @@ class Share:
         if done > self.mini_epochs or base > samples or skip > samples:
             raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} of {samples} samples")
         if state.get("world_size") == self.world.world_size:
-            self.move(Place(epoch, mini_epoch, samples, done, base, skip))
-        else:
-            done = mini_epoch + 1 if state.get("finished") else mini_epoch
-            self.move(Place(epoch, mini_epoch, samples, done, consumed, 0))
-        self._loaded = True
+            return Place(epoch, mini_epoch, samples, done, base, skip)
+        done = mini_epoch + 1 if state.get("finished") else mini_epoch
+        return Place(epoch, mini_epoch, samples, done, consumed, 0)
 
     def _expected(self, state: Mapping[str, Any], allow_growth: bool) -> State:
         expected = {**self.identity(), "samples": len(self.manifest)}
@@ -311,13 +323,31 @@ class Share:
         return expected
 
 
-class SharePass:
-    """A pass over one slice: indices are local, positions are the epoch's."""
+@dataclass(frozen=True, kw_only=True)
+class PlaceCursor(Cursor):
+    """A cursor in a share: a place, and how its state is written."""
+
+    place: Place
+    write: Callable[[], State] = dict
+
+    @classmethod
+    def at(cls, place: Place, write: Callable[[], State] = dict) -> PlaceCursor:
+        """Return the cursor at a place."""
+        return cls(epoch=place.epoch, mini_epoch=place.mini_epoch, place=place, write=write)
+
+    def state(self) -> State:
+        """Return the state of the share."""
+        return self.write()
+
+
+class ShareEpoch(EpochPlan):
+    """One slice: indices are local, positions are the epoch's."""
 
     def __init__(self, share: Share, slice_: Slice) -> None:
         self._share = share
         self._slice = slice_
-        self.seed: int | None = share.seed
+        self.seed = share.seed
+        self.place: Place = slice_.place
         self.epoch = slice_.place.epoch
 
     def __len__(self) -> int:
@@ -329,8 +359,73 @@ class SharePass:
     def positions(self, start: int, stop: int) -> Indices:
         return self._slice.positions(self.indices(start, stop))
 
-    def state(self, count: int) -> State:
-        return self._share.state(self._slice, count)
+    def cursor(self, count: int) -> PlaceCursor:
+        place = self.place._replace(skip=self.place.skip + count)
+        return PlaceCursor.at(place, lambda: self._share.state(self._slice, count))
+
+
+class SharePlan(Plan[EpochPlan]):
+    """The plan of a data set over a share.
+
+    Args:
+        share: whose order, partition and wish it is.
+        prepare: called when a place is shown on the share.
+    """
+
+    def __init__(self, share: Share, prepare: Callable[[], None]) -> None:
+        self._share = share
+        self._prepare = prepare
+
+    @property
+    def key_seed(self) -> int:
+        """Seed of the samples' generators."""
+        return self._share.seed
+
+    @property
+    def times_set(self) -> Any:
+        """Changes with every wish."""
+        return self._share.times_set
+
+    def wish(self) -> Wish:
+        """Return where somebody wants the next loader to begin."""
+        return self._share.wish()
+
+    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+        """Return the slice from the cursor on."""
+        share = self._share
+        share.agreed()
+        place = cursor.place if isinstance(cursor, PlaceCursor) else Place(cursor.epoch, 0, len(share.manifest))
+        return ShareEpoch(share, share.slice_at(place))
+
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor that a state holds, at the same or at another world size."""
+        return PlaceCursor.at(self._share.place_of(state))
+
+    def read_grown(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the same over a manifest that has grown since."""
+        return PlaceCursor.at(self._share.place_of(state, allow_growth=True))
+
+    def whole(self, cursor: Cursor) -> Cursor:
+        """Return the cursor itself: a slice is as long as what a resume left of it."""
+        return cursor
+
+    def again(self, run: EpochPlan) -> Cursor:
+        """Return where a slice that was bound begins."""
+        return PlaceCursor.at(run.place)
+
+    def after(self, run: EpochPlan) -> Cursor:
+        """Return the next mini-epoch, or the next epoch after the last one."""
+        return PlaceCursor.at(self._share.after(run.place))
+
+    def begin(self) -> None:
+        """Begin an iteration by hand, at the place that the data set shows."""
+        self.show(PlaceCursor.at(self._share.place.get()), loaded=False, running=True)
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Show the place on the data set."""
+        place = cursor.place if isinstance(cursor, PlaceCursor) else Place(cursor.epoch, 0, len(self._share.manifest))
+        self._share.show(place, loaded=loaded, running=running)
+        self._prepare()
 
 
 def _block_options(

@@ -15,12 +15,11 @@ import numpy as np
 
 from penstock.datasets.base import BatchedDataset
 from penstock.datasets.place import Place
-from penstock.datasets.share import Share, SharePass, Slice
+from penstock.datasets.share import Share, SharePlan, Slice
 from penstock.manifest import Manifest
 from penstock.order.permutation import Indices, normalise
+from penstock.plan.cursor import State
 from penstock.random import in_sample, load_each, sample_scope
-from penstock.samplers.base import Pass
-from penstock.state import State
 
 __all__ = ["ShareDataset"]
 
@@ -175,14 +174,10 @@ class ShareDataset(BatchedDataset, abc.ABC):
         self._prepare()
         return self.mini_epoch
 
-    def peek_pass(self) -> Pass:
-        """The pass over the present mini-epoch, without beginning it."""
-        return SharePass(self._share, self._share.current())
-
-    def start_pass(self) -> Pass:
-        """The pass over the present mini-epoch that begins now; loaders and samplers call this."""
-        self._prepare()
-        return SharePass(self._share, self._share.start())
+    @property
+    def plan(self) -> SharePlan:
+        """The order of this rank's samples, which loaders and samplers read."""
+        return SharePlan(self._share, self._prepare)
 
     def state_dict(self, count: int = 0) -> State:
         """The state once every rank has had ``count`` samples since the last `set_epoch`, `set_mini_epoch` or load.

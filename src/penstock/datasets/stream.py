@@ -25,7 +25,7 @@ from penstock.datasets.place import Place
 from penstock.datasets.rank import RankDataset
 from penstock.errors import ConfigError, StateError
 from penstock.manifest import Manifest, Record
-from penstock.state import State, read_int, read_ints
+from penstock.plan.cursor import State, read_int, read_ints
 
 __all__ = ["MPDataset"]
 
@@ -153,7 +153,7 @@ class MPDataset(StreamDataset):
     def _begin(self, worker: distributed.Worker) -> int:
         """Samples of this worker to leave out, because it had yielded them before the state was saved."""
         resume, self._resume = self._resume, None
-        self.samples.start_pass()
+        self.samples.plan.begin()
         self._yielded = 0
         if resume is None:
             return 0

@@ -32,6 +32,7 @@ from torch.utils.data import IterableDataset
 from penstock.errors import ConfigError
 from penstock.loader.ranks import splits_by_rank
 from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.batch import batch_plan_of
 from penstock.samplers.sequential import SequentialSampler
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _without_first(prepared: Any, batches: int) -> Any:
     whole, skipped = prepared, batches
     if isinstance(prepared, _WithoutFirst):
         whole, skipped = prepared.whole, prepared.skipped + batches
-    dropped = not isinstance(whole, DataLoaderShard) or whole.base_dataloader._position.source is None
+    dropped = not isinstance(whole, DataLoaderShard) or whole.base_dataloader._position.plan is None
     rest: Any = object.__new__(_class_of(_WithoutFirst, type(whole)))
     rest.__dict__.update(whole.__dict__, whole=whole, skipped=skipped, skip_batches=skipped if dropped else 0)
     return rest
@@ -269,12 +270,10 @@ def like(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
 def _seeded_batches(loader: DataLoader[Any]) -> EpochBatchSampler | None:
     """The loader's batches, if they are ours and the same on all ranks."""
-    from penstock.loader.foreign import source_of
-
     if loader.batch_sampler is None:
         return None
-    batches = source_of(loader.batch_sampler)
-    same = batches.peek().seed is not None or isinstance(getattr(batches, "sampler", None), SequentialSampler)
+    batches = batch_plan_of(loader.batch_sampler)
+    same = batches.key_seed is not None or isinstance(getattr(batches, "sampler", None), SequentialSampler)
     return batches if same else None
 
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.samplers.base import Batch, BatchPass, EpochBatchSampler, limit
-from penstock.state import State
+from penstock.plan.cursor import Cursor
+from penstock.plan.epoch import Batch, BatchEpochPlan, length_of
+from penstock.plan.reader import Wish
+from penstock.samplers.base import EpochBatchSampler
 
 __all__ = ["DealtBatches"]
 
@@ -58,37 +60,6 @@ class DealtBatches(EpochBatchSampler):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. The epoch of a state just loaded keeps its position."""
         self.batch_sampler.set_epoch(epoch)
-        self._follow()
-
-    def peek(self) -> BatchPass:
-        """The pass that `start` would begin."""
-        return _DealtPass(self, self.batch_sampler.peek(), self.batch_sampler.whole())
-
-    def whole(self) -> BatchPass:
-        """A pass over the whole epoch, whatever state was loaded; nothing begins."""
-        return _DealtPass(self, self.batch_sampler.whole(), self.batch_sampler.whole())
-
-    def start(self) -> BatchPass:
-        """Begin a pass."""
-        whole = self.batch_sampler.whole()
-        self._pass = _DealtPass(self, self.batch_sampler.start(), whole)
-        self.epoch, self.yielded = self._pass.epoch, 0
-        return self._pass
-
-    def finish(self) -> None:
-        """The pass that runs has been had to its end: the next one is whole, and of the same epoch."""
-        self.batch_sampler.finish()
-        self._follow()
-
-    def advance(self) -> None:
-        """Go on to the next epoch."""
-        self.batch_sampler.advance()
-        self._follow()
-
-    @property
-    def running(self) -> bool:
-        """Whether a pass has begun since the epoch was set or a state loaded."""
-        return super().running and self.batch_sampler.running
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of any number of ranks at the next ``iter()``.
@@ -97,44 +68,99 @@ class DealtBatches(EpochBatchSampler):
             StateError: the state belongs to other data or to another order.
         """
         self.batch_sampler.load_state_dict(state)
-        self._follow()
 
-    def _follow(self) -> None:
-        self._pass, self.yielded, self.epoch = None, 0, self.batch_sampler.epoch
+    # As a plan.
 
-    def _build(self, resume: State | None) -> BatchPass:
-        raise NotImplementedError  # passes come from the sampler inside
+    @property
+    def advances(self) -> bool:  # type: ignore[override]
+        """Whether a loader goes on to the next epoch by itself."""
+        return self.batch_sampler.advances
 
-    def _check(self, state: Mapping[str, Any]) -> State:
-        raise NotImplementedError
+    @property
+    def key_seed(self) -> int | None:
+        """Seed of the samples' generators."""
+        return self.batch_sampler.key_seed
+
+    @property
+    def draws_late(self) -> bool:
+        """Whether reading the plan moves a generator that others draw from."""
+        return self.batch_sampler.draws_late
+
+    @property
+    def times_set(self) -> Any:
+        """Changes with every wish."""
+        return self.batch_sampler.times_set
+
+    def wish(self) -> Wish:
+        """Return where the next reader should begin."""
+        return self.batch_sampler.wish()
+
+    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
+        """Return the source of chance of the sampler inside."""
+        return self.batch_sampler.draw(cursor, held, seed)
+
+    def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
+        """Return this rank's batches of the cursor's epoch, from the cursor on."""
+        inner = self.batch_sampler
+        return _Dealt(self, inner.bind(cursor, entropy), inner.bind(inner.whole(cursor), entropy))
+
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor that a state of any number of ranks holds."""
+        return self.batch_sampler.read(state)
+
+    def whole(self, cursor: Cursor) -> Cursor:
+        """Return the beginning of the cursor's epoch."""
+        return self.batch_sampler.whole(cursor)
+
+    def again(self, run: BatchEpochPlan) -> Cursor:
+        """Return the beginning of the epoch of a plan that was bound."""
+        return self.batch_sampler.again(_inside(run))
+
+    def after(self, run: BatchEpochPlan) -> Cursor:
+        """Return what comes after it, as the sampler inside has it."""
+        return self.batch_sampler.after(_inside(run))
+
+    def chosen(self, cursor: Cursor) -> None:
+        """Take note that the user of a reader chose this cursor."""
+        self.batch_sampler.chosen(cursor)
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Take note of where a reader is."""
+        self.batch_sampler.show(cursor, loaded=loaded, running=running)
 
 
-class _DealtPass:
-    """
+def _inside(run: BatchEpochPlan) -> BatchEpochPlan:
+    assert isinstance(run, _Dealt)
+    return run.run
+
+
+class _Dealt(BatchEpochPlan):
+    """One rank's batches of one epoch.
+
     Args:
         run: the batches of all ranks.
         whole: those of the whole epoch, to fill up from.
     """
 
-    def __init__(self, dealt: DealtBatches, run: BatchPass, whole: BatchPass) -> None:
+    def __init__(self, dealt: DealtBatches, run: BatchEpochPlan, whole: BatchEpochPlan) -> None:
         self._dealt = dealt
-        self._run = run
+        self.run = run
         self._whole = whole
         self._round = 1 if dealt.split_batches else dealt.num_processes
-        self.seed = run.seed
-        self.epoch = run.epoch
+        self.seed, self.epoch, self.place = run.seed, run.epoch, run.place
+        self.per_rank, self.one_by_one = run.per_rank, run.one_by_one
 
     def __len__(self) -> int:
-        rounds, rest = divmod(len(self._run), self._round)
+        rounds, rest = divmod(len(self.run), self._round)
         if not rest or self._dealt.drop_last:
             return rounds
         return rounds + (self._dealt.even_batches or self._dealt.process_index < rest)
 
-    def state(self, count: int) -> State:
-        return self._run.state(min(count * self._round, limit(cast(Any, self._run))))
+    def cursor(self, count: int) -> Cursor:
+        return self.run.cursor(min(count * self._round, length_of(self.run)))
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = iter(self._run)
+        batches = iter(self.run)
         now = list(itertools.islice(batches, self._round))
         while now:
             following = list(itertools.islice(batches, self._round))
@@ -157,7 +183,7 @@ class _DealtPass:
         if dealt.split_batches:
             batch = _cut(batches[0], part)
         else:
-            batch = batches[rank] if rank < len(batches) else ([], None)
+            batch = batches[rank] if rank < len(batches) else ([], np.empty(0, np.int64))
         return batch if batch[0] else None
 
     def _filled(self, batches: list[Batch], size: int) -> Batch:
@@ -169,10 +195,9 @@ class _DealtPass:
             positions.append(places)
             if len(indices) >= size:
                 break
-        known = [places for places in positions if places is not None]
-        return indices, np.concatenate(known) if len(known) == len(positions) else None
+        return indices, np.concatenate(positions)
 
 
 def _cut(batch: Batch, part: slice) -> Batch:
     indices, positions = batch
-    return indices[part], None if positions is None else positions[part]
+    return indices[part], positions[part]

@@ -26,7 +26,7 @@ from typing import Any
 import penstock.integrations.accelerate
 from penstock.errors import ConfigError, StateError
 from penstock.loader.dataloader import DataLoader
-from penstock.state import check_state, read_mapping
+from penstock.plan.cursor import check_state, read_mapping
 
 __all__ = ["LoaderPosition", "PenstockTrainer", "TrainerLoaders"]
 

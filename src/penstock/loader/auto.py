@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.loader.cores import cores
 from penstock.loader.fetch import preserved_generators
-from penstock.loader.foreign import draws_late
 from penstock.loader.options import PROCESSES
 from penstock.loader.stateful import has_state
 
@@ -92,7 +91,7 @@ def _check(loader: Configured[Any]) -> None:
         raise ConfigError(
             f"{auto} tries what this machine has: for executor='ray' give RayOptions(min_workers=, max_workers=)"
         )
-    if position.source is None:
+    if position.plan is None:
         raise ConfigError(
             f"{auto} cannot be had for {name}: what comes from an iterable data set depends on the number of workers, "
             "so give it, or make the data set map-style"
@@ -107,7 +106,7 @@ def _check(loader: Configured[Any]) -> None:
             f"{auto} needs seed=, or a data set that declares itself pure: else what {name} draws from Python's, "
             "NumPy's or torch's global generators depends on the number of workers, as in torch"
         )
-    if draws_late(position.source):
+    if position.plan.draws_late:
         raise ConfigError(
             f"{auto} needs a sampler that draws its order at the beginning, or from a seed: this one draws as it goes, "
             "from a generator that others see, so how far workers are ahead shows. Give seed= or a number of workers"

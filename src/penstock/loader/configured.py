@@ -26,7 +26,6 @@ from penstock.loader.engine import Engine, How
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
 from penstock.loader.fetch import Fetch, Maker
-from penstock.loader.foreign import draws_late
 from penstock.loader.options import Options, check_options, check_stream, default_sampler, how_of, warn_threads
 from penstock.loader.position import Position
 from penstock.loader.source import batch_source, refuse_double_split, stream_source
@@ -160,7 +159,7 @@ class Configured(TorchDataLoader[T_co]):
         states = self._worker_states(samples, stream=source is None)
         layout = {"batch_size": self.batch_size, "drop_last": self.drop_last}
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
-        self._position = Position(self.dataset, source, sampler, self.seed, layout, states, in_order=self.in_order)
+        self._position = Position(self.dataset, source, sampler, self.seed, layout, states)
         self._begin_tuning()
         self._engine = self._make_engine()
         if self._how.name == "process":
@@ -180,7 +179,7 @@ class Configured(TorchDataLoader[T_co]):
     def _choose(self, source: EpochBatchSampler | None) -> How:
         """The executor that they mean."""
         releases_gil = source is not None and _releases_gil(self.dataset)
-        chosen = self._chosen or draws_late(source)
+        chosen = self._chosen or (source is not None and source.draws_late)
         options = self._options()
         if self._tuning and self._setting is not None:
             options = options._replace(executor=self._setting.executor, num_workers=self._setting.workers)
@@ -196,7 +195,7 @@ class Configured(TorchDataLoader[T_co]):
         if self._tuning:
             self._ladder = ladder_of(self, releases_gil=_releases_gil(self.dataset))
             self._setting = self._ladder.current
-            self._how = self._choose(self._position.source)
+            self._how = self._choose(self._position.plan)
         elif self._ladder is not None and self._ladder.current.workers != self.num_workers:
             self._ladder = self._setting = None
 
@@ -207,14 +206,14 @@ class Configured(TorchDataLoader[T_co]):
             return
         if ladder.current != self._setting:
             self._setting = ladder.current
-            self._how = self._choose(self._position.source)
+            self._how = self._choose(self._position.plan)
             self._engine = self._make_engine()
             self._statistics.runs(**self._what_runs())
         if ladder.decided:
             position, chosen = self._position, ladder.current
             position.states = self._worker_states(position.samples, stream=False)
             self.num_workers = chosen.workers
-            if self._choose(self._position.source) != self._how:
+            if self._choose(self._position.plan) != self._how:
                 self.executor = chosen.executor
             if not chosen.workers and not self._chosen:
                 self.prefetch_factor = None  # which torch does not take without workers
@@ -248,11 +247,11 @@ class Configured(TorchDataLoader[T_co]):
         self.num_workers: int = as_workers(self.num_workers, self.executor)
         check_options(self._options())
         self._engine.close()
-        before, self._how = self._how, self._choose(self._position.source)
+        before, self._how = self._how, self._choose(self._position.plan)
         self._begin_tuning()
         if (self._how.name, self._how.workers) != (before.name, before.workers):
             position = self._position
-            position.states = self._worker_states(position.samples, stream=position.source is None)
+            position.states = self._worker_states(position.samples, stream=position.plan is None)
         self._engine, self._settings = self._make_engine(), self._present_settings()
 
     def _make_engine(self) -> Engine:
@@ -285,7 +284,7 @@ class Configured(TorchDataLoader[T_co]):
         collate_fn = self.collate_fn
         if self._auto_collation and collate_fn is default_collate:
             collate_fn = self._collate
-        if position.source is None:
+        if position.plan is None:
             return StreamFetch(
                 self.dataset,
                 collate_fn,

@@ -22,11 +22,11 @@ from torch.utils.data import IterableDataset
 from penstock.loader.configured import Configured
 from penstock.loader.delivery import PATIENCE, Batches, Delivery, Progress, pins
 from penstock.loader.engine import Engine, Run
-from penstock.loader.position import base_seed_after
+from penstock.loader.position import Position, base_seed_after
 from penstock.loader.ranks import warn_of_same_batches
 from penstock.loader.statistics import Statistics
-from penstock.samplers.base import BatchPass, EpochBatchSampler
-from penstock.state import State
+from penstock.plan.cursor import State
+from penstock.plan.epoch import BatchEpochPlan
 
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
@@ -98,8 +98,9 @@ class DataLoader(Configured[T_co]):
 
     def __len__(self) -> int:
         """Batches of a whole epoch, wherever the consumer is in it."""
-        source = self._position.source
-        return super().__len__() if source is None or isinstance(self.dataset, IterableDataset) else len(source.whole())
+        if self._position.plan is None or isinstance(self.dataset, IterableDataset):
+            return super().__len__()
+        return len(self._position.whole())
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next ``iter()``. The epoch of a state just loaded keeps its position."""
@@ -166,7 +167,7 @@ class DataLoader(Configured[T_co]):
                 stacklevel=2,
             )
         if not self._dealt:
-            warn_of_same_batches(self, position.source)
+            warn_of_same_batches(self, position.plan)
         how, statistics = self._how, self._statistics
         statistics.begin(**self._what_runs())
         if self._log is not None:
@@ -177,7 +178,7 @@ class DataLoader(Configured[T_co]):
         run = Run(
             position.tasks(progress),
             maker,
-            position.stream_epoch if position.source is None else None,
+            position.stream_epoch if position.plan is None else None,
             progress.base_seed,
             states.resume,
             states.next,
@@ -192,17 +193,17 @@ class DataLoader(Configured[T_co]):
             statistics,
             self._log,
             self._finished,
-            rank=position.rank,
+            rank=0 if self._log is None else position.rank,
             pinned=pins(self.pin_memory, self.pin_memory_device),
-            lying=self._IterableDataset_len_called if position.source is None else None,
+            lying=self._IterableDataset_len_called if position.plan is None else None,
             workers=how.workers,
-            bar=_bar(statistics, position.source, progress) if self.progress else None,
+            bar=_bar(statistics, position, progress) if self.progress else None,
             length=self.__len__,
         )
         self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(delivery)]
         return delivery
 
-    def _tuned(self, run: Run, engine: Engine, batches: BatchPass | None) -> Batches:
+    def _tuned(self, run: Run, engine: Engine, batches: BatchEpochPlan | None) -> Batches:
         """The batches of a pass that tries settings."""
         from penstock.loader.tuned import Segment, TunedBatches  # only where settings are tried
 
@@ -210,7 +211,7 @@ class DataLoader(Configured[T_co]):
         assert ladder is not None
         assert setting is not None
         length = _length(batches)
-        ladder.length = None if length is None else length + getattr(batches, "first_batch", 0)
+        ladder.length = None if length is None else length + (0 if batches is None else batches.first_batch)
 
         def follow(*, start: bool) -> Segment:
             self._follow_ladder()
@@ -297,14 +298,14 @@ class _Kept:
         self._engine.close()
 
 
-def _bar(statistics: Statistics, source: EpochBatchSampler | None, progress: Progress) -> Bar:
+def _bar(statistics: Statistics, position: Position, progress: Progress) -> Bar:
     """Over the whole epoch, from where the pass begins in it."""
     from penstock.loader.bar import Bar  # only for progress=True
 
     left = _length(progress.run)
-    if source is None or left is None:
+    if position.plan is None or left is None:
         return Bar(statistics, None)
-    before = max(0, (_length(source.whole()) or 0) - left)
+    before = max(0, (_length(position.whole()) or 0) - left)
     return Bar(statistics, before + left, before + len(progress.ahead))
 
 

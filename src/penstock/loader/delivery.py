@@ -16,7 +16,7 @@ from penstock.loader.failure_log import FailureLog
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
 from penstock.loader.work import Made
-from penstock.samplers.base import BatchPass
+from penstock.plan.epoch import BatchEpochPlan
 
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
@@ -81,7 +81,7 @@ class Progress:
         ahead: numbers of those had behind the first gap.
     """
 
-    def __init__(self, run: BatchPass | None, base_seed: int, ahead: frozenset[int] = frozenset()) -> None:
+    def __init__(self, run: BatchEpochPlan | None, base_seed: int, ahead: frozenset[int] = frozenset()) -> None:
         self.run = run
         self.base_seed = base_seed
         self.count = 0

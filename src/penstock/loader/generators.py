@@ -12,18 +12,18 @@ import numpy as np
 import torch
 
 from penstock.errors import StateError
-from penstock.state import State
+from penstock.plan.cursor import State
 
-__all__ = ["generator_states", "own_generators", "put_back", "set_generators", "text_of"]
+__all__ = ["generator_states", "set_generators"]
 
 
-def text_of(generator: torch.Generator) -> str:
+def _text_of(generator: torch.Generator) -> str:
     """The state of one of torch's generators."""
     return _encode(generator.get_state().numpy().tobytes())
 
 
-def put_back(generator: torch.Generator, text: Any) -> None:
-    """Set it to the state that `text_of` gave.
+def _put_back(generator: torch.Generator, text: Any) -> None:
+    """Set it to the state that `_text_of` gave.
 
     Raises:
         StateError: it is none, or one of another kind of device.
@@ -47,7 +47,7 @@ def generator_states() -> State:
             int(has_gauss),
             float(cached),
         ],
-        "torch": text_of(torch.default_generator),
+        "torch": _text_of(torch.default_generator),
     }
 
 
@@ -65,24 +65,11 @@ def set_generators(states: Mapping[str, Any]) -> None:
             kind, keys, *rest = states["numpy"]
             np.random.set_state((kind, np.frombuffer(_decode(keys), dtype="<u4").astype(np.uint32), *rest))
         if "torch" in states:
-            put_back(torch.default_generator, states["torch"])
+            _put_back(torch.default_generator, states["torch"])
     except StateError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise StateError(f"the state of a generator in this state cannot be read: {error}") from error
-
-
-def own_generators(sampler: Any) -> list[torch.Generator]:
-    """The generators that a sampler, and the samplers inside it, draw from as their ``generator``; each once."""
-    found: list[torch.Generator] = []
-    seen: list[Any] = []
-    while sampler is not None and not any(sampler is one for one in seen):
-        seen.append(sampler)
-        generator = getattr(sampler, "generator", None)
-        if isinstance(generator, torch.Generator) and not any(generator is one for one in found):
-            found.append(generator)
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
-    return found
 
 
 def _encode(data: bytes) -> str:

@@ -15,6 +15,7 @@ from penstock.loader.engine import How
 from penstock.loader.snapshots import has_state
 from penstock.order import SHUFFLES
 from penstock.order.hashing import derive_key
+from penstock.samplers.identity import own_order
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
 
@@ -191,7 +192,7 @@ def default_sampler(
     """
     if not shuffle or shuffle == "none":
         return SequentialSampler(dataset)
-    if hasattr(dataset, "start_pass"):
+    if own_order(dataset) is not None:
         raise ConfigError(
             f"{type(dataset).__name__} has an order of its own: choose it there (shuffle=, seed=), and leave "
             f"shuffle={shuffle!r} out here"

@@ -1,14 +1,15 @@
 """`Position`: which epoch and batch a loader's consumer is at, and the state that says so.
 
-    source -> pass -> tasks                         state = pass.state(batches had)
-    streams: no source, the data set orders         state = where each worker is
+    plan -> reader -> epoch plan -> tasks           state = cursor(batches had)
+    streams: no plan, the data set orders           state = where each worker is
 
-Invariant: a state is a function of the batches that the consumer has received, never of what was prefetched.
+Invariants: a loader's position is here and nowhere else. A state is a function of the batches that the consumer has
+received, never of what was prefetched.
 """
 
 from __future__ import annotations
 
-import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,14 +19,17 @@ from penstock import distributed
 from penstock.datasets.base import StreamDataset
 from penstock.errors import ConfigError, StateError
 from penstock.loader.delivery import Progress
-from penstock.loader.source import plan
+from penstock.loader.source import plan_tasks
 from penstock.loader.stateful import WorkerStates
 from penstock.loader.work import Task
 from penstock.order.hashing import mix
-from penstock.samplers.base import Batch, BatchPass, EpochBatchSampler, exhaust
-from penstock.samplers.identity import fingerprint_of
+from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, read_int, read_mapping
+from penstock.plan.epoch import BatchEpochPlan, BatchesLeft, EpochPlan
+from penstock.plan.reader import PlanReader
+from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
-from penstock.state import STATE_VERSION, State, check_state, read_int, read_mapping
+from penstock.samplers.shares import layers, rank_of
 
 __all__ = ["Position", "base_seed_after"]
 
@@ -35,31 +39,29 @@ class Position:
 
     Args:
         dataset: the loader's.
-        source: of its batches; None for streams that only the data set can order.
+        plan: of its batches; None for streams that only the data set can order.
         sampler: the one that gives single indices, if there is one.
         seed: the loader's own, None if it has none.
         layout: what the batches of a stream depend on besides itself.
         states: of users' objects, by worker.
-        in_order: whether batches come in the order of their numbers.
     """
 
     def __init__(
         self,
         dataset: Any,
-        source: EpochBatchSampler | None,
+        plan: EpochBatchSampler | None,
         sampler: Any,
         seed: int | None,
         layout: State,
         states: WorkerStates,
-        *,
-        in_order: bool,
     ) -> None:
         self.dataset = dataset
-        self.source = source
+        self.plan = plan
         self.states = states
         self._seed = seed
         self._layout = layout
-        self._in_order = in_order
+        self._warned = False
+        self._reader = None if plan is None else PlanReader(plan, seed=seed)
         self._progress: Progress | None = None
         self._base_seed: int | None = None  # of the next pass: loaded, or drawn when somebody asked
         self._ahead: frozenset[int] = frozenset()
@@ -68,42 +70,43 @@ class Position:
         self._chosen = False  # for the pass that comes, which else is of the epoch after
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
         """The map-style data set; that inside an iterable one of ours."""
-        own_order = isinstance(sampler, SequentialSampler) and sampler.delegates
-        self.shuffles_a_share = (
-            hasattr(dataset, "start_pass") and not isinstance(dataset, IterableDataset) and not own_order
-        )
-        """Whether the user's own sampler stands over a data set that keeps a place itself."""
+        own = None if isinstance(dataset, IterableDataset) else own_order(dataset)
+        reads_own = isinstance(sampler, SequentialSampler) and sampler.inner is not None
+        self._under: PlanReader[EpochPlan] | None = None if own is None or reads_own else PlanReader(own)
+        """Of a data set with an order of its own, over which the user's sampler stands."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_progress": None}
 
     @property
     def rank(self) -> int:
-        """Whose share this is: the data set's rank, if it has one, which need not be the global one."""
+        """Whose share this is: the data set's rank or the sampler's, if they say one; it need not be the global one."""
         rank = getattr(self.samples, "rank", None)
-        return rank if isinstance(rank, int) else distributed.current().rank
+        if isinstance(rank, int):
+            return rank
+        world = distributed.current()
+        rank = None if self.plan is None else rank_of(self.plan.source, ranks=world.world_size)
+        return world.rank if rank is None else rank
 
     @property
     def seeded(self) -> bool:
         """Whether order and samples follow from a seed, the loader's or its sampler's."""
-        return self._seed is not None or (self.source is not None and self.source.peek().seed is not None)
+        return self._seed is not None or (self.plan is not None and self.plan.key_seed is not None)
 
     @property
     def epoch(self) -> int:
         """The epoch that runs, or will run next."""
-        if self.source is None:
+        if self._reader is None:
             return int(getattr(self.dataset, "epoch", 0) if self.stream_epoch is None else self.stream_epoch)
-        if self._progress is not None and self._progress.run is not None and self.source.running:
-            return self._progress.run.epoch
-        return self.source.peek().epoch
+        return self._reader.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. The epoch of a state just loaded keeps its position."""
-        if self.source is not None:
-            if self.shuffles_a_share:
-                self.dataset.set_epoch(epoch)
-            before = self.source.peek().epoch
-            self.source.set_epoch(epoch)
+        if self._reader is not None:
+            before = self._reader.epoch
+            if self._under is not None:
+                self._under.set_epoch(epoch)
+            self._reader.set_epoch(epoch)
             if epoch != before:
                 self._ahead, self._skipped = frozenset(), 0
         elif hasattr(self.dataset, "set_epoch"):
@@ -115,19 +118,14 @@ class Position:
     def skip(self, batches: int) -> None:
         """Let the next pass begin behind the first so many batches of its epoch, whatever state was loaded.
 
-        The indices of those batches are drawn, and none of them is made. A stream without a source of ours has nothing
+        The indices of those batches are drawn, and none of them is made. A stream without a plan of ours has nothing
         to skip them by: its next pass is whole.
         """
         self._progress, self._ahead = None, frozenset()
-        if self.source is None:
+        if self._reader is None:
             self.states.load(None)
             return
-        if hasattr(self.samples, "start_pass"):
-            # It keeps the place of a loaded state until it is told of another epoch.
-            epoch = self.source.peek().epoch
-            self.set_epoch(epoch + 1)
-            self.set_epoch(epoch)
-        self.source.finish()
+        self._reader.choose(Cursor(epoch=self._reader.epoch))
         self._skipped = batches
 
     # A pass.
@@ -137,19 +135,14 @@ class Position:
         since (Lightning sets it after ``iter()``). False if nothing was had yet and another epoch was set: that one is
         to begin in its place.
         """
-        source, run = self.source, progress.run
-        if source is None or run is None or self._progress is not progress or source.running:
+        if self._reader is None or self._progress is not progress or self._reader.run is None:
             return True
-        if not progress.had and source.peek().epoch != run.epoch:
-            exhaust(run)
-            return False
-        source.resume(run.whole if isinstance(run, _Rest) else run)
-        return True
+        return self._reader.goes_on(self._reader.run, had=progress.had > 0)
 
     @property
     def running(self) -> bool:
         """Whether a pass is under way."""
-        return self._progress is not None and (self.source is None or self.source.running)
+        return self._progress is not None and (self._reader is None or self._reader.current)
 
     def base_seed(self, draw: Callable[[], int]) -> int:
         """Of the pass that begins next: that of a loaded state, else drawn, but only once."""
@@ -164,15 +157,15 @@ class Position:
             base_seed: its own, from `base_seed`.
         """
         self._base_seed = None
-        run = None
-        if self.source is not None:
-            if self.seeded and self.source.running:
-                self._advance(self.source)
-            if self.shuffles_a_share:
-                self.dataset.start_pass()
-            run = self.source.start()
+        run: BatchEpochPlan | None = None
+        if self._reader is not None:
+            before = self._progress
+            if self._under is not None:
+                self._under.start(advance=self.seeded)
+            run = self._reader.start(advance=self._advances)
+            self._warn_of_same_epoch(before, run)
             skipped, self._skipped = self._skipped, 0
-            run = _Rest(run, skipped) if skipped else run
+            run = BatchesLeft(run, skipped) if skipped else run
         elif self.stream_epoch is not None:
             self.stream_epoch += not self._chosen
         self._chosen = False
@@ -186,9 +179,14 @@ class Position:
         if run is None:
             return _endless()
         seed = self._seed if self._seed is not None else run.seed
-        place = getattr(self.samples, "place", None) if hasattr(self.samples, "start_pass") else None
+        under = None if self._under is None else self._under.run
         key_seed = progress.base_seed if seed is None else seed
-        tasks = plan(run, key_seed, rank=self.rank, place=place, elastic=not self.shuffles_a_share)
+        tasks = plan_tasks(
+            run,
+            # Positions that are one rank's alone are those of other samples on other ranks.
+            mix(key_seed, self.rank) if run.per_rank or self._under is not None else key_seed,
+            place=run.place if under is None else under.place,
+        )
         return _without(tasks, frozenset(progress.ahead)) if progress.ahead else tasks
 
     def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
@@ -199,36 +197,69 @@ class Position:
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
             self._progress = None
             self.states.begin(fresh=fresh())
-            if self.source is not None:
-                self._advance(self.source) if self.seeded else self.source.finish()
+            if self._reader is not None:
+                if self._under is not None:
+                    self._under.finish(advance=self.seeded)
+                self._reader.finish(advance=self._advances)
             elif self.stream_epoch is not None and not self._chosen:
                 self.stream_epoch, self._chosen = self.stream_epoch + 1, True
 
-    def _advance(self, source: EpochBatchSampler) -> None:
-        """Go on to what comes next, unless somebody has chosen it since."""
-        source.advance()
-        if self.shuffles_a_share and self.dataset.running:
-            self.dataset.next_mini_epoch()
+    @property
+    def _advances(self) -> bool:
+        assert self.plan is not None
+        return self.seeded and self.plan.advances
+
+    def _warn_of_same_epoch(self, before: Progress | None, run: BatchEpochPlan) -> None:
+        """Warn, once, if a sampler whose epoch is its user's begins the same one again, in a run with a seed."""
+        assert self.plan is not None
+        if self._warned or self._seed is None or self.plan.advances or before is None or not before.had:
+            return
+        samplers = list(layers(self.plan.source))
+        again = before.run is not None and before.run.epoch == run.epoch
+        if again and all(getattr(sampler, "shuffle", True) for sampler in samplers):
+            self._warned = True
+            name = type(samplers[-1]).__name__
+            warnings.warn(
+                f"epoch {run.epoch} of this {name} begins a second time, with the same order and the same draws: call "
+                f"its set_epoch(epoch) before each epoch, as without seed=",
+                stacklevel=5,
+            )
+
+    # What others ask of the plan.
+
+    def peek(self) -> BatchEpochPlan:
+        """Return the batches of the pass that runs, or of the next one, without beginning it."""
+        assert self._reader is not None
+        return self._reader.peek()
+
+    def preview(self) -> BatchEpochPlan:
+        """Return the batches of the next pass for somebody who only looks: what that draws is still to be drawn."""
+        assert self._reader is not None
+        return self._reader.preview()
+
+    def whole(self) -> BatchEpochPlan:
+        """Return all batches of the epoch that runs, or of the next one."""
+        assert self._reader is not None
+        return self._reader.whole()
 
     # State.
 
     def state_dict(self) -> State:
         """See `DataLoader.state_dict`."""
-        progress = self._progress
+        progress, running = self._progress, self.running
         state: State = {"version": STATE_VERSION, **self._identity()}
-        running = progress is not None and (self.source is None or self.source.running)
-        if self.source is None:
+        if self._reader is None:
             state.update(self._layout)
             if self.stream_epoch is not None:
                 state["epoch"] = self.stream_epoch
-        elif progress is not None and progress.run is not None and running:
-            state["sampler"] = progress.run.state(progress.count)
+        elif running and progress is not None and progress.run is not None:
+            state["sampler"] = progress.run.cursor(progress.count).state()
             state.update(self._overtaking(number - progress.count for number in progress.ahead))
         else:
-            state["sampler"] = self.source.peek().state(self._skipped)
+            state["sampler"] = self._reader.peek().cursor(self._skipped).state()
             state.update(self._overtaking(self._ahead))
-        if self.shuffles_a_share:
-            state["dataset"] = self.dataset.state_dict()
+        if self._under is not None:
+            state["dataset"] = self._under.cursor(0).state()
         base_seed = progress.base_seed if progress is not None and running else self._base_seed
         if base_seed is not None and not self.seeded:
             state["base_seed"] = base_seed
@@ -243,77 +274,50 @@ class Position:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `DataLoader.load_state_dict`."""
-        check_state(state, {"version": STATE_VERSION, **self._identity()}, of="DataLoader")
-        ahead: frozenset[int] = frozenset()
-        if self.source is None:
-            check_state(state, self._layout, of="DataLoader")
-        elif "sampler" not in state:
-            raise StateError("this is no state of such a DataLoader: 'sampler' is missing")
-        elif state.get("ahead"):
-            check_state(state, {"world": list(distributed.current())}, of="DataLoader with in_order=False")
-            numbers = state["ahead"]
-            if not isinstance(numbers, list) or not all(type(number) is int and number > 0 for number in numbers):
-                raise StateError("the state of this DataLoader is damaged: 'ahead' holds no numbers of batches")
-            ahead = frozenset(numbers)
-        base_seed = read_int(state, "base_seed", of="DataLoader", below=1 << 63) if "base_seed" in state else None
+        of = "DataLoader"
+        check_state(state, {"version": STATE_VERSION, **self._identity()}, of=of)
+        cursor = under = None
+        if self.plan is None:
+            check_state(state, self._layout, of=of)
+        else:
+            cursor = self.plan.read(read_mapping(state, "sampler", of=of))
+        if self._under is not None:
+            under = self._under.plan.read(read_mapping(state, "dataset", of=of))
+        ahead = self._read_ahead(state)
+        base_seed = read_int(state, "base_seed", of=of, below=1 << 63) if "base_seed" in state else None
         workers = self.states.read(state.get("workers"))
-        if self.source is not None:
-            self._load_source(self.source, state)
-        elif "epoch" in state:
-            self.set_epoch(read_int(state, "epoch", of="DataLoader"))
         # All is checked: what follows cannot fail and leave the loader between two states.
+        if self._reader is not None and cursor is not None:
+            self._reader.choose(cursor, loaded=True)
+        elif "epoch" in state:
+            self.set_epoch(read_int(state, "epoch", of=of))
+        if self._under is not None and under is not None:
+            self._under.choose(under, loaded=True)
         self.states.load(state.get("workers"), workers)
         self._ahead, self._skipped = ahead, 0
         self._base_seed = base_seed
         self._progress = None
 
-    def _load_source(self, source: EpochBatchSampler, state: Mapping[str, Any]) -> None:
-        """Put sampler and data set where a state says, or leave both as they were."""
-        if not self.shuffles_a_share:
-            source.load_state_dict(state["sampler"])
-            return
-        before = self.dataset.state_dict()
-        self.dataset.load_state_dict(read_mapping(state, "dataset", of="DataLoader"))
-        try:
-            source.load_state_dict(state["sampler"])
-        except StateError:
-            self.dataset.load_state_dict(before)
-            raise
+    def _read_ahead(self, state: Mapping[str, Any]) -> frozenset[int]:
+        if self.plan is None or not state.get("ahead"):
+            return frozenset()
+        check_state(state, {"world": list(distributed.current())}, of="DataLoader with in_order=False")
+        numbers = state["ahead"]
+        if not isinstance(numbers, list) or not all(type(number) is int and number > 0 for number in numbers):
+            raise StateError(f"the state of this DataLoader is damaged: ahead is {numbers!r}, no list of batch numbers")
+        return frozenset(numbers)
 
     def load_grown(self, state: Mapping[str, Any]) -> None:
         """The same over a manifest that has grown."""
-        if self.source is None or self.shuffles_a_share or not hasattr(self.samples, "start_pass"):
+        own = own_order(self.samples)
+        if self._reader is None or self._under is not None or own is None:
             raise ConfigError("allow_growth needs a data set with an order of its own: RankDataset, MPDataset")
         check_state(state, {"version": STATE_VERSION, "seed": self._seed}, of="DataLoader")
-        self.samples.load_state_dict(state.get("sampler"), allow_growth=True)
-        self.source.finish()
+        self._reader.choose(own.read_grown(read_mapping(state, "sampler", of="DataLoader")), loaded=True)
         self._progress, self._skipped = None, 0
 
     def _identity(self) -> State:
         return {"seed": self._seed, "fingerprint": fingerprint_of(self.dataset)}
-
-
-class _Rest:
-    """A pass without its first batches."""
-
-    def __init__(self, whole: BatchPass, skipped: int) -> None:
-        self.whole = whole
-        self._skipped = skipped
-        self.first_batch = getattr(whole, "first_batch", 0) + skipped
-        self.seed, self.epoch = whole.seed, whole.epoch
-
-    def __len__(self) -> int:
-        return max(0, len(self.whole) - self._skipped)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return itertools.islice(self.whole, self._skipped, None)
-
-    def state(self, count: int) -> State:
-        return self.whole.state(self._skipped + count)
-
-    def exhaust(self) -> None:
-        """The pass was read to its end, or will be read no further."""
-        exhaust(self.whole)
 
 
 def base_seed_after(base_seed: int) -> int:
@@ -330,7 +334,7 @@ def _without(tasks: Iterator[Task], numbers: frozenset[int]) -> Iterator[Task]:
     return (task for number, task in enumerate(tasks) if number not in numbers)
 
 
-def _length(run: BatchPass) -> int:
+def _length(run: BatchEpochPlan) -> int:
     """Batches of a pass; 0 where nobody knows."""
     try:
         return len(run)

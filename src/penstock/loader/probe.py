@@ -11,7 +11,6 @@ data set is iterated.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import time
 import warnings
@@ -19,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
@@ -26,10 +26,11 @@ from penstock.loader.dataloader import DataLoader
 from penstock.loader.delivery import Batches, Progress
 from penstock.loader.engine import Engine, How, Run
 from penstock.loader.fetch import Fetch, Maker, preserved_generators
-from penstock.loader.foreign import Foreign, source_of
-from penstock.loader.generators import own_generators
 from penstock.loader.options import PROCESSES, Options, how_of
 from penstock.loader.work import Made, Task, Work
+from penstock.plan.user_states import has_state
+from penstock.samplers.base import PlanSampler
+from penstock.samplers.shares import layers
 
 __all__ = ["Arrival", "Probe", "as_ours", "kept_generators", "make"]
 
@@ -71,7 +72,7 @@ class Probe:
 
     def __init__(self, loader: DataLoader[Any], *, batches: int, samples: int = 1 << 20) -> None:
         self.loader = loader
-        self.stream = loader._position.source is None
+        self.stream = loader._position.plan is None
         self.given: How = loader._how
         self.pure = bool(loader._pure)
         releases = bool(getattr(loader._position.samples, "releases_gil", False))
@@ -210,9 +211,9 @@ def as_ours(loader: TorchDataLoader[Any]) -> DataLoader[Any]:
 @contextmanager
 def kept_generators(loader: DataLoader[Any]) -> Iterator[None]:
     """The global generators and those of the loader and its samplers are afterwards what they were."""
-    own = [*own_generators(loader.batch_sampler), *own_generators(loader.sampler)]
-    own += [] if loader.generator is None else [loader.generator]
-    states = [(generator, generator.get_state()) for generator in own]
+    samplers = [*layers(loader.batch_sampler), *layers(loader.sampler)]
+    own = [loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers)]
+    states = [(each, each.get_state()) for each in own if isinstance(each, torch.Generator)]
     with ExitStack() as stack:
         stack.enter_context(preserved_generators())
         try:
@@ -225,20 +226,13 @@ def kept_generators(loader: DataLoader[Any]) -> Iterator[None]:
 def _tasks(loader: DataLoader[Any], batches: int, samples: int) -> list[Task]:
     """The batches that the next pass begins with. The pass is looked at and never begun."""
     position = loader._position
-    source = position.source
-    assert source is not None
-    if not isinstance(source, Foreign):
-        # Without a seed, looking at a pass draws what it will draw; that is to be left to the pass itself.
-        source = source if position.seeded else copy.deepcopy(source, _shared(loader))
-        with kept_generators(loader):
-            return _first(position.tasks(Progress(source.peek(), _SEED)), batches, samples)
-    items: Any = source.items
-    state = items.state_dict() if hasattr(items, "state_dict") and hasattr(items, "load_state_dict") else None
+    assert position.plan is not None
+    kept = [(one, one.state_dict()) for one in layers(position.plan.source) if has_state(one)]
     with kept_generators(loader):
-        run = source_of(source.batch_sampler).peek()
-        tasks = _first(position.tasks(Progress(run, _SEED)), batches, samples)
-    if state is not None:
-        items.load_state_dict(state)
+        tasks = _first(position.tasks(Progress(position.preview(), _SEED)), batches, samples)
+    for one, state in kept:
+        if not isinstance(one, PlanSampler):
+            one.load_state_dict(state)
     return tasks
 
 
@@ -251,13 +245,3 @@ def _first(tasks: Iterator[Task], batches: int, samples: int) -> list[Task]:
         if samples <= 0 and len(found) >= _LEAST:
             break
     return found
-
-
-def _shared(loader: DataLoader[Any]) -> dict[int, Any]:
-    """What a copy of a loader's samplers has in common with them: the data sets, as a memo of `copy.deepcopy`."""
-    held: list[Any] = [loader.dataset, loader._position.samples]
-    sampler: Any = loader._position.source
-    while sampler is not None:
-        held += [getattr(sampler, name, None) for name in ("data_source", "dataset")]
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
-    return {id(one): one for one in held if one is not None}

@@ -48,7 +48,7 @@ def warn_of_same_batches(loader: TorchDataLoader[Any], source: EpochBatchSampler
     ranks = distributed.current().world_size
     if _warned or ranks == 1 or source is None or splits_by_rank(loader, ranks=ranks) or _is_told(loader):
         return
-    if source.peek().seed is None:
+    if source.key_seed is None:
         return
     _warned = True
     name, (share, everything) = type(loader.dataset).__name__, _what_to_write(loader)

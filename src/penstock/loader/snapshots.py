@@ -11,13 +11,12 @@ state: 1 us a batch.
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock.errors import StateError
 from penstock.loader.generators import generator_states, set_generators
+from penstock.plan.user_states import Frozen, freeze, has_state, states_of, thaw
 
 __all__ = [
     "Frozen",
@@ -35,9 +34,6 @@ __all__ = [
     "thaw",
 ]
 
-Frozen = bytes | dict[str, Any]
-"""A snapshot that nothing changes any more: pickled; a deep copy where it holds what cannot be pickled."""
-
 
 class Resume(NamedTuple):
     """What a worker is told to go on from: a snapshot, and how many batches the consumer has had since, by pass."""
@@ -47,44 +43,6 @@ class Resume(NamedTuple):
 
 
 _AMORTISE = 1 << 16  # bytes of snapshot per batch: a larger one is taken every so many batches
-
-
-def has_state(item: Any) -> bool:
-    """Whether an object of the user's takes part. What has a place of its own in the loader's state does not."""
-    return (
-        hasattr(item, "state_dict")
-        and hasattr(item, "load_state_dict")
-        and not hasattr(item, "start_pass")
-        and not isinstance(item, type)
-    )
-
-
-def freeze(state: dict[str, Any]) -> Frozen:
-    """A copy that shares nothing with the original."""
-    try:
-        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # pickle and reducers raise what they like; only what leaves the process has to be picklable
-        return copy.deepcopy(state)
-
-
-def thaw(frozen: Frozen) -> dict[str, Any]:
-    """What was frozen, as a new copy each time."""
-    state: dict[str, Any] = pickle.loads(frozen) if isinstance(frozen, bytes) else copy.deepcopy(frozen)
-    return state
-
-
-def states_of(**items: Any) -> dict[str, Any]:
-    """The states of those that have one right now, by the names given, not yet frozen.
-
-    An object that is its own ``iterator`` counts as that, since it is to be put back after ``iter()``.
-    """
-    states: dict[str, Any] = {}
-    for name, item in items.items():
-        if has_state(item) and (name == "iterator" or item is not items.get("iterator")):
-            state = item.state_dict()
-            if state is not None:  # such as Hugging Face's before the first iteration
-                states[name] = state
-    return states
 
 
 def capture(dataset: Any, iterator: Any, collate_fn: Any, *, generators: bool = False) -> Frozen | None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from penstock.errors import StateError
 from penstock.loader.snapshots import Frozen, Resume, Snapshots, capture, freeze, has_state, reopen, restore, thaw
 from penstock.loader.work import Made
-from penstock.state import State, read_int
+from penstock.plan.cursor import State, read_int
 
 __all__ = [
     "Consumer",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from penstock import lazy
 
 __all__ = [
-    "BatchPass",
     "BatchSampler",
     "DistributedSampler",
     "EpochBatchSampler",
@@ -21,7 +20,6 @@ __all__ = [
     "GroupedBatchSampler",
     "InfiniteSampler",
     "IterationBasedBatchSampler",
-    "Pass",
     "RandomSampler",
     "SequentialSampler",
     "WeightedRandomSampler",
@@ -31,7 +29,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.samplers.base import BatchPass, EpochBatchSampler, EpochSampler, Pass
+    from penstock.samplers.base import EpochBatchSampler, EpochSampler
     from penstock.samplers.batch import BatchSampler
     from penstock.samplers.distributed import DistributedSampler
     from penstock.samplers.factory import aspect_ratio_groups, make_batch_data_sampler, make_data_sampler
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
-        "BatchPass": "base",
         "BatchSampler": "batch",
         "DistributedSampler": "distributed",
         "EpochBatchSampler": "base",
@@ -53,7 +50,6 @@ __getattr__, __dir__ = lazy.names(
         "GroupedBatchSampler": "grouped",
         "InfiniteSampler": "infinite",
         "IterationBasedBatchSampler": "iterations",
-        "Pass": "base",
         "RandomSampler": "random",
         "SequentialSampler": "sequential",
         "WeightedRandomSampler": "weighted",

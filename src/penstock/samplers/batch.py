@@ -1,21 +1,26 @@
-"""`BatchSampler`: torch's, with the state of the sampler inside it."""
+"""`BatchSampler`: torch's, as a plan over the plan of the sampler inside it."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch.utils.data
 
 from penstock.errors import SamplerError
-from penstock.samplers.base import Batch, BatchPass, EpochSampler, NestedBatchSampler, Pass, exhaust, limit
-from penstock.state import STATE_VERSION, State, check_state, read_int
+from penstock.order.permutation import MAX_N, Indices
+from penstock.plan.cursor import Cursor
+from penstock.plan.epoch import Batch, BatchEpochPlan, CountedIterable, EpochPlan, length_of
+from penstock.plan.iteration import BatchIterator, batch_blocks, batches
+from penstock.plan.reader import Wish
+from penstock.samplers.base import EpochBatchSampler, EpochSampler
+from penstock.samplers.external import ExternalSampler
+from penstock.samplers.plans import plan_of
 
-__all__ = ["BatchSampler"]
+__all__ = ["BatchSampler", "batch_plan_of"]
 
 
-class BatchSampler(NestedBatchSampler, torch.utils.data.BatchSampler):
+class BatchSampler(EpochBatchSampler, torch.utils.data.BatchSampler):
     """Consecutive indices of a sampler, ``batch_size`` at a time.
 
     Args:
@@ -26,9 +31,8 @@ class BatchSampler(NestedBatchSampler, torch.utils.data.BatchSampler):
     Raises:
         SamplerError: a batch size that is no positive integer or a drop_last that is no bool, in torch's words.
 
-    Over one of our samplers the state is that sampler's, counted in whole batches: O(1), elastic, and no index is
-    drawn again on resume. Over a foreign sampler the state is a count, and resuming skips as many of its indices, so
-    it goes on exactly if that sampler repeats its order.
+    The state is that of the sampler inside, counted in samples: O(1) over ours and torch's own, elastic where that is,
+    and exact with another batch size. Over any other iterable see `penstock.samplers.external`.
 
     >>> list(BatchSampler(range(10), batch_size=4, drop_last=False))
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -43,123 +47,157 @@ class BatchSampler(NestedBatchSampler, torch.utils.data.BatchSampler):
         self.sampler = sampler
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self._plan = self._read_sampler()
 
-    def peek(self) -> BatchPass:
-        """The pass that `start` would begin."""
-        if isinstance(self.sampler, EpochSampler):
-            return self._over(self.sampler.peek())
-        return super().peek()
+    @property
+    def inner(self) -> EpochSampler | ExternalSampler:
+        """The plan of the sampler inside; of its batches, where its order is known to nobody but itself."""
+        if self._plan.source is not self.sampler:  # assigned since
+            self._plan = self._read_sampler()
+        return self._plan
 
-    def whole(self) -> BatchPass:
-        """A pass over the whole epoch, whatever state was loaded; nothing begins."""
-        if isinstance(self.sampler, EpochSampler):
-            return self._over(self.sampler.whole())
-        return super().whole()
+    def _read_sampler(self) -> EpochSampler | ExternalSampler:
+        plan = plan_of(self.sampler)
+        return ExternalSampler(self.sampler, self.batch_size, self.drop_last) if plan is None else plan
 
-    def start(self) -> BatchPass:
-        """Begin a pass of the sampler inside."""
-        if not isinstance(self.sampler, EpochSampler):
-            return super().start()
-        self._pass = self._over(self.sampler.start())
-        self._resume, self.yielded, self.epoch = None, 0, self.sampler.epoch
-        return self._pass
-
-    def resume(self, run: BatchPass) -> None:
-        """The pass that ran before its epoch was set once more goes on after all; nothing if another was chosen."""
-        if isinstance(self.sampler, EpochSampler) and isinstance(run, _Batches):
-            self.sampler.resume(run.run)
-            self.epoch = self.sampler.epoch
-        super().resume(run)
-
-    def _over(self, run: Pass) -> BatchPass:
-        return _Batches(run, self.batch_size, self.drop_last)
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass, of the sampler inside."""
+        self.inner.set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next ``iter()``; it is the sampler's own where that is one of ours.
+        """Go on from a state at the next ``iter()``; it is the sampler's own.
 
         Raises:
             StateError: the state belongs to other data or to another order.
         """
-        if isinstance(self.sampler, EpochSampler):
-            self.sampler.load_state_dict(state)
-            self.epoch, self.yielded, self._pass = self.sampler.epoch, 0, None
-        else:
-            super().load_state_dict(state)
+        self.inner.load_state_dict(state)
 
-    def _build(self, resume: State | None) -> BatchPass:
-        skip = 0 if resume is None else int(resume["yielded"])
-        return _ForeignBatches(self.sampler, self.batch_size, self.drop_last, self.epoch, skip)
+    # As a plan.
 
-    def _check(self, state: Mapping[str, Any]) -> State:
-        check_state(state, {"version": STATE_VERSION}, of="BatchSampler")
-        for name in ("epoch", "yielded"):
-            read_int(state, name, of="BatchSampler")
-        return dict(state)
+    @property
+    def advances(self) -> bool:  # type: ignore[override]
+        """Whether a loader goes on to the next epoch by itself."""
+        return self.inner.advances
+
+    @property
+    def key_seed(self) -> int | None:
+        """Seed of the samples' generators."""
+        return self.inner.key_seed
+
+    @property
+    def draws_late(self) -> bool:
+        """Whether reading the plan moves a generator that others draw from."""
+        return self.inner.draws_late
+
+    @property
+    def times_set(self) -> Any:
+        """Changes with every wish."""
+        return self.inner.times_set
+
+    def wish(self) -> Wish:
+        """Return where the next reader should begin."""
+        return self.inner.wish()
+
+    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
+        """Return the source of chance of the sampler inside."""
+        return self.inner.draw(cursor, held, seed)
+
+    def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
+        """Return the batches of the cursor's epoch, from the cursor on."""
+        run = self.inner.bind(cursor, entropy)
+        return _Batches(run, self.batch_size, self.drop_last) if isinstance(run, EpochPlan) else run
+
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor that a state of the sampler inside holds."""
+        return self.inner.read(state)
+
+    def whole(self, cursor: Cursor) -> Cursor:
+        """Return the beginning of the cursor's epoch."""
+        return self.inner.whole(cursor)
+
+    def again(self, run: BatchEpochPlan) -> Cursor:
+        """Return the beginning of the epoch of a plan that was bound."""
+        return self.inner.again(_inside(run))
+
+    def after(self, run: BatchEpochPlan) -> Cursor:
+        """Return what comes after it, as the sampler inside has it."""
+        return self.inner.after(_inside(run))
+
+    def chosen(self, cursor: Cursor) -> None:
+        """Take note that the user of a reader chose this cursor."""
+        self.inner.chosen(cursor)
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Take note of where a reader is."""
+        self.inner.show(cursor, loaded=loaded, running=running)
 
 
-class _Batches:
-    """Batches over a pass of one of our samplers: arithmetic all the way."""
+class _Batches(BatchEpochPlan):
+    """Batches over the samples of an epoch: arithmetic all the way, where the samples are."""
 
-    def __init__(self, run: Pass, batch_size: int, drop_last: bool) -> None:
-        self.run = run
+    def __init__(self, samples: EpochPlan, batch_size: int, drop_last: bool) -> None:
+        self.samples = samples
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self.seed = run.seed
-        self.epoch = run.epoch
+        self.seed, self.epoch, self.place = samples.seed, samples.epoch, samples.place
+        self.per_rank, self.one_by_one = samples.per_rank, samples.one_by_one
 
     def __len__(self) -> int:
-        return _count(len(self.run), self._batch_size, self._drop_last)
+        samples = len(self.samples)
+        return samples // self._batch_size if self._drop_last else -(-samples // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        # One look-up serves several batches: small ones would spend their time in NumPy's call overhead.
-        step = self._batch_size * max(1, 1024 // self._batch_size)
-        end = limit(self.run)
-        end -= end % self._batch_size if self._drop_last else 0
-        begin, stop = 0, min(self._batch_size, end)
-        while begin < end:
-            indices: list[Any] = self.run.indices(begin, stop).tolist()
-            positions = self.run.positions(begin, stop)
-            for a in range(0, len(indices), self._batch_size):
-                if len(indices) - a < self._batch_size:
-                    self.exhaust()  # torch sees the end while it draws a short batch
-                yield indices[a : a + self._batch_size], positions[a : a + self._batch_size]
-            begin, stop = stop, min(stop + step, end)
-        self.exhaust()  # a tail that is dropped is drawn all the same, as by torch
+        run = self.samples
+        return batches(
+            run.indices,
+            run.positions,
+            self._length(),
+            batch_size=self._batch_size,
+            drop_last=self._drop_last,
+            at_end=run.exhaust,
+        )
+
+    def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
+        run = self.samples
+        return batch_blocks(
+            run.indices,
+            run.positions,
+            self._length(),
+            batch_size=self._batch_size,
+            drop_last=self._drop_last,
+            at_end=run.exhaust,
+        )
+
+    def lists(self) -> CountedIterable[list[Any]]:
+        run = self.samples
+        return BatchIterator(
+            run.indices, self._length(), batch_size=self._batch_size, drop_last=self._drop_last, at_end=run.exhaust
+        )
+
+    def cursor(self, count: int) -> Cursor:
+        return self.samples.cursor(min(count * self._batch_size, length_of(self.samples)))
 
     def exhaust(self) -> None:
-        """The pass was read to its end, or will be read no further."""
-        exhaust(self.run)
+        self.samples.exhaust()
 
-    def state(self, count: int) -> State:
-        return self.run.state(min(count * self._batch_size, limit(self.run)))
-
-
-class _ForeignBatches:
-    """Batches over any iterable: what has been had is skipped."""
-
-    seed: int | None = None
-
-    def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool, epoch: int, skip: int) -> None:
-        self._sampler = sampler
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._skip = skip
-        self.epoch = epoch
-        self.first_batch = skip // batch_size
-
-    def __len__(self) -> int:
-        return _count(max(0, len(cast(Sized, self._sampler)) - self._skip), self._batch_size, self._drop_last)
-
-    def __iter__(self) -> Iterator[Batch]:
-        indices = itertools.islice(iter(self._sampler), self._skip, None)
-        while batch := list(itertools.islice(indices, self._batch_size)):
-            if self._drop_last and len(batch) < self._batch_size:
-                return
-            yield batch, None
-
-    def state(self, count: int) -> State:
-        return {"version": STATE_VERSION, "epoch": self.epoch, "yielded": self._skip + count * self._batch_size}
+    def _length(self) -> int | None:
+        length = length_of(self.samples)
+        return None if length == MAX_N else length
 
 
-def _count(samples: int, batch_size: int, drop_last: bool) -> int:
-    return samples // batch_size if drop_last else -(-samples // batch_size)
+def _inside(run: BatchEpochPlan) -> Any:
+    return run.samples if isinstance(run, _Batches) else run
+
+
+def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:
+    """Return the plan of a batch sampler: ours are plans, a plain one of torch's is read as ours, others as external.
+
+    >>> inner = torch.utils.data.SequentialSampler(range(3))
+    >>> type(batch_plan_of(torch.utils.data.BatchSampler(inner, 2, False))).__name__
+    'BatchSampler'
+    """
+    if isinstance(batches, EpochBatchSampler):
+        return batches
+    if type(batches) is torch.utils.data.BatchSampler:
+        return BatchSampler(batches.sampler, batches.batch_size, batches.drop_last)
+    return ExternalSampler(batches)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -11,10 +12,11 @@ import torch.utils.data
 from penstock import distributed
 from penstock.errors import PartitionError
 from penstock.order import ORDER_VERSION, Order, Partition, make_order
-from penstock.samplers.base import EpochSampler, Pass
-from penstock.samplers.identity import check_place, data_identity
-from penstock.samplers.orders import OrderPass, TorchOrder, block_options, order_kind
-from penstock.state import STATE_VERSION, State, check_state
+from penstock.plan.cursor import Cursor, State
+from penstock.plan.epoch import EpochPlan, PartitionedOrder
+from penstock.samplers.base import EpochSampler
+from penstock.samplers.identity import data_identity
+from penstock.samplers.orders import TorchOrder, block_options, order_kind
 
 __all__ = ["DistributedSampler"]
 
@@ -121,11 +123,26 @@ class DistributedSampler(EpochSampler, _Torch):
         whole = self._partition(0)
         return n + whole.padded - whole.dropped
 
-    def _order(self) -> Callable[[], Order]:
-        n, seed, epoch = len(self.dataset), self.seed, self.epoch
+    @property
+    def key_seed(self) -> int | None:
+        """Seed of the samples' generators: torch's orders follow torch's rules throughout, and have none."""
+        return self.seed if isinstance(self.shuffle, str) else None
+
+    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+        """Return this rank's share of what is left of the cursor's epoch."""
+        n, epoch = len(self.dataset), cursor.epoch
+        make = partial(self._order, n, epoch)
+        partition = self._partition(cursor.consumed)
+        return PartitionedOrder(make, partition, self._identity(), seed=self.key_seed, epoch=epoch)
+
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor that a state of any number of ranks holds."""
+        return Cursor.read(state, of="DistributedSampler", plan=self._identity(), most=len(self.dataset))
+
+    def _order(self, n: int, epoch: int) -> Order:
         if self._kind == "torch":
-            return lambda: TorchOrder(n, seed, epoch)
-        return lambda: make_order(self._kind, n, seed=seed, epoch=epoch, **self._block)
+            return TorchOrder(n, self.seed, epoch)
+        return make_order(self._kind, n, seed=self.seed, epoch=epoch, **self._block)
 
     def _partition(self, consumed: int) -> Partition:
         rank, world_size = self._world.get()
@@ -133,19 +150,9 @@ class DistributedSampler(EpochSampler, _Torch):
 
     def _identity(self) -> State:
         return {
-            "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
             "shuffle": self._kind,
             **self._block,
             **data_identity(self.dataset),
             "seed": self.seed,
         }
-
-    def _build(self, resume: State | None) -> Pass:
-        partition = self._partition(0 if resume is None else resume["consumed"])
-        seed = self.seed if isinstance(self.shuffle, str) else None  # torch's orders follow torch's rules throughout
-        return OrderPass(self._order(), partition, self._identity(), seed=seed, epoch=self.epoch)
-
-    def _check(self, state: Mapping[str, Any]) -> State:
-        check_state(state, self._identity(), of="DistributedSampler")
-        return check_place(state, len(self.dataset), of="DistributedSampler")

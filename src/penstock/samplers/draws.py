@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -18,12 +18,12 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import StateError
-from penstock.order.hashing import mix_array
+from penstock.order.hashing import derive_key, mix_array
 from penstock.order.permutation import Indices, normalise
-from penstock.samplers.base import EpochSampler, Pass
-from penstock.state import State, read_int
+from penstock.plan.cursor import Cursor, State, read_int
+from penstock.samplers.base import EpochSampler
 
-__all__ = ["Draw", "DrawingSampler", "TorchDraws", "Uniform", "scale"]
+__all__ = ["Draw", "DrawingSampler", "TorchDraws", "Uniform", "check_entropy", "decode_generator", "scale"]
 
 _MASK32 = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -78,16 +78,23 @@ class Draw:
         self.start: torch.Tensor | None = None
         """State of the generator when the pass began."""
         self._stream: TorchDraws | None = None
+        self._values: Indices | None = None
+        self._cursor = Cursor()
 
     @classmethod
-    def restored(cls, generator: torch.Generator | None, state: Mapping[str, Any]) -> Draw:
-        """The draw of a pass that had begun when the state was taken."""
-        draw = cls(generator)
+    def of(cls, generator: torch.Generator | None, cursor: Cursor) -> Draw:
+        """Return the draw of a cursor's epoch: from what the cursor says of its beginning, or one that begins now."""
+        draw, entropy = cls(generator), cursor.entropy
+        draw._cursor = cursor
         if generator is None:
-            draw.drawn = int(state["drawn"])
-        else:
-            draw._restore = decode_generator(state["generator"])
+            draw.drawn = entropy.get("drawn")
+        elif entropy and (entropy["begun"] or generator is torch.default_generator):
+            draw._restore = decode_generator(entropy["generator"])
         return draw
+
+    def fits(self, cursor: Cursor, seed: int | None) -> bool:
+        """Return whether this is the draw of an epoch that begins at a cursor. By chance, one epoch is like another."""
+        return self._cursor.entropy == cursor.entropy and (seed is None or self._cursor.epoch == cursor.epoch)
 
     @property
     def shared(self) -> bool:
@@ -100,12 +107,22 @@ class Draw:
             if self.given is None:
                 self._generator = torch.Generator()
                 self._generator.manual_seed(self._seed())
+            elif self._restore is not None and self.given is torch.default_generator:
+                # The global generator is the caller's. It stays where it stands.
+                self._generator = torch.Generator()
+                self._generator.set_state(self._restore)
             else:
                 self._generator = self.given
                 if self._restore is not None:
                     self._generator.set_state(self._restore)
             self.start = self._generator.get_state()
         return self._generator
+
+    def values(self, make: Callable[[torch.Generator], torch.Tensor]) -> Indices:
+        """Return what is made of the generator all at once, made at the first call."""
+        if self._values is None:
+            self._values = cast(Indices, make(self.begin()).numpy())
+        return self._values
 
     def key(self) -> int:
         """One 64-bit number for the whole pass."""
@@ -136,55 +153,65 @@ class Draw:
 
 
 class DrawingSampler(EpochSampler):
-    """Base of the samplers that begin a pass with a `Draw`: asking for a state draws nothing twice."""
+    """Base of the samplers that begin an epoch with a `Draw`: asking for a state draws nothing twice."""
 
     generator: torch.Generator | None
 
     def __init__(self, generator: torch.Generator | None) -> None:
         super().__init__()
         self.generator = generator
-        self._draw = Draw(generator)
 
-    def start(self) -> Pass:
-        """Begin a pass; the next one draws anew."""
-        run = super().start()
-        self._draw = Draw(self.generator)
-        return run
+    @property
+    def draws_late(self) -> bool:
+        """Whether reading the plan moves the user's generator."""
+        return self.generator is not None
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next ``iter()``, in its epoch.
+    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw:
+        """Return the draw of one epoch."""
+        # The generator may have been assigned since, as Accelerate does.
+        if isinstance(held, Draw) and held.given is self.generator and held.fits(cursor, seed):
+            return held
+        draw = Draw.of(self.generator, cursor)
+        if seed is not None and self.generator is None and draw.drawn is None:
+            draw.drawn = derive_key(seed, cursor.epoch, "draw") >> 1
+        return draw
 
-        Raises:
-            StateError: the state belongs to other data or to another way of drawing.
+    def chosen(self, cursor: Cursor) -> None:
+        """Put the user's generator where it was, if the state was taken before its epoch began.
+
+        Whoever shares the generator draws from it first, as it did then.
         """
-        super().load_state_dict(state)
-        if self.generator is not None and state.get("begun") is False:
-            # Taken before a pass began: whoever shares the generator draws from it first, as it did then.
-            self.generator.set_state(decode_generator(state["generator"]))
+        if self.generator is not None and cursor.entropy.get("begun") is False:
+            self.generator.set_state(decode_generator(cursor.entropy["generator"]))
 
-    def _draw_of(self, resume: State | None) -> Draw:
-        if self._draw.given is not self.generator:  # assigned since, as Accelerate does
-            self._draw = Draw(self.generator)
-        if resume is None or resume.get("begun") is False:
-            return self._draw
-        return Draw.restored(self.generator, resume)
+    def _check_draw(self, cursor: Cursor) -> Cursor:
+        """Return a cursor, if what it says of the beginning fits this sampler's way of drawing."""
+        check_entropy(cursor.entropy, of=type(self).__name__, generator=self.generator is not None)
+        return cursor
 
-    def _check_draw(self, state: Mapping[str, Any], of: str) -> None:
-        drawn = state.get("drawn")
-        if self.generator is None:
-            if type(drawn) is not int:
-                raise StateError(
-                    f"this state does not belong to this {of}: it holds no drawn seed, so it was taken with a "
-                    "generator; pass generator= as there"
-                )
-            read_int(state, "drawn", of=of, below=1 << 63)
-        elif not isinstance(state.get("begun"), bool):
+
+def check_entropy(entropy: State, *, of: str, generator: bool) -> None:
+    """Raise a StateError if a cursor's entropy is damaged, or was drawn in another way.
+
+    Args:
+        entropy: of the cursor.
+        of: whose, for the message.
+        generator: whether the reader draws from a generator that it was given, not from torch's global one.
+    """
+    if not generator:
+        if type(entropy.get("drawn")) is not int:
             raise StateError(
-                f"this state does not belong to this {of}: it holds no generator's state, so it was taken without a "
-                "generator; leave generator= out as there"
+                f"this state does not belong to this {of}: it holds no drawn seed, so it was taken with a "
+                "generator; pass generator= as there"
             )
-        else:
-            decode_generator(state.get("generator"))
+        read_int(entropy, "drawn", of=of, below=1 << 63)
+    elif not isinstance(entropy.get("begun"), bool):
+        raise StateError(
+            f"this state does not belong to this {of}: it holds no generator's state, so it was taken without a "
+            "generator; leave generator= out as there"
+        )
+    else:
+        decode_generator(entropy.get("generator"))
 
 
 class TorchDraws:

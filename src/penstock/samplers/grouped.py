@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -17,15 +16,17 @@ import xxhash
 from penstock import distributed
 from penstock.errors import SamplerError, StateError
 from penstock.order import ORDER_VERSION, Partition
-from penstock.order.permutation import MAX_N
-from penstock.samplers.base import Batch, BatchPass, Epochs, EpochSampler, NestedBatchSampler
+from penstock.plan.cursor import Cursor, State
+from penstock.plan.epoch import Batch, BatchEpochPlan
+from penstock.plan.reader import Wish
+from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, deal, fill
-from penstock.samplers.identity import check_place, data_of, fingerprint_identity, fingerprint_of
+from penstock.samplers.identity import data_of, fingerprint_identity, fingerprint_of
 from penstock.samplers.infinite import InfiniteSampler
-from penstock.samplers.shares import is_share, refuse_chance, refuse_share
-from penstock.samplers.streams import ForeignStream, PassStream, Stream
-from penstock.state import STATE_VERSION, State, check_state
+from penstock.samplers.plans import plan_of
+from penstock.samplers.shares import dealer, is_share, refuse_chance, refuse_share
+from penstock.samplers.streams import ExternalStream, JobStream, Stream
 
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
@@ -36,7 +37,7 @@ _CHUNK = 1 << 16
 _ORDERS = {"completion": by_completion, "first": by_first}
 
 
-class GroupedBatchSampler(NestedBatchSampler):
+class GroupedBatchSampler(EpochBatchSampler):
     """Batches whose members all belong to one group, such as images of one orientation.
 
     Args:
@@ -73,12 +74,13 @@ class GroupedBatchSampler(NestedBatchSampler):
     of the stream, repeats included, is in exactly one batch.
 
     ``len`` is exact at any time. Over a permutation it costs one pass over ``group_ids`` (one byte a sample, 1 ms a
-    million); where indices repeat, the stream is counted once per epoch; a foreign sampler is run and its indices kept
-    for the next pass (8 bytes each).
+    million); where indices repeat, the stream is counted once per epoch; a sampler that is neither ours nor torch's is
+    run and its indices kept for the next pass (8 bytes each).
 
     The state is the number of global batches had and the state of the sampler at the beginning of the pass: elastic in
     the number of ranks. A resume forms the batches again from the beginning of the epoch, at some 10 million indices
-    per second, and every rank forms all of them. Over a foreign sampler it is exact if that repeats its order.
+    per second, and every rank forms all of them. Over a sampler that is neither ours nor torch's it
+    is exact if that repeats its order, and refused if not.
 
     >>> batches = GroupedBatchSampler(range(7), [0, 1, 0, 1, 0, 0, 1], 2, world_size=1, rank=0)
     >>> list(batches), len(batches)
@@ -107,6 +109,8 @@ class GroupedBatchSampler(NestedBatchSampler):
             raise SamplerError(f"unknown order {order!r}: use one of {', '.join(map(repr, _ORDERS))}")
         _refuse_other_streams(sampler)
         self.sampler = sampler
+        # One rank's share is grouped as it comes: its plan is that of all ranks.
+        self._plan = None if dealer(sampler, ranks=1) is not None and not _ours(sampler) else plan_of(sampler)
         self.batch_size = batch_size
         self.drop_last = self.drop_uneven = drop_last
         self.order = order
@@ -119,11 +123,11 @@ class GroupedBatchSampler(NestedBatchSampler):
             rank = 0 if world_size == 1 and rank is None else rank
             self._world = distributed.LateWorld(rank, world_size, of="GroupedBatchSampler")
             self.remainder = "drop" if drop_last else "pad"
-        self._told = world_size
+        self._given = world_size
         self.groups = Groups(group_ids_of(group_ids, data=data_of(sampler)))
-        self.epoch = int(getattr(sampler, "epoch", 0))
-        self._foreign: ForeignStream | None = None
-        self._counted: tuple[State, int] | None = None
+        self._epoch = int(getattr(sampler, "epoch", 0))
+        self._counted: tuple[Any, int] | None = None
+        self._told: Any = "nothing"  # the wish inside, when this sampler itself was told something
         self._check_size()
         self._refuse_share(self._world.peek().world_size)
 
@@ -140,7 +144,7 @@ class GroupedBatchSampler(NestedBatchSampler):
     @property
     def _groups_a_share(self) -> bool:
         """Whether the stream is one rank's share, which ``world_size=1`` says is to be grouped by itself."""
-        if self._told != 1:
+        if self._given != 1:
             return False
         return is_share(self.sampler, len(self.groups), ranks=distributed.current().world_size) is not False
 
@@ -152,47 +156,40 @@ class GroupedBatchSampler(NestedBatchSampler):
     @property
     def repeated(self) -> list[int]:
         """Numbers of the global batches that are given out twice in the present pass, to fill up its last round."""
-        run = self._current()
-        assert isinstance(run, _GroupedPass)
+        run = self._reader.peek()
+        assert isinstance(run, _Grouped)
         return run.repeated
 
     @property
     def length_varies(self) -> bool:
         """Whether epochs can have different numbers of batches: where the stream is no permutation."""
-        return self.whole().rounds is None
+        run = self._reader.whole()
+        assert isinstance(run, _Grouped)
+        return run.rounds is None
+
+    # As a plan.
+
+    @property
+    def inner(self) -> EpochSampler | None:
+        """The plan of the sampler, if it is one of ours or torch's; None where its order is known to nobody else."""
+        return self._plan
+
+    @property
+    def key_seed(self) -> int | None:
+        """Seed of the samples' generators."""
+        return None if self.inner is None else self.inner.key_seed
+
+    @property
+    def draws_late(self) -> bool:
+        """Whether reading the plan moves a generator that others draw from."""
+        return getattr(self.sampler, "generator", None) is not None
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, of the sampler inside too."""
         super().set_epoch(epoch)
-        if self._resume is None:
-            self._foreign = None
-
-    def _build(self, resume: State | None) -> BatchPass:
-        if isinstance(self.sampler, EpochSampler):
-            return self._over(PassStream(self.sampler.peek()), resume)
-        return self._over(self._next_foreign(), resume)
-
-    def whole(self) -> _GroupedPass:
-        """A pass over the whole epoch, whatever state was loaded; nothing begins."""
-        if isinstance(self.sampler, EpochSampler):
-            return self._over(PassStream(self.sampler.whole()), None)
-        return self._over(self._next_foreign(), None)
-
-    def start(self) -> BatchPass:
-        """Begin a pass of the sampler inside."""
-        if isinstance(self.sampler, EpochSampler):
-            run = self._over(PassStream(self.sampler.start()), self._resume)
-            self.epoch = run.epoch
-        else:
-            run = self._over(self._next_foreign(), self._resume)
-            self._foreign = None
-        self._pass, self._resume, self.yielded = run, None, 0
-        return run
-
-    def finish(self) -> None:
-        """The pass that runs has been had to its end: the next one is whole, and of the same epoch."""
-        super().finish()
-        self._foreign = None
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+        self._told = self._times_inside()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state at the next ``iter()``, on any number of ranks.
@@ -200,33 +197,84 @@ class GroupedBatchSampler(NestedBatchSampler):
         Raises:
             StateError: the state belongs to other data, groups or batches.
         """
-        checked = self._check(state)
-        if isinstance(self.sampler, EpochSampler):
-            self.sampler.load_state_dict(checked["sampler"])
+        super().load_state_dict(state)
+        self._told = self._times_inside()
+
+    @property
+    def times_set(self) -> Any:
+        """Changes with every wish."""
+        return self._times_set, self._times_inside()
+
+    def wish(self) -> Wish:
+        """Return where the next reader should begin: where this sampler was told, or the one inside since."""
+        if self._times_inside() == self._told:
+            return super().wish()
+        if self.inner is None:
+            return Wish(Cursor(epoch=self._epoch_inside()), False)
+        own = self.inner.wish()
+        cursor = Cursor(epoch=own.cursor.epoch, sampler=own.cursor if own.loaded else None)
+        return Wish(cursor, own.loaded)
+
+    def _times_inside(self) -> Any:
+        return self._epoch_inside() if self.inner is None else self.inner.times_set
+
+    def _epoch_inside(self) -> int:
+        return int(getattr(self.sampler, "epoch", self._epoch))
+
+    def chosen(self, cursor: Cursor) -> None:
+        """Take note that the user of a reader chose this cursor."""
+        if self.inner is not None:
+            if cursor.sampler is not None:
+                self.inner.chosen(cursor.sampler)
         elif hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(checked["epoch"])
-        self._foreign = None
-        self._resume, self._pass, self.yielded = checked, None, 0
-        self.epoch = checked["epoch"]
+            self.sampler.set_epoch(cursor.epoch)
 
-    def _next_foreign(self) -> ForeignStream:
-        # The sampler's own set_epoch may have been called since the stream was counted.
-        epoch = int(getattr(self.sampler, "epoch", self.epoch))
-        if self._foreign is None or self._foreign.epoch != epoch:
-            self._foreign = ForeignStream(self.sampler, epoch)
-        return self._foreign
+    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
+        """Return the source of chance of the sampler inside; of one that is not ours the stream itself."""
+        if self.inner is not None:
+            return self.inner.draw(self._inner_cursor(cursor), held, seed)
+        if isinstance(held, ExternalStream) and held.epoch == cursor.epoch and cursor.sampler is None:
+            return held
+        return ExternalStream(self.sampler, self._inner_cursor(cursor))
 
-    def _over(self, stream: Stream, resume: State | None) -> _GroupedPass:
+    def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
+        """Return this rank's batches of the cursor's epoch, from the cursor on."""
         self._refuse_share(self.world_size)  # there may have been no process group before
         refuse_chance(self.sampler, self.world_size)
-        # A state belongs to the stream that it was taken in: the sampler may have been moved to another epoch since.
-        belongs = resume is not None and _place(resume["sampler"]) == _place(stream.state())
-        return _GroupedPass(self, stream, resume["consumed"] if resume is not None and belongs else 0)
+        stream: Stream = entropy
+        if self.inner is not None:
+            stream = JobStream(self.inner.bind(self._inner_cursor(cursor), entropy))
+        return _Grouped(self, stream, cursor.consumed)
+
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor that a state of any number of ranks holds."""
+        cursor = Cursor.read(
+            state, of="GroupedBatchSampler", plan=self._identity(), unit="batch", sampler=self._read_inside
+        )
+        run = self.bind(self.whole(cursor), self.draw(cursor, None, None))
+        assert isinstance(run, _Grouped)
+        # Where indices repeat, the number of batches is that epoch's own, and counting them reads the whole stream.
+        if run.rounds is not None and cursor.consumed > run.total:
+            raise StateError(
+                f"this state of a GroupedBatchSampler is damaged: it has consumed {cursor.consumed} of {run.total} "
+                "batches (consumed= in the state, and the length here). Resume from another state, or start anew "
+                "without one"
+            )
+        return cursor
+
+    def _read_inside(self, state: Mapping[str, Any]) -> Cursor:
+        if self.inner is not None:
+            return self.inner.read(state)
+        return Cursor.read(state, of="GroupedBatchSampler", plan={"order": type(self.sampler).__name__})
+
+    def _inner_cursor(self, cursor: Cursor) -> Cursor:
+        """Return the sampler's cursor at the beginning of the epoch."""
+        return Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
 
     def _count(self, stream: Stream) -> int:
         """Batches in a whole pass over a stream, all ranks together; remembered for the stream counted last."""
-        key = {"rounds": stream.rounds} if stream.rounds is not None else stream.state()
-        if self._counted is None or self._counted[0] != key or isinstance(stream, ForeignStream):
+        key = stream.rounds if stream.rounds is not None else stream.cursor()
+        if self._counted is None or self._counted[0] != key or isinstance(stream, ExternalStream):
             self._counted = key, batch_count(stream.sizes(self.groups), self.batch_size, self.drop_last)
         return self._counted[1]
 
@@ -236,7 +284,6 @@ class GroupedBatchSampler(NestedBatchSampler):
 
     def _identity(self) -> State:
         return {
-            "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
             "batches": f"groups by {self.order}",
             "batch_size": self.batch_size,
@@ -246,22 +293,10 @@ class GroupedBatchSampler(NestedBatchSampler):
             "groups": self._digest,
         }
 
-    def _check(self, state: Mapping[str, Any]) -> State:
-        check_state(state, self._identity(), of="GroupedBatchSampler")
-        whole = self.whole()
-        # Where indices repeat, the number of batches is that epoch's own, and counting them reads the whole stream.
-        check_place(state, MAX_N if whole.rounds is None else whole.total, of="GroupedBatchSampler")
-        inner = state.get("sampler")
-        if not isinstance(inner, Mapping):
-            raise StateError(f"the state of a GroupedBatchSampler holds its sampler's, got {inner!r}")
-        if not isinstance(self.sampler, EpochSampler):
-            check_state(inner, {"type": type(self.sampler).__name__}, of="GroupedBatchSampler")
-        return dict(state)
-
     def _refuse_share(self, ranks: int) -> None:
         """Raise if one rank's share would be dealt to ranks once more, or may be."""
-        if not isinstance(self.sampler, DistributedSampler) and self._told != 1:
-            refuse_share(self.sampler, len(self.groups), ranks=ranks, told=self._told is not None)
+        if not isinstance(self.sampler, DistributedSampler) and self._given != 1:
+            refuse_share(self.sampler, len(self.groups), ranks=ranks, told=self._given is not None)
 
     def _check_size(self) -> None:
         data = data_of(self.sampler)
@@ -271,8 +306,8 @@ class GroupedBatchSampler(NestedBatchSampler):
             )
 
 
-class _GroupedPass:
-    """One rank's batches of one pass."""
+class _Grouped(BatchEpochPlan):
+    """One rank's batches of one epoch."""
 
     def __init__(self, sampler: GroupedBatchSampler, stream: Stream, consumed: int) -> None:
         self._stream = stream
@@ -281,9 +316,10 @@ class _GroupedPass:
         self._drop_last, self._form = sampler.drop_last, _ORDERS[sampler.order]
         self._rank, self._world_size = sampler._world.get()
         self._remainder = sampler.remainder
-        self._of_share = sampler._groups_a_share
-        self._count, self._identity = sampler._count, sampler._identity
+        self._count, self._identity = sampler._count, sampler._identity()
         self.seed, self.epoch = stream.seed, stream.epoch
+        # In a share, ordinals are not global, and would be those of other samples on other ranks.
+        self.per_rank = sampler._groups_a_share
 
     @cached_property
     def total(self) -> int:
@@ -311,23 +347,19 @@ class _GroupedPass:
         first = self._stream.first
         mine: Iterator[Rows] = deal(blocks, self._world_size, self._rank, self._consumed, self._remainder)
         for indices, ordinals in mine:
-            # In a share they are not global, and would be those of other samples on other ranks.
-            positions = itertools.repeat(None, len(indices)) if self._of_share else ordinals + first
-            yield from zip(indices.tolist(), positions, strict=True)
+            yield from zip(indices.tolist(), ordinals + first, strict=True)
         self.exhaust()
 
     def exhaust(self) -> None:
-        """The pass was read to its end, or will be read no further."""
         self._stream.exhaust()
 
-    def state(self, count: int) -> State:
+    def cursor(self, count: int) -> Cursor:
         consumed = self._consumed + count * self._world_size
-        return {
-            **self._identity(),
-            "sampler": self._stream.state(),
-            "epoch": self.epoch,
-            "consumed": consumed if self.rounds is None else min(consumed, self.total),  # without those repeated
-        }
+        if self.rounds is not None:
+            consumed = min(consumed, self.total)  # without those repeated
+        return Cursor(
+            epoch=self.epoch, consumed=consumed, unit="batch", plan=self._identity, sampler=self._stream.cursor()
+        )
 
 
 def group_ids_of(source: Any, bounds: Sequence[float] = (1.0,), *, data: Any = None) -> Any:
@@ -363,6 +395,10 @@ def _open_sizes(path: str | os.PathLike[str]) -> Sizes:
     return Sizes(Path(path), *found)
 
 
+def _ours(sampler: Any) -> bool:
+    return isinstance(sampler, EpochSampler)
+
+
 def _refuse_other_streams(sampler: Any) -> None:
     """Raise for what is no stream of the whole job's indices, whatever the world."""
     data = data_of(sampler)
@@ -373,10 +409,5 @@ def _refuse_other_streams(sampler: Any) -> None:
         )
     if isinstance(sampler, InfiniteSampler):
         raise SamplerError("an InfiniteSampler has no end and so no batches to count: use a DistributedSampler")
-    if isinstance(sampler, Epochs) and not isinstance(sampler, EpochSampler):
+    if isinstance(sampler, EpochBatchSampler):
         raise SamplerError(f"a {type(sampler).__name__} already makes batches: give the sampler inside it")
-
-
-def _place(state: Mapping[str, Any]) -> State:
-    """A sampler's state without that of a generator, which moves on while others draw from it."""
-    return {name: value for name, value in state.items() if name not in ("generator", "begun")}

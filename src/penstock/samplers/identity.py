@@ -1,14 +1,15 @@
-"""What data a sampler is over, and how far into it a state may stand."""
+"""What data a sampler is over: their number, their fingerprint, an order of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Sized
 from typing import Any
 
-from penstock.errors import StateError
-from penstock.state import State, read_int
+from penstock.plan.cursor import State
+from penstock.plan.epoch import EpochPlan
+from penstock.plan.reader import Plan
 
-__all__ = ["check_place", "data_identity", "data_of", "fingerprint_identity", "fingerprint_of"]
+__all__ = ["data_identity", "data_of", "fingerprint_identity", "fingerprint_of", "own_order"]
 
 
 def fingerprint_of(data: Any) -> str | None:
@@ -43,17 +44,7 @@ def data_of(sampler: Any) -> Any:
     return getattr(sampler, "dataset", getattr(sampler, "data_source", None))
 
 
-def check_place(state: Mapping[str, Any], samples: int, *, of: str) -> State:
-    """The state, if it stands in an epoch of so many samples.
-
-    Raises:
-        StateError: epoch or count are missing, negative, no integers, or beyond the end.
-    """
-    read_int(state, "epoch", of=of)
-    consumed = read_int(state, "consumed", of=of)
-    if consumed > samples:
-        raise StateError(
-            f"this state of a {of} is damaged: it has consumed {consumed} of {samples}. Resume from another state, or "
-            "start anew without one"
-        )
-    return dict(state)
+def own_order(data: Any) -> Plan[EpochPlan] | None:
+    """Return the plan of a data set that has an order of its own, such as a `RankDataset`; None for others."""
+    plan = getattr(data, "plan", None)
+    return plan if isinstance(plan, Plan) else None

@@ -11,11 +11,12 @@ import numpy as np
 from penstock import distributed
 from penstock.errors import SamplerError
 from penstock.order import ORDER_VERSION, Order, derive_key, make_order
-from penstock.order.permutation import Indices
-from penstock.samplers.base import EpochSampler, Pass
+from penstock.order.permutation import MAX_N, Indices
+from penstock.plan.cursor import Cursor, State, read_int
+from penstock.plan.epoch import EpochPlan
+from penstock.samplers.base import EpochSampler
 from penstock.samplers.identity import data_identity
 from penstock.samplers.orders import TorchOrder, block_options, order_kind
-from penstock.state import STATE_VERSION, State, check_state, read_int
 
 __all__ = ["InfiniteSampler"]
 
@@ -88,45 +89,52 @@ class InfiniteSampler(EpochSampler):
             raise SamplerError("the data set is empty: an endless stream needs at least one sample")
         return n
 
+    @property
+    def key_seed(self) -> int:
+        """Seed of the samples' generators."""
+        return self.seed
+
+    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+        """Return this rank's part of the stream, from the cursor on. The stream is one epoch, the number of which is
+        that of the first sample.
+        """
+        return _Endless(self, self._samples(), cursor)
+
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor that a state of any number of ranks holds."""
+        of, n = "InfiniteSampler", len(self.dataset)
+        cursor = Cursor.read(state, of=of, plan=self._identity())
+        read_int(state, "epoch", of=of, below=MAX_N // n)
+        return cursor
+
     def _identity(self) -> State:
         return {
-            "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
-            "sampler": "infinite",
+            "order": "infinite",
             "shuffle": self._kind,
             **self._block,
             **data_identity(self.dataset),
             "seed": self.seed,
         }
 
-    def _build(self, resume: State | None) -> Pass:
-        n = self._samples()
-        consumed = self.epoch * n if resume is None else int(resume["consumed"])
-        return _Endless(self, n, consumed)
 
-    def _check(self, state: Mapping[str, Any]) -> State:
-        check_state(state, self._identity(), of="InfiniteSampler")
-        for name in ("epoch", "consumed"):
-            read_int(state, name, of="InfiniteSampler")
-        return dict(state)
+class _Endless(EpochPlan):
+    """A stream without an end: positions run on through the epochs."""
 
-
-class _Endless:
-    """A pass without an end: positions run on through the epochs."""
-
-    def __init__(self, sampler: InfiniteSampler, n: int, consumed: int) -> None:
-        self.seed: int | None = sampler.seed
-        self.epoch = sampler.epoch
+    def __init__(self, sampler: InfiniteSampler, n: int, cursor: Cursor) -> None:
+        self.seed = sampler.seed
+        self.epoch = cursor.epoch
         self._identity = sampler._identity()
         self._kind, self._block, self._order_seed = sampler._kind, sampler._block, sampler.seed
         rank, self._step = sampler._world.get()
-        self._first = consumed + rank
-        self._consumed = consumed
+        # A state counts from the beginning of the stream, and is behind that of its epoch.
+        self._consumed = max(cursor.consumed, cursor.epoch * n)
+        self._first = self._consumed + rank
         self._n = n
         self._order = lru_cache(maxsize=2)(self._make_order)
 
     def __len__(self) -> int:
-        raise TypeError("an endless pass has no length")
+        raise TypeError("an endless plan has no length")
 
     def positions(self, start: int, stop: int) -> Indices:
         return np.arange(start, stop, dtype=np.int64) * self._step + self._first
@@ -140,8 +148,8 @@ class _Endless:
             within[a:b] = self._order(int(epochs[a]))[within[a:b]]
         return within
 
-    def state(self, count: int) -> State:
-        return {**self._identity, "epoch": self.epoch, "consumed": self._consumed + count * self._step}
+    def cursor(self, count: int) -> Cursor:
+        return Cursor(epoch=self.epoch, consumed=self._consumed + count * self._step, plan=self._identity)
 
     def _make_order(self, epoch: int) -> Order:
         if self._kind == "torch":

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from penstock.errors import SamplerError, StateError
-from penstock.samplers.base import Batch, BatchPass, EpochBatchSampler, exhaust
-from penstock.state import STATE_VERSION, State, check_state, read_int
+from penstock.errors import SamplerError
+from penstock.plan.cursor import Cursor
+from penstock.plan.epoch import Batch, BatchEpochPlan, BatchesLeft
+from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.batch import batch_plan_of
 
 __all__ = ["IterationBasedBatchSampler"]
 
-_PASS_SHIFT = 40
-_PASSES = 1 << 22
+_EPOCH_SHIFT = 40
+_EPOCHS = 1 << 22
 """Positions of pass j are moved by ``j << 40``, so that no two samples share a generator (up to 1e12 samples)."""
 _LAG = 4096  # how far, in batches, a consumer may be behind the iterator and still ask for its state
-_EMPTY_PASSES = 100
+_DRAWS_KEPT = 8
+_EMPTY_EPOCHS = 100
 
 
 class IterationBasedBatchSampler(EpochBatchSampler):
@@ -35,7 +38,7 @@ class IterationBasedBatchSampler(EpochBatchSampler):
     exactly after a restart, by ``start_iter`` alone or by `load_state_dict`, where the batches are a function of (seed,
     epoch); earlier passes are not walked. Samplers that draw from a ``generator`` need `load_state_dict`. Those that
     draw from torch's global generator (``RandomSampler(shuffle=True)`` without one) end the pass in progress exactly
-    by it, and draw later passes anew; foreign batch samplers go on exactly if they repeat their order. Where the
+    by it, and draw later passes anew; batch samplers of others go on exactly if they repeat their order. Where the
     lengths of passes differ (groups over draws with replacement), ``start_iter`` counts every pass before it.
 
     ``len`` is what is yielded: ``num_iterations - start_iter``, or 0 over an empty batch sampler.
@@ -63,6 +66,8 @@ class IterationBasedBatchSampler(EpochBatchSampler):
         self.batch_sampler = batch_sampler
         self.num_iterations = num_iterations
         self.start_iter = start_iter
+        self.inner = batch_plan_of(batch_sampler)
+        """The plan of the batch sampler."""
 
     @property
     def batch_size(self) -> int | None:
@@ -70,171 +75,165 @@ class IterationBasedBatchSampler(EpochBatchSampler):
         size: int | None = getattr(self.batch_sampler, "batch_size", None)
         return size
 
-    def advance(self) -> None:
-        """Go on to the epoch after the last one of this run."""
-        run = self._current()
+    @property
+    def key_seed(self) -> int | None:
+        """Seed of the samples' generators."""
+        return self.inner.key_seed
+
+    @property
+    def draws_late(self) -> bool:
+        """Whether reading the plan moves a generator that others draw from."""
+        return self.inner.draws_late
+
+    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> _Draws:
+        """Return the sources of chance of the epochs of the batch sampler."""
+        return held if isinstance(held, _Draws) else _Draws(self.inner, seed)
+
+    def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
+        """Return the iterations from the cursor on."""
+        return _Iterations(self.inner, self.num_iterations, self.start_iter, cursor, entropy)
+
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor that a state holds."""
+        return Cursor.read(
+            state,
+            of="IterationBasedBatchSampler",
+            plan={"num_iterations": self.num_iterations},
+            unit="iteration",
+            most=self.num_iterations,
+            sampler=self.inner.read,
+        )
+
+    def chosen(self, cursor: Cursor) -> None:
+        """Take note that the user of a reader chose this cursor."""
+        if cursor.sampler is not None:
+            self.inner.chosen(cursor.sampler)
+
+    def after(self, run: BatchEpochPlan) -> Cursor:
+        """Return the epoch after the last one of a run."""
         assert isinstance(run, _Iterations)
-        self.set_epoch(run.last_epoch + 1)
+        return Cursor(epoch=run.last_epoch + 1)
 
-    def _build(self, resume: State | None) -> BatchPass:
-        return _Iterations(self.batch_sampler, self.num_iterations, self.start_iter, self.epoch, resume)
 
-    def _check(self, state: Mapping[str, Any]) -> State:
-        of = "IterationBasedBatchSampler"
-        expected = {"version": STATE_VERSION, "batches": "iterations", "num_iterations": self.num_iterations}
-        check_state(state, expected, of=of)
-        for name in ("epoch", "iteration", "pass"):
-            read_int(state, name, of=of)
-        if state["iteration"] > self.num_iterations:
-            raise StateError(
-                f"this state of an {of} is damaged: it stands behind iteration {state['iteration']} of "
-                f"{self.num_iterations}. Resume from another state, or start anew without one"
-            )
-        inner = state.get("batch_sampler")
-        if not isinstance(inner, Mapping):
-            raise StateError(f"the state of an {of} holds its batch sampler's, got {inner!r}")
-        if isinstance(self.batch_sampler, EpochBatchSampler):
-            self.batch_sampler.load_state_dict(inner)
-        else:
-            check_state(inner, {"type": type(self.batch_sampler).__name__}, of=of)
-            read_int(inner, "yielded", of=of)
-        return dict(state)
+class _Draws:
+    """The sources of chance of epochs, by their numbers; those that may still be asked for."""
+
+    def __init__(self, plan: EpochBatchSampler, seed: int | None) -> None:
+        self._plan = plan
+        self._seed = seed
+        self._held: dict[int, Any] = {}
+
+    def of(self, cursor: Cursor) -> Any:
+        """Return that of the epoch of a cursor, which is the same one at every call."""
+        found = self._plan.draw(cursor, self._held.get(cursor.epoch), self._seed)
+        self._held[cursor.epoch] = found
+        while len(self._held) > _DRAWS_KEPT:
+            del self._held[next(iter(self._held))]
+        return found
 
 
 class _Leg(NamedTuple):
-    """One pass over the batch sampler, as part of a run."""
+    """One epoch of the batch sampler, as part of a run."""
 
     first: int
     """Batches of the run before it."""
-    number: int
-    run: BatchPass
+    run: BatchEpochPlan
 
 
-class _Iterations:
-    """Pass after pass. A pass that has begun is kept as long as its consumer may ask for a state in it."""
+class _Iterations(BatchEpochPlan):
+    """Epoch after epoch. One that has begun is kept as long as its consumer may ask for a cursor in it."""
 
-    def __init__(
-        self, sampler: Iterable[list[Any]], num_iterations: int, start: int, base: int, resume: State | None
-    ) -> None:
-        self._sampler = sampler
+    def __init__(self, plan: EpochBatchSampler, num_iterations: int, start: int, cursor: Cursor, draws: _Draws) -> None:
+        self._plan = plan
         self._num_iterations = num_iterations
-        self._base = base
-        self._resume = resume
-        self._start = start if resume is None else int(resume["iteration"])
+        self._cursor = cursor
+        self._draws = draws
+        self._start = start if cursor.sampler is None else cursor.consumed
         self._legs: deque[_Leg] = deque()
-        self.epoch = base
-        self.seed: int | None = getattr(sampler, "seed", None)
-        if isinstance(sampler, EpochBatchSampler):
-            self.seed = sampler.peek().seed
+        if cursor.sampler is not None:
+            draws.of(cursor.sampler)  # what the state says was drawn, before anything asks for that epoch
+        self.epoch = cursor.epoch
+        self.seed = plan.key_seed
 
     @property
     def last_epoch(self) -> int:
-        """The epoch of the pass that was begun last."""
-        return self._base + (self._legs[-1].number if self._legs else 0)
+        """The epoch of the batch sampler that was begun last."""
+        return self._legs[-1].run.epoch if self._legs else self.epoch
 
     def __len__(self) -> int:
         left = max(0, self._num_iterations - self._start)
-        return left if left and self._length(0) else 0
+        return left if left and len(self._bind(Cursor(epoch=self.epoch))) else 0
 
     def __iter__(self) -> Iterator[Batch]:
         done, left, empty = 0, len(self), 0
         self._legs.clear()
-        number, run = self._first() if left or self._resume is not None else (0, None)
+        run = self._first() if left or self._cursor.sampler is not None else None
         if run is not None and not left:
-            exhaust(run)  # resumed at its very end
+            run.exhaust()  # resumed at its very end
             return
         while run is not None:
-            self._legs.append(_Leg(done, number, run))
+            self._legs.append(_Leg(done, run))
             while len(self._legs) > 1 and self._legs[1].first < done - _LAG:
                 self._legs.popleft()
-            before = done
+            # What is had of the inner plan says how it may be read.
+            self.one_by_one, self.per_rank = run.one_by_one, run.per_rank
+            before, shift = done, (run.epoch - self.epoch) % _EPOCHS << _EPOCH_SHIFT
             for indices, positions in run:
                 done += 1
-                yield indices, None if positions is None else positions + (number % _PASSES << _PASS_SHIFT)
+                yield indices, positions + shift
                 if done == left:
-                    exhaust(run)
+                    run.exhaust()
                     return  # nothing is prepared beyond the last iteration
             empty = empty + 1 if done == before else 0
-            if empty > _EMPTY_PASSES:
+            if empty > _EMPTY_EPOCHS:
                 raise SamplerError(f"{empty} passes over the batch sampler in a row gave no batch")
-            number += 1
-            run = self._begin(number, 0)
+            run = self._bind(Cursor(epoch=run.epoch + 1))
 
-    def state(self, count: int) -> State:
-        head = {"version": STATE_VERSION, "batches": "iterations", "num_iterations": self._num_iterations}
-        head |= {"epoch": self._base, "iteration": self._start + count}
-        if count == 0 and self._resume is not None:
-            return {**self._resume}
-        if count == 0 and not self._legs:
-            number, skip = self._locate()
-            return {**head, "pass": number, "batch_sampler": self._whole(number).state(skip)}
-        # At the seam of two passes the earlier one counts, whether or not the later one was begun already.
+    def cursor(self, count: int) -> Cursor:
+        # At the seam of two epochs the earlier one counts, whether or not the later one was begun already.
         leg = next((leg for leg in reversed(self._legs) if leg.first < max(count, 1)), None)
-        if leg is None:
+        if leg is None and count:
             raise SamplerError(
                 f"the state after {count} batches was asked for, but this iterator "
                 + (f"is more than {_LAG} batches ahead of it" if self._legs else "has not been started")
             )
-        return {**head, "pass": leg.number, "batch_sampler": leg.run.state(count - leg.first)}
+        if leg is None or count == 0:
+            inner = self._first_cursor()
+        else:
+            inner = leg.run.cursor(count - leg.first)
+        return Cursor(
+            epoch=self.epoch,
+            consumed=self._start + count,
+            unit="iteration",
+            plan={"num_iterations": self._num_iterations},
+            sampler=inner,
+        )
 
-    def _first(self) -> tuple[int, BatchPass]:
-        if self._resume is None:
-            number, skip = self._locate()
-            return number, self._begin(number, skip)
-        number, inner = int(self._resume["pass"]), self._resume["batch_sampler"]
-        if isinstance(self._sampler, EpochBatchSampler):
-            self._sampler.load_state_dict(inner)
-            return number, self._sampler.start()
-        return number, self._begin(number, int(inner["yielded"]))
+    def _first_cursor(self) -> Cursor:
+        run, skip = self._locate()
+        return run.cursor(skip)
 
-    def _locate(self) -> tuple[int, int]:
-        """Pass and batch of the first iteration."""
-        if self._start == 0 or self._length(0) == 0:
-            return 0, 0
-        if not getattr(self._sampler, "length_varies", False):
-            return divmod(self._start, self._length(0))
-        number, skip = 0, self._start
-        while skip >= (length := self._length(number)):
-            number, skip = number + 1, skip - length
-        return number, skip
+    def _first(self) -> BatchEpochPlan:
+        run, skip = self._locate()
+        if not skip:
+            return run
+        return BatchesLeft(run, skip) if run.one_by_one else self._bind(run.cursor(skip))
 
-    def _length(self, number: int) -> int:
-        return len(self._whole(number))
+    def _locate(self) -> tuple[BatchEpochPlan, int]:
+        """Return the epoch of the first iteration, and how many of its batches come before that."""
+        if self._cursor.sampler is not None:
+            return self._bind(self._cursor.sampler), 0
+        run = self._bind(Cursor(epoch=self.epoch))
+        if self._start == 0 or len(run) == 0:
+            return run, 0
+        if not self._plan.length_varies:
+            number, skip = divmod(self._start, len(run))
+            return self._bind(Cursor(epoch=self.epoch + number)), skip
+        skip = self._start
+        while skip >= (length := len(run)):
+            skip -= length
+            run = self._bind(Cursor(epoch=run.epoch + 1))
+        return run, skip
 
-    def _whole(self, number: int) -> BatchPass:
-        """Pass ``number`` from its beginning, without beginning it."""
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(self._base + number)
-        if isinstance(self._sampler, EpochBatchSampler):
-            return self._sampler.whole()
-        return _ForeignPass(self._sampler, self._base + number, 0)
-
-    def _begin(self, number: int, skip: int) -> BatchPass:
-        """Begin pass ``number`` at one of its batches."""
-        run = self._whole(number)
-        if isinstance(self._sampler, EpochBatchSampler):
-            self._sampler.load_state_dict(run.state(skip))
-            return self._sampler.start()
-        return _ForeignPass(self._sampler, self._base + number, skip)
-
-
-class _ForeignPass:
-    """A pass over a batch sampler that is not ours: what has been had is skipped."""
-
-    seed: int | None = None
-
-    def __init__(self, sampler: Iterable[list[Any]], epoch: int, skip: int) -> None:
-        self._sampler = sampler
-        self._skip = skip
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return max(0, len(cast(Sized, self._sampler)) - self._skip)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for number, indices in enumerate(self._sampler):
-            if number >= self._skip:
-                yield list(indices), None
-
-    def state(self, count: int) -> State:
-        return {"type": type(self._sampler).__name__, "yielded": self._skip + count}
+    def _bind(self, cursor: Cursor) -> BatchEpochPlan:
+        return self._plan.bind(cursor, self._draws.of(cursor))

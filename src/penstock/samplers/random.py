@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -11,11 +12,11 @@ import torch
 from penstock.errors import SamplerError
 from penstock.order import ORDER_VERSION, Order, Partition, derive_key, make_order
 from penstock.order.permutation import Indices, normalise
-from penstock.samplers.base import Pass
-from penstock.samplers.draws import DrawingSampler, Uniform
-from penstock.samplers.identity import check_place, data_identity
-from penstock.samplers.orders import OrderPass, block_options, order_kind
-from penstock.state import STATE_VERSION, State, check_state
+from penstock.plan.cursor import Cursor, State
+from penstock.plan.epoch import EpochPlan, PartitionedOrder
+from penstock.samplers.draws import Draw, DrawingSampler, Uniform
+from penstock.samplers.identity import data_identity
+from penstock.samplers.orders import block_options, order_kind
 
 __all__ = ["RandomSampler"]
 
@@ -105,7 +106,6 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
     def _identity(self) -> State:
         n = len(self.data_source)
         return {
-            "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
             "shuffle": self._name(n),
             **self._block,
@@ -113,40 +113,46 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             **({} if self._kind == "torch" else {"seed": self.seed}),
         }
 
-    def _build(self, resume: State | None) -> Pass:
-        n, count, identity = len(self.data_source), self.num_samples, self._identity()
+    @property
+    def key_seed(self) -> int | None:
+        """Seed of the samples' generators; None for torch's order, which is drawn."""
+        return self.seed
+
+    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+        """Return the order of the cursor's epoch, from the cursor on."""
+        n, count, epoch = len(self.data_source), self.num_samples, cursor.epoch
         if n == 0:
             raise SamplerError("the data source is empty: there is nothing to draw from")
-        partition = Partition(count, remainder="uneven", consumed=0 if resume is None else resume["consumed"])
+        partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
         rounds = None if self.replacement or count % n else count // n
         if self._kind != "torch":
-            return OrderPass(
-                lambda: self._order(n, count), partition, identity, seed=self.seed, epoch=self.epoch, rounds=rounds
-            )
-        draw = self._draw_of(resume)
-        return OrderPass(
-            lambda: cast(Order, draw.stream(n, count, self.replacement)),
+            make = partial(self._order, n, count, epoch)
+            return PartitionedOrder(make, partition, self._identity(), seed=self.seed, epoch=epoch, rounds=rounds)
+        draw: Draw = entropy
+        replacement = self.replacement
+        return PartitionedOrder(
+            lambda: cast(Order, draw.stream(n, count, replacement)),
             partition,
-            lambda: {**identity, **draw.state()},
+            self._identity(),
             seed=None,
-            epoch=self.epoch,
+            epoch=epoch,
             rounds=rounds,
-            exhaust=lambda: draw.stream(n, count, self.replacement).exhaust(),
+            entropy=draw.state,
+            exhaust=lambda: draw.stream(n, count, replacement).exhaust(),
         )
 
-    def _order(self, n: int, count: int) -> Order:
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor that a state holds."""
+        cursor = Cursor.read(state, of="RandomSampler", plan=self._identity(), most=self.num_samples)
+        return self._check_draw(cursor) if self._kind == "torch" else cursor
+
+    def _order(self, n: int, count: int, epoch: int) -> Order:
         seed = self.seed or 0
         if self.replacement:
-            return cast(Order, Uniform(n, count, derive_key(seed, self.epoch, "replacement")))
+            return cast(Order, Uniform(n, count, derive_key(seed, epoch, "replacement")))
         if count <= n:
-            return make_order(self._kind, n, seed=seed, epoch=self.epoch, **self._block)
-        return cast(Order, _Rounds(self._kind, n, count, seed, self.epoch, self._block))
-
-    def _check(self, state: Mapping[str, Any]) -> State:
-        check_state(state, self._identity(), of="RandomSampler")
-        if self._kind == "torch":
-            self._check_draw(state, "RandomSampler")
-        return check_place(state, self.num_samples, of="RandomSampler")
+            return make_order(self._kind, n, seed=seed, epoch=epoch, **self._block)
+        return cast(Order, _Rounds(self._kind, n, count, seed, epoch, self._block))
 
 
 class _Rounds:

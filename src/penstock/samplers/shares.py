@@ -14,7 +14,7 @@ from penstock.samplers.base import EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.draws import DrawingSampler
 
-__all__ = ["dealer", "is_share", "layers", "refuse_chance", "refuse_share"]
+__all__ = ["dealer", "is_share", "layers", "rank_of", "refuse_chance", "refuse_share"]
 
 _DRAWING = (
     *(DrawingSampler, torch.utils.data.RandomSampler),
@@ -37,6 +37,17 @@ def dealer(sampler: Any, *, ranks: int) -> Any:
     'DistributedSampler'
     """
     return next((layer for layer in layers(sampler) if _deals(layer, ranks)), None)
+
+
+def rank_of(sampler: Any, *, ranks: int) -> int | None:
+    """Return the rank whose share a sampler yields, as far as it says so; None for one that deals to nobody.
+
+    >>> rank_of(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=1), ranks=1)
+    1
+    """
+    layer = dealer(sampler, ranks=ranks)
+    found = (getattr(layer, name, None) for name in _RANKS)
+    return next((int(rank) for rank in found if isinstance(rank, Integral)), None)
 
 
 def is_share(sampler: Any, samples: int, *, ranks: int) -> bool | None:

@@ -8,21 +8,21 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
+import xxhash
 
-from penstock.errors import SamplerError
+from penstock.errors import SamplerError, StateError
 from penstock.order.permutation import Indices
-from penstock.samplers.base import Pass, exhaust
+from penstock.plan.cursor import Cursor
+from penstock.plan.epoch import EpochPlan
 from penstock.samplers.grouping import Groups
-from penstock.samplers.orders import OrderPass
-from penstock.state import State
 
-__all__ = ["ForeignStream", "PassStream", "Stream"]
+__all__ = ["ExternalStream", "JobStream", "Stream"]
 
 _FIRST_CHUNK = 4096  # the first batch comes at once
 
 
 class Stream(Protocol):
-    """Indices of one pass of the whole job."""
+    """Indices of one epoch of the whole job."""
 
     seed: int | None
     epoch: int
@@ -42,24 +42,24 @@ class Stream(Protocol):
         ...
 
     def exhaust(self) -> None:
-        """The pass was read to its end."""
+        """The epoch was read to its end."""
         ...
 
     def sizes(self, groups: Groups) -> Indices:
         """How many indices of each group there are."""
         ...
 
-    def state(self) -> State:
-        """The state of the sampler at the beginning of the pass."""
+    def cursor(self) -> Cursor:
+        """The sampler's cursor at the beginning."""
         ...
 
 
-class PassStream:
-    """The stream behind a pass of one of our samplers; of a `DistributedSampler` the order of all ranks together."""
+class JobStream:
+    """The stream behind an epoch plan; of a `DistributedSampler` the order of all ranks together."""
 
-    def __init__(self, run: Pass) -> None:
+    def __init__(self, run: EpochPlan) -> None:
         self._run = run
-        self._job: Pass = run.job() if isinstance(run, OrderPass) else run
+        self._job = run.job()
         self.seed = run.seed
         self.epoch = run.epoch
 
@@ -69,32 +69,35 @@ class PassStream:
 
     @property
     def rounds(self) -> int | None:
-        return self._job.rounds if isinstance(self._job, OrderPass) else None
+        return self._job.rounds
 
     def chunks(self, largest: int) -> Iterator[Indices]:
         for a, b in _bounds(len(self._job), largest):
             yield self._job.indices(a, b)
 
     def exhaust(self) -> None:
-        exhaust(self._job)
+        self._job.exhaust()
 
     def sizes(self, groups: Groups) -> Indices:
         if self.rounds is not None:
             return groups.sizes() * self.rounds
         return groups.sizes_in(groups.of(chunk) for chunk in self.chunks(1 << 16))
 
-    def state(self) -> State:
-        return self._run.state(0)
+    def cursor(self) -> Cursor:
+        return self._run.cursor(0)
 
 
-class ForeignStream:
-    """The stream of any other iterable. Counting it keeps it (8 bytes an index), so that it is not drawn again."""
+class ExternalStream:
+    """The stream of any other iterable. Counting it keeps it (8 bytes an index), so that it is not drawn again.
+
+    A cursor holds a hash of its first indices: on a resume, a sampler that does not repeat its order is refused.
+    """
 
     seed: int | None = None
     first = 0
     rounds: int | None = None
 
-    def __init__(self, sampler: Iterable[Any], epoch: int) -> None:
+    def __init__(self, sampler: Iterable[Any], cursor: Cursor) -> None:
         if isinstance(sampler, Iterator):
             raise SamplerError(
                 f"the sampler is an iterator ({type(sampler).__name__}), which ends with the first pass: "
@@ -103,17 +106,34 @@ class ForeignStream:
         self._sampler = sampler
         self._kept: Indices | None = None
         self._sizes: Indices | None = None
-        self.epoch = epoch
+        self._entropy = cursor.entropy
+        self.epoch = cursor.epoch
 
     def chunks(self, largest: int) -> Iterator[Indices]:
         if self._kept is not None:
             for a, b in _bounds(len(self._kept), largest):
                 yield self._kept[a:b]
             return
+        if hasattr(self._sampler, "set_epoch") and getattr(self._sampler, "epoch", 0) != self.epoch:
+            self._sampler.set_epoch(self.epoch)
         indices, size = map(operator.index, self._sampler), _FIRST_CHUNK
         while (chunk := np.fromiter(itertools.islice(indices, size), dtype=np.int64)).size:
+            if size == _FIRST_CHUNK:
+                self._compare(chunk)
             yield chunk
             size = min(size * 4, largest)
+
+    def _compare(self, chunk: Indices) -> None:
+        """Raise if the first indices are not those of the run whose state is resumed."""
+        found = xxhash.xxh3_64_hexdigest(chunk.tobytes())
+        expected = self._entropy.get("hash", found)
+        if found != expected:
+            raise StateError(
+                f"{type(self._sampler).__name__} does not repeat its order: its first {len(chunk)} indices are not "
+                f"those of the state (hash {expected} in the state, {found} here). Seed it as the first run did, use a "
+                "sampler of Penstock's, or begin the epoch anew without the state"
+            )
+        self._entropy = {"hash": found}
 
     def exhaust(self) -> None:
         pass  # it exhausts itself
@@ -124,8 +144,8 @@ class ForeignStream:
             self._sizes = groups.sizes_in(groups.of(chunk) for chunk in self.chunks(1 << 16))
         return self._sizes
 
-    def state(self) -> State:
-        return {"type": type(self._sampler).__name__, "epoch": self.epoch}
+    def cursor(self) -> Cursor:
+        return Cursor(epoch=self.epoch, plan={"order": type(self._sampler).__name__}, entropy=self._entropy)
 
 
 def _bounds(n: int, largest: int) -> Iterator[tuple[int, int]]:

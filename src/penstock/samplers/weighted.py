@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +16,8 @@ from penstock.errors import SamplerError
 from penstock.order import ORDER_VERSION, Order, Partition, derive_key
 from penstock.order.hashing import mix_array
 from penstock.order.permutation import Indices
+from penstock.plan.cursor import Cursor, State
+from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.samplers.alias import (
     AliasTable,
     WeightedOrder,
@@ -25,11 +27,7 @@ from penstock.samplers.alias import (
     shared_table,
     weights_digest,
 )
-from penstock.samplers.base import Pass
-from penstock.samplers.draws import DrawingSampler
-from penstock.samplers.identity import check_place
-from penstock.samplers.orders import OrderPass
-from penstock.state import STATE_VERSION, State, check_state
+from penstock.samplers.draws import Draw, DrawingSampler
 
 __all__ = ["WeightedRandomSampler"]
 
@@ -122,9 +120,8 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
 
     def _identity(self) -> State:
         return {
-            "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
-            "sampler": "weighted",
+            "order": "weighted",
             "weights": self._digest,
             "samples": len(self.weights),
             "num_samples": self.num_samples,
@@ -132,35 +129,40 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
             **({} if self.seed is None else {"seed": self.seed}),
         }
 
-    def _build(self, resume: State | None) -> Pass:
-        partition = Partition(
-            self.num_samples, remainder="uneven", consumed=0 if resume is None else resume["consumed"]
-        )
-        seed, epoch = self.seed, self.epoch
-        if seed is not None:
-            key = derive_key(seed, epoch, "weighted")
-            return OrderPass(lambda: self._order(key), partition, self._identity, seed=seed, epoch=epoch, rounds=None)
-        draw = self._draw_of(resume)
-        return OrderPass(
+    @property
+    def key_seed(self) -> int | None:
+        """Seed of the samples' generators; None where the draws are torch's."""
+        return self.seed
+
+    def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
+        """Return the draws of the cursor's epoch, from the cursor on."""
+        partition = Partition(self.num_samples, remainder="uneven", consumed=cursor.consumed)
+        epoch = cursor.epoch
+        if self.seed is not None:
+            key = derive_key(self.seed, epoch, "weighted")
+            make = partial(self._order, key)
+            return PartitionedOrder(make, partition, self._identity(), seed=self.seed, epoch=epoch, rounds=None)
+        draw: Draw = entropy
+        return PartitionedOrder(
             lambda: self._order(derive_key(draw.key(), 0, "weighted")),
             partition,
-            lambda: {**self._identity(), **draw.state()},
+            self._identity(),
             seed=None,
             epoch=epoch,
             rounds=None,
+            entropy=draw.state,
             exhaust=draw.key,
         )
+
+    def read(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor that a state holds."""
+        cursor = Cursor.read(state, of="WeightedRandomSampler", plan=self._identity(), most=self.num_samples)
+        return self._check_draw(cursor) if self.seed is None else cursor
 
     def _order(self, key: int) -> Order:
         if self.replacement:
             return cast(Order, WeightedOrder(self._table, self.num_samples, key))
         return cast(Order, _without_replacement(self._values, self.num_samples, key))
-
-    def _check(self, state: Mapping[str, Any]) -> State:
-        check_state(state, self._identity(), of="WeightedRandomSampler")
-        if self.seed is None:
-            self._check_draw(state, "WeightedRandomSampler")
-        return check_place(state, self.num_samples, of="WeightedRandomSampler")
 
 
 def _without_replacement(weights: Weights, count: int, key: int) -> Indices:

@@ -23,6 +23,7 @@ from penstock.datasets.clock import Clock
 from penstock.errors import ConfigError, PartitionError, ShardError, StorageError
 from penstock.order import ORDER_VERSION, make_order
 from penstock.order.hashing import derive_key, mix
+from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int, read_ints
 from penstock.random import sample_key, sample_scope
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of, open_stream
@@ -32,7 +33,6 @@ from penstock.shards.grouping import KEY, URL, Handler, Sample, group
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import walk_stream
 from penstock.shards.urls import Urls, expand, local_path
-from penstock.state import STATE_VERSION, State, check_state, read_int, read_ints
 from penstock.storage import Storage, is_remote, open_source
 
 __all__ = ["StreamShards", "read_shard"]

@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 from penstock.datasets.clock import Clock
 from penstock.errors import ConfigError, StateError
 from penstock.order.hashing import derive_key, mix
-from penstock.state import State, check_state, read_int
+from penstock.plan.cursor import State, check_state, read_int
 from penstock.wds.pipeline import DataPipeline
 from penstock.wds.steps import SourceStep, context_here
 from penstock.wds.steps import Step as _Step

@@ -24,7 +24,7 @@ from penstock.datasets.clock import Clock
 from penstock.errors import ConfigError, StateError
 from penstock.order import ORDER_VERSION
 from penstock.order.hashing import derive_key
-from penstock.state import STATE_VERSION, State, check_state, read_int
+from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
 from penstock.wds import utils
 from penstock.wds.allow import KINDS, allow, allowed
 from penstock.wds.steps import Context, Step, open_steps

@@ -1,4 +1,4 @@
-"""States: small JSON-serialisable dicts, and the one check that refuses a state of something else.
+"""`Cursor`: where the consumer of a plan is. It is the one state of everything that resumes, and here is its one check.
 
 Invariant: a state is a pure function of what the *consumer* has received. It holds integers and short strings, its
 size does not depend on the number of samples, ranks or workers, and loading it onto other data, another order or
@@ -7,14 +7,23 @@ another layout is a `StateError` that names every difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from penstock.errors import StateError
 
-__all__ = ["STATE_VERSION", "State", "check_state", "read_int", "read_ints", "read_mapping"]
+__all__ = [
+    "STATE_VERSION",
+    "Cursor",
+    "State",
+    "check_state",
+    "read_int",
+    "read_ints",
+    "read_mapping",
+]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 State = dict[str, Any]
 
@@ -23,6 +32,77 @@ _VERSIONS = {"version": "states", "order_version": "orders"}
 
 _ABOVE = 1 << 62
 """No count of ours gets this far: no table has so many rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cursor:
+    """Where the consumer of a plan is, in one of its epochs.
+
+    Attributes:
+        epoch: of the plan, 0 or more.
+        consumed: how much the whole job, all ranks together, has had of this epoch.
+        mini_epoch: the part of the epoch, for data sets that cut it into parts.
+        unit: what is counted: "sample", "batch" or "iteration".
+        plan: what the counts belong to: the order, the data, and the options that fix them.
+        entropy: what the beginning of the epoch drew, where no seed fixes the order; else empty.
+        sampler: the cursor of the plan inside, where one plan counts over another.
+
+    >>> Cursor(epoch=3, consumed=640, plan={"shuffle": "global", "samples": 1000}).state()["consumed"]
+    640
+    """
+
+    epoch: int = 0
+    consumed: int = 0
+    mini_epoch: int = 0
+    unit: str = "sample"
+    plan: State = field(default_factory=dict)
+    entropy: State = field(default_factory=dict)
+    sampler: Cursor | None = None
+
+    def state(self) -> State:
+        """Return the cursor as a JSON-serialisable dict, which `read` takes back."""
+        state: State = {"version": STATE_VERSION, **self.plan, "unit": self.unit}
+        state |= {"epoch": self.epoch, "consumed": self.consumed}
+        if self.entropy:
+            state["entropy"] = dict(self.entropy)
+        if self.sampler is not None:
+            state["sampler"] = self.sampler.state()
+        return state
+
+    @classmethod
+    def read(
+        cls,
+        state: Mapping[str, Any],
+        *,
+        of: str,
+        plan: State,
+        unit: str = "sample",
+        most: int | None = None,
+        sampler: Callable[[Mapping[str, Any]], Cursor] | None = None,
+    ) -> Self:
+        """Return the cursor that a state holds.
+
+        Args:
+            state: from `state`.
+            of: whose state it is, for messages.
+            plan: what the state must agree with, entry by entry.
+            unit: that the reader counts.
+            most: how much the epoch has, if that is known.
+            sampler: reads the cursor of the plan inside; None where there is no plan inside.
+
+        Raises:
+            StateError: the state is of another plan, or damaged. The message names each field and both values.
+        """
+        check_state(state, {"version": STATE_VERSION, **plan, "unit": unit}, of=of)
+        epoch, consumed = read_int(state, "epoch", of=of), read_int(state, "consumed", of=of)
+        if most is not None and consumed > most:
+            raise StateError(
+                f"this state of a {of} is damaged: it has consumed {consumed} of {most} {unit}s (consumed= in the "
+                "state, and the length here). Resume from another state, or start anew without one"
+            )
+        inner = None if sampler is None else sampler(read_mapping(state, "sampler", of=of))
+        entropy = dict(read_mapping(state, "entropy", of=of)) if "entropy" in state else {}
+        return cls(epoch=epoch, consumed=consumed, unit=unit, plan=plan, entropy=entropy, sampler=inner)
 
 
 def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], *, of: str) -> None:

@@ -1,0 +1,33 @@
+"""Which plan a sampler is: ours are plans, torch's and other people's are read as such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch.utils.data
+
+from penstock.samplers.base import EpochSampler
+from penstock.samplers.torch_samplers import TORCH_PLANS
+
+__all__ = ["plan_of"]
+
+
+def plan_of(sampler: Iterable[Any]) -> EpochSampler | None:
+    """Return the plan of a sampler of indices; None where its order is known to nobody but itself.
+
+    >>> type(plan_of(torch.utils.data.RandomSampler(range(3)))).__name__
+    'TorchRandom'
+    """
+    if isinstance(sampler, EpochSampler):
+        return sampler
+    make = TORCH_PLANS.get(type(sampler))
+    if make is None or (isinstance(sampler, torch.utils.data.SubsetRandomSampler) and not _integers(sampler.indices)):
+        return None
+    return make(sampler)
+
+
+def _integers(indices: Any) -> bool:
+    found = np.asarray(indices)
+    return found.ndim == 1 and found.dtype.kind in "iu"
