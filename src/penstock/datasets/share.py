@@ -35,6 +35,10 @@ from penstock.wording import counted
 __all__ = ["Share", "SharePlan", "Slice", "Table"]
 
 
+_SLICES = 4
+"""Slices that are kept: a loader each."""
+
+
 class Table(Protocol):
     """What is shared out: so many rows, with an identity. A `Manifest`, a `ShardSet`."""
 
@@ -126,11 +130,11 @@ class Share:
         self._loaded = False  # a state was loaded and nothing has begun since
         self._wish, self._wish_loaded = self.place.get(), False
         self.times_set = 0
-        self._slice: Slice | None = None
+        self._slices: dict[Place, Slice] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers on other machines have no process group: what rank this is has to travel with the data set.
-        return {**self.__dict__, "_world": self.world, "_slice": None}
+        return {**self.__dict__, "_world": self.world, "_slices": {}}
 
     @property
     def world(self) -> distributed.World:
@@ -167,11 +171,14 @@ class Share:
         return self.current()
 
     def slice_at(self, place: Place) -> Slice:
-        """The slice at any place; the last one is kept. Safe in threads that are at different places."""
-        slice_ = self._slice
-        if slice_ is None or slice_.place != place:
-            self._slice = slice_ = self.make_slice(place)
-        return slice_
+        """The slice at any place; those asked for last are kept, for loaders that take turns. Safe in threads."""
+        slices = self._slices
+        found = slices.get(place)
+        if found is None:
+            found = self.make_slice(place)
+            # Another thread never sees a dict that changes.
+            self._slices = dict([*slices.items()][1 - _SLICES :]) | {place: found}
+        return found
 
     def rows_at(self, place: Place) -> Indices:
         """Rows of the whole mini-epoch at a place: a resume begins inside it."""

@@ -167,10 +167,11 @@ class _DrawnAtOnce(EpochSampler):
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw:
         """Return the draw of one epoch."""
-        if isinstance(held, Draw) and held.fits(cursor, seed):
-            return held
+        seeded = seed is not None and self._sampler.generator is None
         generator = self._generator
-        if seed is not None and self._sampler.generator is None:
+        if isinstance(held, Draw) and held.fits(cursor, seed) and (seeded or held.given is generator):
+            return held
+        if seed is not None and seeded:
             generator = torch.Generator().manual_seed(derive_key(seed, cursor.epoch, "draw") >> 1)
         return Draw.of(generator, cursor)
 
