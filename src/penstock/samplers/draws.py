@@ -166,7 +166,7 @@ class DrawingSampler(EpochSampler):
         """Whether reading the plan moves the user's generator."""
         return self.generator is not None
 
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw:
+    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
         """Return the draw of one epoch."""
         # The generator may have been assigned since, as Accelerate does.
         if isinstance(held, Draw) and held.given is self.generator and held.fits(cursor, seed):

@@ -118,6 +118,10 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
         """Seed of the samples' generators; None for torch's order, which is drawn."""
         return self.seed
 
+    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
+        """Return the draw of one epoch in torch's order; None where the order follows from (seed, epoch)."""
+        return super().draw(cursor, held, seed) if self._kind == "torch" else None
+
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on."""
         n, count, epoch = len(self.data_source), self.num_samples, cursor.epoch

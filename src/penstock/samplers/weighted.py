@@ -134,6 +134,10 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         """Seed of the samples' generators; None where the draws are torch's."""
         return self.seed
 
+    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
+        """Return the draw of one epoch; None with a seed."""
+        return super().draw(cursor, held, seed) if self.seed is None else None
+
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
         """Return the draws of the cursor's epoch, from the cursor on."""
         partition = Partition(self.num_samples, remainder="uneven", consumed=cursor.consumed)
