@@ -425,3 +425,15 @@ def test_a_seed_gives_the_order_of_torchs_random_sampler_or_says_that_it_does_no
     (first, second), caught = json.loads(program.stdout)
     said = [text for text in caught if "seed" in text and "order" in text]
     assert first == second or said
+
+
+def test_batches_had_out_of_order_belong_to_their_epoch() -> None:
+    """A state says which batches overtook others. Another epoch, chosen on the sampler since, is whole."""
+    sampler = distributed()
+    loader = ps.DataLoader(Range(N), SIZE, sampler=sampler, in_order=False)
+    state = {**loader.state_dict(), "ahead": [2, 3], "world": [0, 1]}
+    loader.load_state_dict(state)
+    assert len(one_pass(loader)) == N // SIZE - 2
+    loader.load_state_dict(state)
+    sampler.set_epoch(4)
+    assert len(one_pass(loader)) == N // SIZE

@@ -160,6 +160,8 @@ class Position:
         run: BatchEpochPlan | None = None
         if self._reader is not None:
             before = self._progress
+            if self._ahead and not self._reader.resumes:
+                self._ahead = frozenset()  # of an epoch that nobody wants any more
             if self._under is not None:
                 self._under.start(advance=self.seeded)
             run = self._reader.start(advance=self._advances)

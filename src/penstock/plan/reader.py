@@ -154,6 +154,12 @@ class PlanReader(Generic[E]):
         return self._attached
 
     @property
+    def resumes(self) -> bool:
+        """Whether the next run begins where a loaded state stood."""
+        self._listen()
+        return self._loaded
+
+    @property
     def epoch(self) -> int:
         """The epoch that runs, or will run next."""
         return self.run.epoch if self.current and self.run is not None else self._upcoming().epoch
