@@ -300,10 +300,12 @@ class _Drawn(BatchEpochPlan):
         try:
             self._hash.update(array("q", indices).tobytes())
         except (TypeError, OverflowError):
-            if not all(isinstance(index, str | bytes | tuple) for index in indices):
+            if not all(map(_is_plain, indices)):
                 self._hash = None
                 return None
-            self._hash.update(repr(list(indices)).encode())
+            # One by one: a resume hashes at once what the first run hashed batch by batch.
+            for index in indices:
+                self._hash.update(_bytes_of(index))
         return self._hash.hexdigest()
 
     def _next(self, iterator: Iterator[Any]) -> tuple[list[Any] | None, int]:
@@ -321,6 +323,20 @@ class _Drawn(BatchEpochPlan):
             return (np.int64(consumed) << 24) + np.arange(count, dtype=np.int64)
         batches, places = np.divmod(np.arange(consumed, consumed + count, dtype=np.int64), self._size)
         return (batches << 24) + places
+
+
+def _is_plain(index: Any) -> bool:
+    """Return whether an index is written the same way in every process."""
+    if isinstance(index, tuple | list):
+        return all(map(_is_plain, index))
+    return index is None or isinstance(index, str | bytes | int | float | np.integer | np.floating)
+
+
+def _bytes_of(index: Any) -> bytes:
+    try:
+        return array("q", [index]).tobytes()
+    except (TypeError, OverflowError):
+        return repr(index).encode() + b"\0"
 
 
 def _longer(point: ReplayPoint | None, pulls: int) -> ReplayPoint | None:
