@@ -53,6 +53,7 @@ class ExternalSampler(EpochBatchSampler):
         self.drop_last = drop_last
         self.left: ReplayPoint | None = None
         """Where the object that draws was left: a position of its own, which its next epoch begins behind."""
+        self._told = 0  # the epoch that a sampler which does not say its own is in, as far as this plan knows
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "left": None}
@@ -104,13 +105,22 @@ class ExternalSampler(EpochBatchSampler):
 
     def chosen(self, cursor: Cursor) -> None:
         """Tell the sampler the epoch."""
-        if hasattr(self.items, "set_epoch"):
-            self.items.set_epoch(cursor.epoch)
+        # A cursor of a state says what its plan is. One that takes epochs without saying which one it is in may have
+        # been told by its user, and the state does not know.
+        if cursor.plan:
+            self.tell(cursor.epoch)
+        else:
+            self._say(cursor.epoch)
 
     def tell(self, epoch: int) -> None:
         """Tell the sampler the epoch that begins, if it takes epochs and is not in that one already."""
-        if hasattr(self.items, "set_epoch") and getattr(self.items, "epoch", 0) != epoch:
+        if getattr(self.items, "epoch", self._told) != epoch:
+            self._say(epoch)
+
+    def _say(self, epoch: int) -> None:
+        if hasattr(self.items, "set_epoch"):
             self.items.set_epoch(epoch)
+            self._told = epoch
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return the batches from the cursor on. They are drawn while they are iterated."""
