@@ -141,7 +141,7 @@ class _Endless(EpochPlan):
 
     def indices(self, start: int, stop: int) -> Indices:
         epochs, within = np.divmod(self.positions(start, stop), self._n)
-        if self._kind == "none":
+        if self._kind == "none" or not len(within):
             return within
         bounds = np.flatnonzero(np.diff(epochs, prepend=-1)).tolist()  # positions rise, so epochs come in runs
         for a, b in zip(bounds, [*bounds[1:], len(within)], strict=True):
