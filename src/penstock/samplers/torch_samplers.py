@@ -185,6 +185,13 @@ class _DrawnAtOnce(EpochSampler):
         self, cursor: Cursor, draw: Draw, count: int, make: Callable[[torch.Generator], torch.Tensor]
     ) -> EpochPlan:
         partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
+
+        def entropy() -> State:
+            # Anybody may draw from the global generator meanwhile: a state settles what the epoch is.
+            if self._sampler.generator is None:
+                draw.values(make)
+            return draw.state()
+
         return PartitionedOrder(
             lambda: cast(Order, draw.values(make)),
             partition,
@@ -193,7 +200,7 @@ class _DrawnAtOnce(EpochSampler):
             epoch=cursor.epoch,
             per_rank=True,
             rounds=None,
-            entropy=draw.state,
+            entropy=entropy,
             exhaust=lambda: draw.values(make),
         )
 
