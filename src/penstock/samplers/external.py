@@ -30,7 +30,7 @@ from penstock.plan.reader import Wish
 from penstock.plan.user_states import Frozen, freeze, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
 
-__all__ = ["ExternalSampler"]
+__all__ = ["ExternalSampler", "says_epoch"]
 
 _KEPT = 4096
 """Marks of batches that were drawn ahead. Behind the oldest one batches are drawn again from the beginning."""
@@ -74,14 +74,9 @@ class ExternalSampler(EpochBatchSampler):
         return not isinstance(self.items, Sequence)
 
     @property
-    def _says_epoch(self) -> bool:
-        """Whether the sampler takes epochs, and says which one it is in."""
-        return hasattr(self.items, "set_epoch") and type(getattr(self.items, "epoch", None)) is int
-
-    @property
     def advances(self) -> bool:  # type: ignore[override]
         """Whether a loader goes on to the next epoch by itself: not where the sampler says its own."""
-        return not self._says_epoch
+        return not says_epoch(self.items)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, of the sampler too."""
@@ -96,7 +91,7 @@ class ExternalSampler(EpochBatchSampler):
     def wish(self) -> Wish:
         """Return where the next reader should begin: in the sampler's epoch, if it says one."""
         wish = super().wish()
-        if not self._says_epoch:
+        if not says_epoch(self.items):
             return wish
         epoch: int = cast(Any, self.items).epoch
         if wish.cursor.epoch == epoch:
@@ -141,6 +136,11 @@ class ExternalSampler(EpochBatchSampler):
     def _identity(self) -> State:
         size = {"samples": len(self.items)} if isinstance(self.items, Sequence | np.ndarray) else {}
         return {"order": type(self.items).__name__, **size}
+
+
+def says_epoch(sampler: Any) -> bool:
+    """Return whether a sampler that is not ours takes epochs, and says which one it is in."""
+    return hasattr(sampler, "set_epoch") and type(getattr(sampler, "epoch", None)) is int
 
 
 class ReplayPoint(NamedTuple):
