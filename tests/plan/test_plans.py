@@ -1,0 +1,652 @@
+"""What every plan promises to its readers, whatever it is a plan of.
+
+A new plan is one entry in `plan_cases.CASES`; everything below then applies to it. What samplers promise to those who
+iterate them by themselves is in tests/samplers/conformance.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plan_cases import BATCHES, CASES, SAMPLES, Case, N, Told
+
+from penstock.errors import SamplerError, StateError
+from penstock.manifest import Manifest
+from penstock.plan.cursor import Cursor
+from penstock.plan.epoch import BatchEpochPlan, EpochPlan
+from penstock.plan.reader import PlanReader
+
+TAKE = 90  # more than any finite case has; of the endless ones, so many
+WORLD = 3
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    path = tmp_path_factory.mktemp("plans") / "rows.txt"
+    path.write_text("".join(f"{row}.jpg {row % 5}\n" for row in range(N)))
+    return Manifest.open(path)
+
+
+class Maker:
+    """Makes plans of one case, all alike."""
+
+    def __init__(self, name: str, manifest: Manifest) -> None:
+        self.name, self.case = name, CASES[name]
+        self._manifest = manifest
+
+    def __call__(self, world: int = 1, rank: int = 0) -> Told:
+        return self.case.make(self._manifest, world, rank)
+
+    def reader(self, **options: Any) -> PlanReader[Any]:
+        return PlanReader(self().plan, **options)
+
+    def loaded(self, state: Any) -> PlanReader[Any]:
+        """Return a reader in another process, which goes on from a state."""
+        torch.manual_seed(77)
+        reader = self.reader()
+        reader.choose(reader.plan.read(through_json(state)), loaded=True)
+        return reader
+
+
+def these(cases: dict[str, Case], **wanted: Any) -> Any:
+    """Return the mark that has a test run for those cases of which the attributes are as wanted."""
+    names = [name for name, case in cases.items() if all(getattr(case, key) in wanted[key] for key in wanted)]
+    return pytest.mark.parametrize("make", names, indirect=True)
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest, manifest: Manifest) -> Maker:
+    torch.manual_seed(11)
+    return Maker(request.param, manifest)
+
+
+every = these(CASES)
+samples = these(SAMPLES)
+batches = these(BATCHES)
+settled = these(CASES, chance=("",))
+"""Plans that draw nothing: an epoch is the same one for all readers."""
+shared = these(CASES, chance=("", "global"), moves=(False,))
+"""Plans that read nothing that another reader moves."""
+
+
+def through_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+def items(run: Any, count: int = TAKE) -> list[Any]:
+    """Return the first samples or batches of an epoch plan with their positions, in plain numbers."""
+    if isinstance(run, BatchEpochPlan):
+        return [plain(run, *batch) for batch in itertools.islice(run, count)]
+    count = min(count, length(run))
+    pairs = zip(run.indices(0, count), run.positions(0, count), strict=True)
+    return [plain(run, index, position) for index, position in pairs]
+
+
+def plain(run: Any, indices: Any, positions: Any) -> tuple[Any, Any]:
+    """Return a sample or a batch in plain numbers, without indices that count from where a share was bound."""
+    where, found = np.asarray(positions).tolist(), indices if isinstance(indices, list) else int(indices)
+    return (None, where) if run.place is not None else (found, where)
+
+
+def length(run: Any) -> int:
+    try:
+        return len(run)
+    except TypeError:
+        return TAKE
+
+
+def rest(reader: PlanReader[Any], count: int = TAKE) -> list[Any]:
+    return items(reader.start(advance=False), count)
+
+
+def where(cursor: Cursor) -> tuple[int, int]:
+    return cursor.epoch, cursor.mini_epoch
+
+
+def generators() -> Any:
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+
+
+# An epoch plan is a function of position.
+
+
+@shared
+def test_binding_is_pure(make: Maker) -> None:
+    plan = make().plan
+    cursor = plan.wish().cursor
+    entropy = plan.draw(cursor, None, None)
+    before, wish = generators(), plan.wish()
+    first, second = plan.bind(cursor, entropy), plan.bind(cursor, entropy)
+    assert length(first) == length(second)
+    assert (first.seed, first.epoch, first.place) == (second.seed, second.epoch, second.place)
+    assert generators() == before
+    assert plan.wish() == wish
+    whole = items(first)
+    assert items(second) == whole
+    assert items(plan.bind(cursor, entropy)) == whole
+    assert plan.wish() == wish
+
+
+@every
+def test_looking_moves_nothing(make: Maker) -> None:
+    told = make()
+    if getattr(told.plan, "length_varies", False):
+        pytest.skip("its length is found by reading it")
+    reader = PlanReader(told.plan)
+    before, wish, own = generators(), told.plan.wish(), _own(told.by)
+    for look in (reader.peek, reader.whole, reader.preview):
+        length(look())
+    assert where(reader.plan.wish().cursor) == (reader.epoch, 0) == (0, 0)
+    assert generators() == before
+    assert told.plan.wish() == wish
+    assert _own(told.by) == own
+
+
+def _own(sampler: Any) -> Any:
+    """Return where the generator of the innermost sampler stands, if it has one."""
+    while (inner := getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)) is not None:
+        sampler = inner
+    generator = getattr(getattr(sampler, "source", sampler), "generator", None)
+    return None if generator is None else generator.get_state().tolist()
+
+
+@samples
+def test_any_part_is_that_of_the_whole(make: Maker) -> None:
+    plan = make().plan
+    cursor = plan.wish().cursor
+    entropy = plan.draw(cursor, None, None)
+    run = plan.bind(cursor, entropy)
+    n = length(run)
+    whole, places = plan.bind(cursor, entropy).indices(0, n), run.positions(0, n)
+    assert whole.dtype == places.dtype == np.int64
+    assert whole.shape == places.shape == (n,)
+    parts = [(a, b) for a in range(n + 1) for b in range(a, n + 1)]
+    for a, b in random.Random(5).sample(parts, min(len(parts), 300)):
+        assert run.indices(a, b).tolist() == whole[a:b].tolist(), (a, b)
+        assert run.positions(a, b).tolist() == places[a:b].tolist(), (a, b)
+
+
+@these(BATCHES, moves=(False,), chance=("", "global"), local=(False,))
+def test_blocks_and_lists_are_those_of_the_iteration(make: Maker) -> None:
+    plan = make().plan
+    cursor = plan.wish().cursor
+    entropy = plan.draw(cursor, None, None)
+    whole = items(plan.bind(cursor, entropy))
+    found: list[Any] = []
+    for lists, positions in plan.bind(cursor, entropy).blocks():
+        assert positions.dtype == np.int64
+        assert positions.shape == (len(lists), len(lists[0]))
+        assert len(lists) == 1 or found, "the first batch comes at once"
+        found += zip(lists, positions.tolist(), strict=True)
+        if len(found) >= TAKE:
+            break
+    assert found[:TAKE] == whole
+    lists = plan.bind(cursor, entropy).lists()
+    assert list(itertools.islice(lists, TAKE)) == [indices for indices, _ in whole]
+    assert lists.had == len(whole)
+
+
+@every
+def test_a_plan_is_as_long_as_it_says(make: Maker) -> None:
+    run = make.reader().start(advance=False)
+    if make.case.endless:
+        with pytest.raises(TypeError):
+            len(run)
+    elif hasattr(make().by, "__len__"):
+        try:
+            announced = len(run)
+        except TypeError:
+            pytest.skip("somebody's sampler without a length")
+        assert announced == len(items(run)) == len(run)
+
+
+@every
+def test_positions_are_unique_over_the_job(make: Maker) -> None:
+    shares = []
+    for rank in range(WORLD):
+        torch.manual_seed(11)
+        shares.append(items(PlanReader(make(WORLD, rank).plan).start(advance=False)))
+    each = [[p for _, places in share for p in (places if isinstance(places, list) else [places])] for share in shares]
+    if not make.case.filled:
+        assert all(len(set(positions)) == len(positions) for positions in each)
+        if make.case.ranks:
+            assert len(set().union(*each)) == sum(map(len, each))
+    assert all(position >= 0 for positions in each for position in positions)
+
+
+@these(CASES, ranks=(True,), local=(False,))
+def test_a_sample_has_its_position_on_any_number_of_ranks(make: Maker) -> None:
+    def at(world: int, rank: int) -> dict[int, Any]:
+        run = PlanReader(make(world, rank).plan).start(advance=False)
+        found: dict[int, Any] = {}
+        for index, place in items(run):
+            pairs = zip(index, place, strict=True) if isinstance(index, list) else [(index, place)]
+            for one, position in pairs:
+                assert found.setdefault(position, one) == one
+        return found
+
+    alone, compared = at(1, 0), 0
+    for rank in range(WORLD):
+        share = at(WORLD, rank)
+        both = share.keys() & alone.keys()
+        assert {position: share[position] for position in both} == {position: alone[position] for position in both}
+        compared += len(both)
+    assert compared or make.name == "iterations, start", "which begins in another epoch"
+
+
+@these(SAMPLES, endless=(False,), local=(False,), chance=("", "global"))
+def test_a_job_is_all_ranks_together(make: Maker) -> None:
+    jobs, shares = [], []
+    for rank in range(WORLD):
+        torch.manual_seed(11)
+        run = PlanReader(make(WORLD, rank).plan).start(advance=False)
+        shares.append(dict((position, index) for index, position in items(run)))
+        jobs.append(items(run.job()))
+    assert jobs[0] == jobs[1] == jobs[2]
+    together: dict[int, int] = {}
+    for share in shares:
+        together |= share
+    for index, position in jobs[0]:
+        assert together.get(position, index) == index
+    rounds = run.job().rounds
+    if rounds is not None:
+        assert set(Counter(index for index, _ in jobs[0]).values()) == {rounds}
+
+
+# A cursor says where its consumer is.
+
+
+@every
+def test_a_cursor_goes_on_at_every_count(make: Maker) -> None:
+    reader = make.reader()
+    reader.set_epoch(2)
+    run = reader.start(advance=False)
+    states = [through_json(run.cursor(0).state())]
+    whole: list[Any] = []
+    if isinstance(run, EpochPlan):
+        whole = items(run)
+        states = [through_json(run.cursor(count).state()) for count in range(len(whole) + 1)]
+    else:
+        for indices, positions in itertools.islice(run, TAKE):
+            whole.append(plain(run, indices, positions))
+            states.append(through_json(run.cursor(len(whole)).state()))
+    for count, state in enumerate(states):
+        again = make.loaded(state)
+        assert again.epoch == 2
+        assert through_json(again.cursor(0).state()) == state
+        run = again.start(advance=False)
+        if not make.case.endless and length(run) < TAKE:
+            assert length(run) == len(whole) - count
+        assert items(run, TAKE - count) == whole[count:], count
+
+
+@every
+def test_cursors_do_not_depend_on_what_was_read_ahead(make: Maker) -> None:
+    if make.case.moves:
+        pytest.skip("a sampler's own states count how often it was asked, and are as exact")
+    reader = make.reader()
+    run = reader.start(advance=False)
+    if isinstance(run, BatchEpochPlan):
+        drawn = iter(run)
+        states = []
+        for count in range(1, 5):
+            next(drawn, None)
+            states.append(run.cursor(count).state())
+        list(itertools.islice(drawn, TAKE))
+        assert [run.cursor(count).state() for count in range(1, 5)] == states
+    else:
+        before = [run.cursor(count).state() for count in range(4)]
+        items(run)
+        if make.case.chance != "own":  # whose generator stands elsewhere until the first index
+            assert [run.cursor(count).state() for count in range(4)] == before
+
+
+@every
+def test_reading_a_state_changes_nothing(make: Maker) -> None:
+    told = make()
+    reader = PlanReader(told.plan)
+    reader.set_epoch(4)
+    state = through_json(reader.peek().cursor(0).state())
+    other = make()
+    wish, text, before = other.plan.wish(), json.dumps(state), generators()
+    cursor = other.plan.read(state)
+    assert json.dumps(state) == text
+    assert cursor.epoch == 4
+    assert other.plan.wish() == wish
+    if make.case.chance != "global":
+        assert generators() == before
+    for damage in ({"version": 1}, {"epoch": -1}, {"epoch": None}, {"consumed": -1}, {"consumed": "1"}):
+        with pytest.raises(StateError, match=next(iter(damage))):
+            other.plan.read({**state, **damage})
+        with pytest.raises(StateError, match=next(iter(damage))):
+            other.plan.read({name: value for name, value in state.items() if name not in damage})
+    for nothing in ({}, [], None, 3):
+        with pytest.raises(StateError):
+            other.plan.read(nothing)  # type: ignore[arg-type]
+    assert other.plan.wish() == wish
+
+
+# Readers.
+
+
+@shared
+def test_two_readers_do_not_disturb_each_other(make: Maker) -> None:
+    plan = make().plan
+    readers = [PlanReader(plan) for _ in range(2)]
+    states, walks = [], []
+    for reader in readers:
+        run = reader.start(advance=False)
+        states.append(through_json(run.cursor(0).state()))
+        walks.append((run, iter(_one_by_one(run))))
+    found: list[list[Any]] = [[], []]
+    for step in range(2 * TAKE):  # the second reader is slower
+        for number in range(2):
+            if number == 0 or step % 2:
+                found[number] += itertools.islice(walks[number][1], 1)
+        for number, reader in enumerate(readers):
+            run = walks[number][0]
+            assert reader.run is run
+            state = reader.cursor(len(found[number])).state()
+            assert state == run.cursor(len(found[number])).state()
+    for number in range(2):
+        expected = rest(make.loaded(states[number]))
+        assert found[number][:TAKE] == expected
+    if not make.case.chance:
+        assert found[0][:TAKE] == found[1][:TAKE]
+
+
+def _one_by_one(run: Any) -> Any:
+    if isinstance(run, BatchEpochPlan):
+        for indices, positions in itertools.islice(run, TAKE):
+            yield plain(run, indices, positions)
+    else:
+        for place in range(length(run)):
+            yield plain(run, run.indices(place, place + 1)[0], run.positions(place, place + 1)[0])
+
+
+@these(CASES, moves=(False,), endless=(False,))
+def test_the_whole_epoch_is_known_anywhere_in_it(make: Maker) -> None:
+    reader = make.reader()
+    run = reader.start(advance=False)
+    state = through_json(run.cursor(0).state())
+    whole = items(run)
+    assert items(reader.whole()) == whole, "where it runs"
+    if "iterations" in make.name and make.case.chance:
+        return  # what earlier epochs drew is not in the state
+    again = make.loaded(state)
+    assert items(again.whole()) == whole, "before it runs"
+    halfway = make.loaded(through_json(run.cursor(3).state()))
+    for step in ("before it runs", "where it runs"):
+        everything = items(halfway.whole())
+        assert everything == (whole[3:] if make.case.rest else whole), step
+        assert length(halfway.whole()) == len(everything)
+        if step == "before it runs":
+            assert rest(halfway) == whole[3:]
+
+
+@settled
+def test_a_preview_is_the_run_that_comes(make: Maker) -> None:
+    if make.case.moves:
+        pytest.skip("an object of the user's moves")
+    reader = make.reader()
+    preview = items(reader.preview())
+    assert rest(reader) == preview
+
+
+@these(CASES, endless=(False,))
+@pytest.mark.parametrize("advance", [False, True])
+def test_what_comes_after_a_run(make: Maker, advance: bool) -> None:
+    reader = make.reader()
+    advance = advance and reader.plan.advances
+    reader.set_epoch(2)
+    found = []
+    for _ in range(5):
+        run = reader.start(advance=advance)
+        found.append((where(reader.plan.again(run)), items(run)))
+        following = reader.plan.after(run) if advance else reader.plan.again(run)
+        reader.finish(advance=advance)
+        assert where(reader.plan.again(reader.peek())) == where(following)
+        assert reader.epoch == following.epoch
+    places = [place for place, _ in found]
+    assert places[0] == (2, 0)
+    assert len(set(places)) == (5 if advance else 1)
+    if not make.case.chance and not make.case.moves:
+        fresh = make.reader()
+        for (epoch, mini_epoch), expected in found:
+            if mini_epoch == 0:
+                fresh.set_epoch(epoch)
+                assert rest(fresh) == expected
+
+
+@every
+def test_states_are_the_runs_wherever_the_epochs_are_counted(make: Maker) -> None:
+    """A reader that goes on by itself stays where it is, also if it told somebody's sampler of the epoch."""
+    reader = make.reader()
+    advance = reader.plan.advances
+    for _ in range(3):
+        run = reader.start(advance=advance)
+        items(run, 1)
+        assert reader.current
+        assert reader.cursor(1).state() == run.cursor(1).state()
+        reader.finish(advance=advance)
+
+
+@every
+def test_a_run_that_is_broken_off_is_followed_by_a_whole_one(make: Maker) -> None:
+    for advance in (False, True):
+        reader = make.reader()
+        reader.set_epoch(2)
+        run = reader.start(advance=advance)
+        items(run, 2)
+        following = where(reader.plan.after(run) if advance else reader.plan.again(run))
+        second = reader.start(advance=advance)
+        assert where(reader.plan.again(second)) == following
+        if not make.case.chance and not make.case.moves and not advance:
+            assert items(second) == items(make_at(make, 2))
+
+
+def make_at(make: Maker, epoch: int) -> Any:
+    reader = make.reader()
+    reader.set_epoch(epoch)
+    return reader.start(advance=False)
+
+
+@every
+def test_a_negative_epoch_is_refused(make: Maker) -> None:
+    with pytest.raises(SamplerError, match="epoch must be 0 or more, got -1"):
+        make.reader().set_epoch(-1)
+
+
+# Wishes.
+
+
+@every
+def test_an_epoch_is_heard_once_by_each_reader(make: Maker) -> None:
+    told = make()
+    readers = [PlanReader(told.plan) for _ in range(3)]
+    readers[2].start(advance=False)  # in the middle of something else
+    told.by.set_epoch(5)
+    for reader in readers:
+        assert reader.epoch == 5
+        assert not reader.current
+    for reader in readers:
+        run = reader.start(advance=True)
+        assert run.epoch == 5
+        following = reader.plan.after(run)
+        second = reader.start(advance=True)
+        assert where(reader.plan.again(second)) == where(following), "it was heard once"
+
+
+@every
+def test_a_state_is_heard_once(make: Maker) -> None:
+    state, expected = _state_and_rest(make)
+    told = make()
+    told.by.load_state_dict(state)
+    reader = PlanReader(told.plan)
+    assert reader.epoch == 3
+    assert through_json(reader.cursor(0).state()) == state
+    run = reader.start(advance=False)
+    assert items(run, TAKE - 2) == expected
+    following = reader.plan.after(run)
+    second = reader.start(advance=True)
+    assert where(reader.plan.again(second)) == where(following)
+    if not make.case.endless and not make.case.rest and not make.case.chance:
+        whole = make.reader()
+        whole.set_epoch(second.epoch)
+        try:
+            assert len(second) == len(whole.peek())
+        except TypeError:
+            pass
+
+
+def _state_and_rest(make: Maker, epoch: int = 3) -> tuple[Any, list[Any]]:
+    """Return a state behind two items of an epoch, and what comes then."""
+    reader = make.reader()
+    reader.set_epoch(epoch)
+    run = reader.start(advance=False)
+    if isinstance(run, EpochPlan):
+        whole = items(run)
+        return through_json(run.cursor(2).state()), whole[2:]
+    walk = iter(run)
+    list(itertools.islice(walk, 2))
+    state = through_json(run.cursor(2).state())
+    return state, [plain(run, *batch) for batch in itertools.islice(walk, TAKE - 2)]
+
+
+ORDERS: dict[str, Callable[[PlanReader[Any], Told, Any], None]] = {
+    "both by the plan": lambda reader, told, state: (told.by.load_state_dict(state), told.by.set_epoch(3)) and None,
+    "both by the reader": lambda reader, told, state: (
+        (
+            reader.choose(reader.plan.read(state), loaded=True),
+            reader.set_epoch(3),
+        )
+        and None
+    ),
+    "state by the reader": lambda reader, told, state: (
+        (
+            reader.choose(reader.plan.read(state), loaded=True),
+            told.by.set_epoch(3),
+        )
+        and None
+    ),
+    "state by the plan": lambda reader, told, state: (told.by.load_state_dict(state), reader.set_epoch(3)) and None,
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@every
+def test_the_same_epoch_keeps_a_loaded_cursor(make: Maker, order: str) -> None:
+    state, expected = _state_and_rest(make)
+    told = make()
+    reader = PlanReader(told.plan)
+    ORDERS[order](reader, told, state)
+    assert through_json(reader.cursor(0).state()) == state
+    assert rest(reader, TAKE - 2) == expected
+
+
+@pytest.mark.parametrize("by", ["the plan", "the reader"])
+@pytest.mark.parametrize("order", ["both by the plan", "both by the reader"])
+@every
+def test_another_epoch_drops_a_loaded_cursor(make: Maker, order: str, by: str) -> None:
+    state, _ = _state_and_rest(make)
+    told = make()
+    reader = PlanReader(told.plan)
+    ORDERS[order](reader, told, state)
+    (told.by if by == "the plan" else reader).set_epoch(4)
+    run = reader.start(advance=False)
+    assert where(reader.plan.again(run)) == (4, 0)
+    whole = make_at(make, 4)
+    assert length(run) == length(whole)
+    if not make.case.chance and not make.case.moves:
+        assert items(run) == items(whole)
+
+
+@every
+def test_a_wish_after_the_start_of_which_nothing_was_had(make: Maker) -> None:
+    told = make()
+    reader = PlanReader(told.plan)
+    run = reader.start(advance=False)
+    assert reader.goes_on(run, had=False)
+    told.by.set_epoch(7)
+    assert not reader.goes_on(run, had=False)
+    second = reader.start(advance=True)
+    assert second.epoch == 7
+    assert reader.goes_on(second, had=False)
+    told.by.set_epoch(7)  # the one that runs
+    assert reader.goes_on(second, had=False)
+    assert reader.current
+    if not make.case.chance and not make.case.moves:
+        assert items(second) == items(make_at(make, 7))
+
+
+@every
+def test_a_wish_after_something_was_had_is_for_the_next_run(make: Maker) -> None:
+    told = make()
+    reader = PlanReader(told.plan)
+    run = reader.start(advance=False)
+    items(run, 1)
+    told.by.set_epoch(7)
+    assert reader.goes_on(run, had=True)
+    assert reader.current
+    assert reader.start(advance=True).epoch == 7
+
+
+@every
+def test_a_state_after_the_start_of_which_nothing_was_had(make: Maker) -> None:
+    state, expected = _state_and_rest(make)
+    told = make()
+    reader = PlanReader(told.plan)
+    run = reader.start(advance=False)
+    told.by.load_state_dict(state)
+    assert not reader.goes_on(run, had=False)
+    assert rest(reader, TAKE - 2) == expected
+
+
+@every
+def test_a_run_of_another_reader_goes_on(make: Maker) -> None:
+    told = make()
+    reader = PlanReader(told.plan)
+    first = reader.start(advance=False)
+    reader.start(advance=False)
+    told.by.set_epoch(7)
+    assert reader.goes_on(first, had=False), "it is not the one that the reader has begun last"
+
+
+# Pickles.
+
+
+@every
+def test_a_pickled_reader_begins_its_epoch_anew(make: Maker) -> None:
+    reader = make.reader()
+    reader.set_epoch(2)
+    run = reader.start(advance=False)
+    items(run, 2)
+    copy: PlanReader[Any] = pickle.loads(pickle.dumps(reader))
+    assert copy.run is None
+    assert reader.run is run
+    assert reader.current
+    assert copy.epoch == 2
+    begun = copy.start(advance=False)
+    assert where(copy.plan.again(begun)) == where(reader.plan.again(run))
+    if not make.case.chance and not make.case.moves:
+        assert items(begun) == items(run)
+
+
+@every
+def test_a_pickled_reader_goes_on_from_a_loaded_state(make: Maker) -> None:
+    state, expected = _state_and_rest(make)
+    reader = make.loaded(state)
+    copy: PlanReader[Any] = pickle.loads(pickle.dumps(reader))
+    for one in (copy, reader):
+        one.set_epoch(3)
+        assert rest(one, TAKE - 2) == expected
