@@ -12,7 +12,6 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -250,7 +249,7 @@ def test_a_job_is_all_ranks_together(make: Maker) -> None:
     for rank in range(WORLD):
         torch.manual_seed(11)
         run = PlanReader(make(WORLD, rank).plan).start(advance=False)
-        shares.append(dict((position, index) for index, position in items(run)))
+        shares.append({position: index for index, position in items(run)})
         jobs.append(items(run.job()))
     assert jobs[0] == jobs[1] == jobs[2]
     together: dict[int, int] = {}
@@ -503,10 +502,7 @@ def test_a_state_is_heard_once(make: Maker) -> None:
     if not make.case.endless and not make.case.rest and not make.case.chance:
         whole = make.reader()
         whole.set_epoch(second.epoch)
-        try:
-            assert len(second) == len(whole.peek())
-        except TypeError:
-            pass
+        assert length(second) == length(whole.peek())
 
 
 def _state_and_rest(make: Maker, epoch: int = 3) -> tuple[Any, list[Any]]:
@@ -523,50 +519,51 @@ def _state_and_rest(make: Maker, epoch: int = 3) -> tuple[Any, list[Any]]:
     return state, [plain(run, *batch) for batch in itertools.islice(walk, TAKE - 2)]
 
 
-ORDERS: dict[str, Callable[[PlanReader[Any], Told, Any], None]] = {
-    "both by the plan": lambda reader, told, state: (told.by.load_state_dict(state), told.by.set_epoch(3)) and None,
-    "both by the reader": lambda reader, told, state: (
-        (
-            reader.choose(reader.plan.read(state), loaded=True),
-            reader.set_epoch(3),
-        )
-        and None
-    ),
-    "state by the reader": lambda reader, told, state: (
-        (
-            reader.choose(reader.plan.read(state), loaded=True),
-            told.by.set_epoch(3),
-        )
-        and None
-    ),
-    "state by the plan": lambda reader, told, state: (told.by.load_state_dict(state), reader.set_epoch(3)) and None,
-}
+def by_the_plan(reader: PlanReader[Any], told: Told, state: Any, epoch: int) -> None:
+    told.by.load_state_dict(state)
+    told.by.set_epoch(epoch)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+def by_the_reader(reader: PlanReader[Any], told: Told, state: Any, epoch: int) -> None:
+    reader.choose(reader.plan.read(state), loaded=True)
+    reader.set_epoch(epoch)
+
+
+def state_by_the_reader(reader: PlanReader[Any], told: Told, state: Any, epoch: int) -> None:
+    reader.choose(reader.plan.read(state), loaded=True)
+    told.by.set_epoch(epoch)
+
+
+def state_by_the_plan(reader: PlanReader[Any], told: Told, state: Any, epoch: int) -> None:
+    told.by.load_state_dict(state)
+    reader.set_epoch(epoch)
+
+
+ORDERS = (by_the_plan, by_the_reader, state_by_the_reader, state_by_the_plan)
+
+
+@pytest.mark.parametrize("tell", ORDERS)
 @every
-def test_the_same_epoch_keeps_a_loaded_cursor(make: Maker, order: str) -> None:
+def test_the_same_epoch_keeps_a_loaded_cursor(make: Maker, tell: Callable[..., None]) -> None:
     state, expected = _state_and_rest(make)
     told = make()
     reader = PlanReader(told.plan)
-    ORDERS[order](reader, told, state)
+    tell(reader, told, state, 3)
     assert through_json(reader.cursor(0).state()) == state
     assert rest(reader, TAKE - 2) == expected
 
 
-@pytest.mark.parametrize("by", ["the plan", "the reader"])
-@pytest.mark.parametrize("order", ["both by the plan", "both by the reader"])
+@pytest.mark.parametrize("tell", ORDERS)
 @every
-def test_another_epoch_drops_a_loaded_cursor(make: Maker, order: str, by: str) -> None:
+def test_another_epoch_drops_a_loaded_cursor(make: Maker, tell: Callable[..., None]) -> None:
     state, _ = _state_and_rest(make)
     told = make()
     reader = PlanReader(told.plan)
-    ORDERS[order](reader, told, state)
-    (told.by if by == "the plan" else reader).set_epoch(4)
+    tell(reader, told, state, 4)
     run = reader.start(advance=False)
     assert where(reader.plan.again(run)) == (4, 0)
     whole = make_at(make, 4)
-    assert length(run) == length(whole)
+    assert length(run) == length(whole) or make.case.chance
     if not make.case.chance and not make.case.moves:
         assert items(run) == items(whole)
 

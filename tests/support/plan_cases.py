@@ -28,7 +28,7 @@ from penstock.samplers import (
 from penstock.samplers.batch import batch_plan_of
 from penstock.samplers.plans import plan_of
 
-__all__ = ["BATCHES", "CASES", "N", "SAMPLES", "Case", "Told", "of_generator"]
+__all__ = ["BATCHES", "CASES", "SAMPLES", "Case", "N", "Told", "of_generator"]
 
 N = 37
 WEIGHTS = np.random.default_rng(0).exponential(size=N)
@@ -101,7 +101,7 @@ class ByEpoch(Seeded):
 
 
 def of_generator() -> torch.Generator:
-    """Return a generator that begins elsewhere after another `torch.manual_seed`: what a resume needs is in the state."""
+    """Return a generator that begins elsewhere after another `torch.manual_seed`: a state has what a resume needs."""
     return torch.Generator().manual_seed(torch.initial_seed() % 1000)
 
 
