@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from plan_cases import BATCHES, CASES, SAMPLES, Case, N, Told
 
 from penstock.errors import SamplerError, StateError
 from penstock.manifest import Manifest
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan
-from penstock.plan.reader import PlanReader
+from penstock.plan.reader import Plan, PlanReader
 
 TAKE = 90  # more than any finite case has; of the endless ones, so many
 WORLD = 3
@@ -57,7 +59,7 @@ class Maker:
         return reader
 
 
-def these(cases: dict[str, Case], **wanted: Any) -> Any:
+def these(cases: dict[str, Case], **wanted: Any) -> pytest.MarkDecorator:
     """Return the mark that has a test run for those cases of which the attributes are as wanted."""
     names = [name for name, case in cases.items() if all(getattr(case, key) in wanted[key] for key in wanted)]
     return pytest.mark.parametrize("make", names, indirect=True)
@@ -329,9 +331,10 @@ def test_reading_a_state_changes_nothing(make: Maker) -> None:
             other.plan.read({**state, **damage})
         with pytest.raises(StateError, match=next(iter(damage))):
             other.plan.read({name: value for name, value in state.items() if name not in damage})
-    for nothing in ({}, [], None, 3):
+    nothings: list[Any] = [{}, [], None, 3]
+    for nothing in nothings:
         with pytest.raises(StateError):
-            other.plan.read(nothing)  # type: ignore[arg-type]
+            other.plan.read(nothing)
     assert other.plan.wish() == wish
 
 
@@ -342,9 +345,10 @@ def test_reading_a_state_changes_nothing(make: Maker) -> None:
 def test_two_readers_do_not_disturb_each_other(make: Maker) -> None:
     plan = make().plan
     readers = [PlanReader(plan) for _ in range(2)]
-    states, walks = [], []
+    states: list[Any] = []
+    walks: list[Any] = []
     for reader in readers:
-        run = reader.start(advance=False)
+        run: Any = reader.start(advance=False)
         states.append(through_json(run.cursor(0).state()))
         walks.append((run, iter(_one_by_one(run))))
     found: list[list[Any]] = [[], []]
@@ -647,3 +651,113 @@ def test_a_pickled_reader_goes_on_from_a_loaded_state(make: Maker) -> None:
     for one in (copy, reader):
         one.set_epoch(3)
         assert rest(one, TAKE - 2) == expected
+
+
+# Whatever readers of one plan are asked, in whatever order.
+
+
+class Consumer:
+    """A reader, and what it should give: an epoch plan that was bound a second time."""
+
+    def __init__(self, make: Maker, plan: Plan[Any]) -> None:
+        self._make = make
+        self.reader = PlanReader(plan)
+        self.had = 0
+        self._run: Any = None
+        self._walk: Any = iter(())
+        self._whole: list[Any] = []
+
+    def state(self) -> Any:
+        return through_json(self.reader.cursor(self.had).state())
+
+    def start(self, *, advance: bool) -> None:
+        # What a reader says that it begins with is where it begins, unless it goes on to the next epoch.
+        settled = not self.reader.current and not advance
+        expected = rest(self._make.loaded(self.reader.cursor(0).state())) if settled else None
+        self._run = run = self.reader.start(advance=advance)
+        self.had = 0
+        self._walk = iter(_one_by_one(run))
+        self._whole = rest(self._make.loaded(through_json(run.cursor(0).state())))
+        assert expected in (None, self._whole)
+
+    def take(self, count: int) -> None:
+        """Read as loaders do: ask whether the run goes on, and begin the one that is wished for if it does not."""
+        for _ in range(count):
+            if self._run is None or not self.reader.goes_on(self._run, had=self.had > 0):
+                self.start(advance=False)
+            found = next(self._walk, None)
+            if found is None:
+                self.reader.finish(advance=False)
+                self._run = None
+                return
+            assert found == self._whole[self.had]
+            self.had += 1
+
+    def check(self) -> None:
+        if self.reader.current:
+            assert rest(self._make.loaded(self.state())) == self._whole[self.had :]
+
+
+PROGRAMS = (
+    *("distributed, global", "random, global, 80", "torch, distributed", "share, mini-epochs", "batch", "batch, share"),
+    *(
+        "grouped",
+        "grouped, list",
+        "iterations",
+        "dealt, even",
+        "external, seeded",
+        "external, lists",
+        "external, by epoch",
+    ),
+)
+who = st.integers(0, 1)
+steps = st.one_of(
+    st.tuples(st.just("start"), who, st.booleans()),
+    st.tuples(st.just("take"), who, st.integers(1, 4)),
+    st.tuples(st.just("end"), who),
+    st.tuples(st.just("look"), who),
+    st.tuples(st.just("epoch"), who, st.integers(0, 3)),
+    st.tuples(st.just("hand over"), who),
+    st.tuples(st.just("tell"), st.integers(0, 3)),
+    st.tuples(st.just("load"), who),
+)
+
+
+@pytest.mark.parametrize("make", PROGRAMS, indirect=True)
+@given(program=st.lists(steps, max_size=9))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_random_programs_of_two_readers(make: Maker, program: list[Any]) -> None:
+    told = make()
+    both = [Consumer(make, told.plan) for _ in range(2)]
+    for step, *arguments in program:
+        if step == "tell":
+            told.by.set_epoch(*arguments)
+        elif step == "load":
+            told.by.load_state_dict(both[arguments[0]].state())
+        else:
+            one, other = both[arguments[0]], both[1 - arguments[0]]
+            before = other.state()
+            _do(step, one, other, arguments[1:])
+            if step not in ("hand over", "epoch") and "by epoch" not in make.name:
+                assert other.state() == before, "it is the other reader's"
+        for consumer in both:
+            consumer.check()
+    for consumer in both:
+        consumer.take(3)
+        consumer.check()
+
+
+def _do(step: str, one: Consumer, other: Consumer, arguments: list[Any]) -> None:
+    if step == "start":
+        one.start(advance=arguments[0] and one.reader.plan.advances)
+    elif step == "take":
+        one.take(arguments[0])
+    elif step == "end":
+        one.take(TAKE)
+    elif step == "look":
+        for look in (one.reader.peek, one.reader.preview, one.reader.whole):
+            length(look())
+    elif step == "epoch":
+        one.reader.set_epoch(arguments[0])
+    else:
+        one.reader.choose(one.reader.plan.read(other.state()), loaded=True)
