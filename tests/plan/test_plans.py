@@ -348,7 +348,7 @@ def test_two_readers_do_not_disturb_each_other(make: Maker) -> None:
     states: list[Any] = []
     walks: list[Any] = []
     for reader in readers:
-        run: Any = reader.start(advance=False)
+        run = reader.start(advance=False)
         states.append(through_json(run.cursor(0).state()))
         walks.append((run, iter(_one_by_one(run))))
     found: list[list[Any]] = [[], []]
@@ -357,10 +357,9 @@ def test_two_readers_do_not_disturb_each_other(make: Maker) -> None:
             if number == 0 or step % 2:
                 found[number] += itertools.islice(walks[number][1], 1)
         for number, reader in enumerate(readers):
-            run = walks[number][0]
-            assert reader.run is run
-            state = reader.cursor(len(found[number])).state()
-            assert state == run.cursor(len(found[number])).state()
+            count = len(found[number])
+            assert reader.run is walks[number][0]
+            assert reader.cursor(count).state() == walks[number][0].cursor(count).state()
     for number in range(2):
         expected = rest(make.loaded(states[number]))
         assert found[number][:TAKE] == expected

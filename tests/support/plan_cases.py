@@ -110,7 +110,8 @@ def _dealt(world: int, rank: int, shuffle: Any = "global", n: int = N, **options
 
 
 def _torchs(world: int, rank: int, **options: Any) -> Any:
-    return torch.utils.data.DistributedSampler(range(N), world, rank, seed=3, **options)
+    data: Any = range(N)
+    return torch.utils.data.DistributedSampler(data, world, rank, seed=3, **options)
 
 
 def _share(world: int, rank: int, manifest: Manifest, **options: Any) -> ps.RankDataset:
