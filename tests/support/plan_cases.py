@@ -241,6 +241,8 @@ BATCHES: dict[str, Case] = {
     ),
     "iterations, weighted": Case(lambda w, r, m: _iterations(_alone(WeightedRandomSampler(WEIGHTS, 40, seed=2)))),
     "iterations, torch's distributed": Case(lambda w, r, m: _iterations(_batched(_torchs(w, r))), ranks=True),
+    "iterations, external": Case(lambda w, r, m: _iterations(_batched(Seeded(range(N))), 15)),
+    "iterations, external, start": Case(lambda w, r, m: _iterations(_batched(Seeded(range(N))), 15, 3)),
     "dealt": Case(lambda w, r, m: _deal(RandomSampler(range(N), **_GLOBAL), w, r), ranks=True),
     "dealt, even": Case(
         lambda w, r, m: _deal(RandomSampler(range(N), **_GLOBAL), w, r, even=True), ranks=True, filled=True
