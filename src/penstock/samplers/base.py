@@ -10,6 +10,7 @@ A sampler holds no position of a loader. What `iter(sampler)` gives counts by it
 from __future__ import annotations
 
 import abc
+import copy
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -106,6 +107,12 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
     def __getstate__(self) -> dict[str, Any]:
         # An iterator does not travel: the next iter() of a copy is a whole epoch, or goes on from a loaded state.
         return {**self.__dict__, "_iterator": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # A shallow copy would else read the plan that it was copied from, and share its reader.
+        self._reader = copy.copy(self._reader)
+        self._reader.plan = self
 
     # As a plan.
 

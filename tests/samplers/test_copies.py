@@ -1,0 +1,29 @@
+"""A copy of a sampler is one by itself."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import penstock as ps
+
+
+def pickled(sampler: Any) -> Any:
+    return pickle.loads(pickle.dumps(sampler))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_has_epochs_of_its_own(copied: Callable[[Any], Any]) -> None:
+    first = ps.RandomSampler(range(10), shuffle="global", seed=1)
+    orders = []
+    for epoch in (0, 3):
+        first.set_epoch(epoch)
+        orders.append(list(first))
+    first.set_epoch(0)
+    other = copied(first)
+    other.set_epoch(3)
+    assert [list(first), list(other)] == orders
