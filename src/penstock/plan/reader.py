@@ -27,10 +27,13 @@ class Wish(NamedTuple):
     Attributes:
         cursor: the beginning of an epoch, or the cursor of a loaded state.
         loaded: whether it is that of a loaded state, which `set_epoch` with the same epoch keeps.
+        later: whether it leaves a run alone that has begun, even if nothing was had of it. So does a sampler that
+            counts its epochs by itself, when it is drawn from.
     """
 
     cursor: Cursor
     loaded: bool
+    later: bool = False
 
 
 class Plan(abc.ABC, Generic[E]):
@@ -264,7 +267,10 @@ class PlanReader(Generic[E]):
         keeps = self._loaded and self._next is not None and not wish.loaded
         if keeps and _beginning(wish.cursor) == _beginning(self._upcoming()):
             return
-        self._choose(wish.cursor, loaded=wish.loaded)
+        if wish.later and self._attached:
+            self._next = wish.cursor
+        else:
+            self._choose(wish.cursor, loaded=wish.loaded)
 
     def _choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
         self._next, self._loaded, self._attached = cursor, loaded, False

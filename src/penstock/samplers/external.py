@@ -17,6 +17,7 @@ import warnings
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -30,7 +31,7 @@ from penstock.plan.reader import Wish
 from penstock.plan.user_states import Frozen, freeze, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
 
-__all__ = ["ExternalSampler", "says_epoch"]
+__all__ = ["ExternalSampler", "said_epoch"]
 
 _KEPT = 4096
 """Marks of batches that were drawn ahead. Behind the oldest one batches are drawn again from the beginning."""
@@ -54,6 +55,8 @@ class ExternalSampler(EpochBatchSampler):
         self.left: ReplayPoint | None = None
         """Where the object that draws was left: a position of its own, which its next epoch begins behind."""
         self._told = 0  # the epoch that a sampler which does not say its own is in, as far as this plan knows
+        self._moved_to: int | None = None
+        """The epoch that the sampler went on to by itself, when it was drawn from last."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "left": None}
@@ -74,9 +77,13 @@ class ExternalSampler(EpochBatchSampler):
         return not isinstance(self.items, Sequence)
 
     @property
+    def _said_epoch(self) -> int | None:
+        return said_epoch(self.items)
+
+    @property
     def advances(self) -> bool:  # type: ignore[override]
         """Whether a loader goes on to the next epoch by itself: not where the sampler says its own."""
-        return not says_epoch(self.items)
+        return self._said_epoch is None
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, of the sampler too."""
@@ -86,17 +93,22 @@ class ExternalSampler(EpochBatchSampler):
     @property
     def times_set(self) -> Any:
         """Changes with every wish."""
-        return self._times_set, getattr(self.items, "epoch", None)
+        return self._times_set, self._said_epoch
 
     def wish(self) -> Wish:
         """Return where the next reader should begin: in the sampler's epoch, if it says one."""
-        wish = super().wish()
-        if not says_epoch(self.items):
+        wish, epoch = super().wish(), self._said_epoch
+        if epoch is None or wish.cursor.epoch == epoch:
             return wish
-        epoch: int = cast(Any, self.items).epoch
-        if wish.cursor.epoch == epoch:
-            return wish
-        return Wish(Cursor(epoch=epoch), False)
+        return Wish(Cursor(epoch=epoch), False, later=epoch == self._moved_to)
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """While items are drawn, a sampler may go on to another epoch by itself. That is nobody's wish for this run."""
+        before = self._said_epoch
+        yield
+        if (now := self._said_epoch) != before:
+            self._moved_to = now
 
     def chosen(self, cursor: Cursor) -> None:
         """Tell the sampler the epoch."""
@@ -138,9 +150,10 @@ class ExternalSampler(EpochBatchSampler):
         return {"order": type(self.items).__name__, **size}
 
 
-def says_epoch(sampler: Any) -> bool:
-    """Return whether a sampler that is not ours takes epochs, and says which one it is in."""
-    return hasattr(sampler, "set_epoch") and type(getattr(sampler, "epoch", None)) is int
+def said_epoch(sampler: Any) -> int | None:
+    """Return the epoch that a sampler of others says it is in; None if it says none, or takes none."""
+    epoch = getattr(sampler, "epoch", None)
+    return epoch if type(epoch) is int and hasattr(sampler, "set_epoch") else None
 
 
 class ReplayPoint(NamedTuple):
@@ -191,10 +204,12 @@ class _Drawn(BatchEpochPlan):
     def __iter__(self) -> Iterator[Batch]:
         self._plan.tell(self.epoch)
         self._begun = point = self._where_it_begins()
-        iterator = self._open(point)
+        with self._plan.drawing():
+            iterator = self._open(point)
         consumed, wait = self._cursor.consumed, 0
         for number in itertools.count(1):
-            batch, pulls = self._next(iterator)
+            with self._plan.drawing():
+                batch, pulls = self._next(iterator)
             point = self._plan.left = _longer(point, pulls)
             if batch is None:
                 return

@@ -21,7 +21,7 @@ from penstock.plan.epoch import Batch, BatchEpochPlan
 from penstock.plan.reader import Wish
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.external import says_epoch
+from penstock.samplers.external import said_epoch
 from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, deal, fill
 from penstock.samplers.identity import data_of, fingerprint_identity, fingerprint_of
 from penstock.samplers.infinite import InfiniteSampler
@@ -178,7 +178,7 @@ class GroupedBatchSampler(EpochBatchSampler):
     @property
     def advances(self) -> bool:  # type: ignore[override]
         """Whether a loader goes on to the next epoch by itself: not where the sampler says its own."""
-        return not says_epoch(self.sampler) if self.inner is None else self.inner.advances
+        return said_epoch(self.sampler) is None if self.inner is None else self.inner.advances
 
     @property
     def key_seed(self) -> int | None:
