@@ -347,3 +347,21 @@ def test_epoch_chosen_on_the_sampler_inside_ends_the_running_pass() -> None:
     next(iter(grouped))
     inner.set_epoch(3)
     assert next(iter(grouped)) == list(inner)[:4]
+
+
+def test_the_epoch_of_a_state_loaded_inside_keeps_its_place() -> None:
+    def samplers() -> tuple[DistributedSampler, GroupedBatchSampler]:
+        inside = DistributedSampler(range(20), 1, 0, shuffle="global", seed=1)
+        return inside, GroupedBatchSampler(inside, [0, 1] * 10, 2)
+
+    inside, _ = samplers()
+    inside.set_epoch(3)
+    running = iter(inside)
+    for _ in range(4):
+        next(running)
+    state = inside.state_dict()
+    inside, batches = samplers()
+    inside.load_state_dict(state)
+    batches.set_epoch(3)
+    assert batches.epoch == 3
+    assert sorted(index for batch in batches for index in batch) == sorted(running)

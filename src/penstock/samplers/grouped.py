@@ -192,7 +192,11 @@ class GroupedBatchSampler(EpochBatchSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, of the sampler inside too."""
+        wish = self.wish()
         super().set_epoch(epoch)
+        if wish.loaded and wish.cursor.epoch == epoch:
+            # The state may be one that the sampler inside was given. From here on it is this sampler's.
+            self._epoch, self._cursor = epoch, wish.cursor
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
         self._told = self._times_inside()
