@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 import penstock as ps
 from penstock.loader.probe import Probe, as_ours
@@ -117,3 +118,40 @@ def test_torch_loaders_become_ours(workers: int) -> None:
 def test_ours_are_as_they_are() -> None:
     loader: ps.DataLoader[Any] = ps.DataLoader(Numbers())
     assert as_ours(loader) is loader
+
+
+class Steps(Sampler[int]):
+    """Goes on where it was, and says where that is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(12):
+            self.at += 1
+            yield self.at * 5 % 12
+
+    def __len__(self) -> int:
+        return 12
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_a_sampler_with_a_state_begins_where_it_was() -> None:
+    loader = ps.DataLoader(Numbers(12), 5, sampler=Steps())
+    Probe(loader, batches=2)
+    running = iter(loader)
+    resumed = ps.DataLoader(Numbers(12), 5, sampler=Steps())
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch[0].tolist() for batch in resumed] == [batch[0].tolist() for batch in running]
+
+
+def test_the_global_generator_stays_where_it_is() -> None:
+    loader = ps.DataLoader(Numbers(12), 5, sampler=ps.RandomSampler(range(12)))
+    before = torch.get_rng_state()
+    Probe(loader, batches=2)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -30,6 +30,7 @@ from penstock.loader.options import PROCESSES, Options, how_of
 from penstock.loader.work import Made, Task, Work
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
+from penstock.samplers.external import ExternalSampler
 from penstock.samplers.shares import layers
 
 __all__ = ["Arrival", "Probe", "as_ours", "kept_generators", "make"]
@@ -227,13 +228,25 @@ def _tasks(loader: DataLoader[Any], batches: int, samples: int) -> list[Task]:
     """The batches that the next pass begins with. The pass is looked at and never begun."""
     position = loader._position
     assert position.plan is not None
-    kept = [(one, one.state_dict()) for one in layers(position.plan.source) if has_state(one)]
+    # Ours are plans, which a preview does not move. To ask them for a state could draw a seed.
+    moved = [one for one in layers(position.plan.source) if has_state(one) and not isinstance(one, PlanSampler)]
+    kept = [(one, one.state_dict()) for one in moved]
+    left = [(plan, plan.left) for plan in _external(position.plan)]
     with kept_generators(loader):
         tasks = _first(position.tasks(Progress(position.preview(), _SEED)), batches, samples)
     for one, state in kept:
-        if not isinstance(one, PlanSampler):
-            one.load_state_dict(state)
+        one.load_state_dict(state)
+    for plan, point in left:
+        plan.left = point
     return tasks
+
+
+def _external(plan: Any) -> Iterator[ExternalSampler]:
+    """Yield the plan, and those inside it, that read a sampler of somebody else's."""
+    while plan is not None:
+        if isinstance(plan, ExternalSampler):
+            yield plan
+        plan = getattr(plan, "inner", None)
 
 
 def _first(tasks: Iterator[Task], batches: int, samples: int) -> list[Task]:
