@@ -52,6 +52,7 @@ class TakesEpochs(CountsEpochs):
         self.epoch = epoch
 
 
+@pytest.mark.filterwarnings("ignore:.*does not declare itself pure")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("make", [CountsEpochs, TakesEpochs])

@@ -128,7 +128,8 @@ class Share:
         """Where a program that looks at the data set finds it. A loader holds its own place, and shows it here."""
         self.running = False
         self._loaded = False  # a state was loaded and nothing has begun since
-        self._wish, self._wish_loaded = self.place.get(), False
+        self._wish: Cursor = Cursor()
+        self._wish_loaded = False
         self.times_set = 0
         self._slices: dict[Place, Slice] = {}
 
@@ -211,6 +212,8 @@ class Share:
             raise ConfigError(f"epoch must be 0 or more, got {epoch}")
         if not (self._loaded and epoch == place.epoch):
             self.move(Place(epoch, 0, len(self.manifest)))
+            # A loader that is in another mini-epoch of this epoch stays there.
+            self._wish = Cursor(epoch=epoch)
 
     def set_mini_epoch(self, mini_epoch: int) -> None:
         """Start a mini-epoch of the present epoch; that of a state just loaded keeps its position."""
@@ -235,7 +238,7 @@ class Share:
     def move(self, place: Place, *, loaded: bool = False) -> None:
         """Go to a place, which is a wish for every loader, too; nothing of it has begun."""
         self.show(place, loaded=loaded, running=False)
-        self._wish, self._wish_loaded, self.times_set = place, loaded, self.times_set + 1
+        self._wish, self._wish_loaded, self.times_set = PlaceCursor.at(place), loaded, self.times_set + 1
 
     def show(self, place: Place, *, loaded: bool, running: bool) -> None:
         """Show programs that look where a loader is. No other loader minds it."""
@@ -244,7 +247,7 @@ class Share:
 
     def wish(self) -> Wish:
         """Return where somebody wants the next loader to begin."""
-        return Wish(PlaceCursor.at(self._wish), self._wish_loaded)
+        return Wish(self._wish, self._wish_loaded)
 
     def keys(self, slice_: Slice, positions: Indices) -> list[int]:
         """Keys of the generators of the samples at these positions."""

@@ -61,6 +61,7 @@ class Position:
         self._seed = seed
         self._layout = layout
         self._warned = False
+        self._epoch_had: int | None = None  # of which a run has had batches, for that warning
         self._reader = None if plan is None else PlanReader(plan, seed=seed)
         self._progress: Progress | None = None
         self._base_seed: int | None = None  # of the next pass: loaded, or drawn when somebody asked
@@ -159,13 +160,14 @@ class Position:
         self._base_seed = None
         run: BatchEpochPlan | None = None
         if self._reader is not None:
-            before = self._progress
             if self._ahead and not self._reader.resumes:
                 self._ahead = frozenset()  # of an epoch that nobody wants any more
+            if self._progress is not None and self._progress.had:
+                self._epoch_had = _epoch(self._progress)
             if self._under is not None:
                 self._under.start(advance=self.seeded)
             run = self._reader.start(advance=self._advances)
-            self._warn_of_same_epoch(before, run)
+            self._warn_of_same_epoch(run)
             skipped, self._skipped = self._skipped, 0
             run = BatchesLeft(run, skipped) if skipped else run
         elif self.stream_epoch is not None:
@@ -197,7 +199,7 @@ class Position:
         A StopIteration that escapes from a data set ends a loop too, as in torch; that epoch is not had to its end.
         """
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
-            self._progress = None
+            self._progress, self._epoch_had = None, _epoch(progress)
             self.states.begin(fresh=fresh())
             if self._reader is not None:
                 if self._under is not None:
@@ -211,14 +213,13 @@ class Position:
         assert self.plan is not None
         return self.seeded and self.plan.advances
 
-    def _warn_of_same_epoch(self, before: Progress | None, run: BatchEpochPlan) -> None:
+    def _warn_of_same_epoch(self, run: BatchEpochPlan) -> None:
         """Warn, once, if a sampler whose epoch is its user's begins the same one again, in a run with a seed."""
         assert self.plan is not None
-        if self._warned or self._seed is None or self.plan.advances or before is None or not before.had:
+        if self._warned or self._seed is None or self.plan.advances or run.epoch != self._epoch_had:
             return
         samplers = list(layers(self.plan.source))
-        again = before.run is not None and before.run.epoch == run.epoch
-        if again and all(getattr(sampler, "shuffle", True) for sampler in samplers):
+        if all(getattr(sampler, "shuffle", True) for sampler in samplers):
             self._warned = True
             name = type(samplers[-1]).__name__
             warnings.warn(
@@ -298,7 +299,7 @@ class Position:
         self.states.load(state.get("workers"), workers)
         self._ahead, self._skipped = ahead, 0
         self._base_seed = base_seed
-        self._progress = None
+        self._progress = self._epoch_had = None
 
     def _read_ahead(self, state: Mapping[str, Any]) -> frozenset[int]:
         if self.plan is None or not state.get("ahead"):
@@ -334,6 +335,10 @@ def _endless() -> Iterator[Task]:
 
 def _without(tasks: Iterator[Task], numbers: frozenset[int]) -> Iterator[Task]:
     return (task for number, task in enumerate(tasks) if number not in numbers)
+
+
+def _epoch(progress: Progress) -> int | None:
+    return None if progress.run is None else progress.run.epoch
 
 
 def _length(run: BatchEpochPlan) -> int:

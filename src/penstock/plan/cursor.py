@@ -41,7 +41,7 @@ class Cursor:
     Attributes:
         epoch: of the plan, 0 or more.
         consumed: how much the whole job, all ranks together, has had of this epoch.
-        mini_epoch: the part of the epoch, for data sets that cut it into parts.
+        mini_epoch: the part of the epoch, for data sets that cut it into parts; None where the epoch alone was named.
         unit: what is counted: "sample", "batch" or "iteration".
         plan: what the counts belong to: the order, the data, and the options that fix them.
         entropy: what the beginning of the epoch drew, where no seed fixes the order; else empty.
@@ -53,7 +53,7 @@ class Cursor:
 
     epoch: int = 0
     consumed: int = 0
-    mini_epoch: int = 0
+    mini_epoch: int | None = None
     unit: str = "sample"
     plan: State = field(default_factory=dict)
     entropy: State = field(default_factory=dict)

@@ -210,7 +210,7 @@ class PlanReader(Generic[E]):
         if self.run is not run or (self._attached and self.plan.times_set == self._heard) or self.current:
             return True
         upcoming = self._upcoming()
-        if not self._loaded and _beginning(upcoming) == _beginning(self.plan.again(run)):
+        if not self._loaded and _names(upcoming, self.plan.again(run)):
             self._next = None
         elif not had:
             run.exhaust()
@@ -265,7 +265,7 @@ class PlanReader(Generic[E]):
             return
         self._heard, wish = times, self.plan.wish()
         keeps = self._loaded and self._next is not None and not wish.loaded
-        if keeps and _beginning(wish.cursor) == _beginning(self._upcoming()):
+        if keeps and _names(wish.cursor, self._upcoming()):
             return
         if wish.later and self._attached:
             self._next = wish.cursor
@@ -280,5 +280,6 @@ _NOTHING = "nothing"
 """No wish is counted like this."""
 
 
-def _beginning(cursor: Cursor) -> tuple[int, int]:
-    return cursor.epoch, cursor.mini_epoch
+def _names(wished: Cursor, place: Cursor) -> bool:
+    """Return whether a place is in the epoch that was wished, and in the mini-epoch if one was named."""
+    return wished.epoch == place.epoch and wished.mini_epoch in (None, place.mini_epoch)
