@@ -14,10 +14,10 @@ import penstock as ps
 
 def test_names_as_indices_go_on_behind_several_batches() -> None:
     names = list("abcdef")
-    loader = ps.DataLoader({name: name for name in names}, 2, sampler=names)  # type: ignore[arg-type]
+    loader: ps.DataLoader[str] = ps.DataLoader({name: name for name in names}, 2, sampler=names)  # type: ignore[arg-type]
     running = iter(loader)
     next(running), next(running)
-    resumed = ps.DataLoader({name: name for name in names}, 2, sampler=names)  # type: ignore[arg-type]
+    resumed: ps.DataLoader[str] = ps.DataLoader({name: name for name in names}, 2, sampler=names)  # type: ignore[arg-type]
     resumed.load_state_dict(loader.state_dict())
     assert list(resumed) == [["e", "f"]]
 

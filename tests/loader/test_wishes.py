@@ -28,7 +28,7 @@ def random() -> Any:
 
 
 def torchs() -> Any:
-    return TorchDistributedSampler(range(N), 1, 0, seed=1)
+    return TorchDistributedSampler(Range(N), 1, 0, seed=1)
 
 
 ADVANCING = [ours, random]
@@ -243,3 +243,23 @@ def test_a_mini_epoch_that_was_resumed_keeps_its_place(
     running = iter(loader)
     choose(loader, dataset, 0)
     assert list(running) == expected
+
+
+@each
+def test_the_length_of_a_loader_is_that_of_a_whole_epoch_in_a_resumed_run(make: Callable[[], Any]) -> None:
+    loader = loader_over(make())
+    loader.load_state_dict(state_at(make, 3, 2))
+    running = iter(loader)
+    next(running)
+    assert len(loader) == N // SIZE
+
+
+def test_what_a_state_drew_is_for_its_own_epoch() -> None:
+    def seeded() -> ps.DataLoader[Any]:
+        return ps.DataLoader(Range(N), SIZE, sampler=ps.RandomSampler(range(N)), seed=5)
+
+    asked, alone = seeded(), seeded()
+    asked.state_dict()
+    for loader in (asked, alone):
+        loader.set_epoch(4)
+    assert rows(asked) == rows(alone)

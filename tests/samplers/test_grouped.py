@@ -365,3 +365,17 @@ def test_the_epoch_of_a_state_loaded_inside_keeps_its_place() -> None:
     batches.set_epoch(3)
     assert batches.epoch == 3
     assert sorted(index for batch in batches for index in batch) == sorted(running)
+
+
+def test_the_epoch_of_a_state_loaded_here_keeps_its_place() -> None:
+    def batches() -> GroupedBatchSampler:
+        return GroupedBatchSampler(DistributedSampler(range(20), 1, 0, shuffle="global", seed=1), [0, 1] * 10, 2)
+
+    first = batches()
+    first.set_epoch(3)
+    running = iter(first)
+    next(running), next(running)
+    resumed = batches()
+    resumed.load_state_dict(first.state_dict())
+    resumed.set_epoch(3)
+    assert list(resumed) == list(running)
