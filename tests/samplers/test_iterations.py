@@ -11,6 +11,7 @@ import pytest
 import torch
 from plan_support import bound
 
+from penstock import DataLoader
 from penstock.errors import SamplerError, StateError
 from penstock.samplers import (
     BatchSampler,
@@ -210,3 +211,31 @@ def test_infinite_refusals() -> None:
         InfiniteSampler([1], shuffle="local")
     with pytest.raises(StateError, match="samples is 2 in the state and 3 here"):
         InfiniteSampler(range(3)).load_state_dict(InfiniteSampler(range(2)).state_dict())
+
+
+@pytest.mark.parametrize("had", [1, 4, 5, 6, 7, 13])
+@pytest.mark.parametrize("resumed", [None, 0, 1, 4, 13])
+def test_the_next_pass_begins_behind_what_was_had(had: int, resumed: int | None) -> None:
+    """However far the pass before was read ahead, and wherever it was resumed."""
+
+    def make() -> DataLoader[Any]:
+        inner = BatchSampler(RandomSampler(range(23), shuffle="global", seed=3), 4, False)
+        return DataLoader(np.arange(23), batch_sampler=IterationBasedBatchSampler(inner, 13))  # type: ignore[arg-type]
+
+    def have(loader: DataLoader[Any], count: int) -> list[Any]:
+        return [batch.tolist() for batch in itertools.islice(loader, count)]
+
+    loader = make()
+    if resumed is not None:
+        before = min(resumed, had)
+        have(loader, before)
+        state, loader = loader.state_dict(), make()
+        loader.load_state_dict(state)
+        # At the very end an empty pass is left, and that is one, too.
+        assert len(have(loader, max(1, had - before))) == (had - before or (had < 13))
+        had = max(had, min(13, before + 1))
+    else:
+        have(loader, had)
+    fresh = make()
+    fresh.set_epoch((had - 1) // 6 + 1)
+    assert have(loader, 6) == have(fresh, 6)

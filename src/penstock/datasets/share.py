@@ -423,7 +423,7 @@ class SharePlan(Plan[EpochPlan]):
         """Return where a slice that was bound begins."""
         return PlaceCursor.at(run.place)
 
-    def after(self, run: EpochPlan) -> Cursor:
+    def after(self, run: EpochPlan, had: int) -> Cursor:
         """Return the next mini-epoch, or the next epoch after the last one."""
         return PlaceCursor.at(self._share.after(run.place))
 

@@ -116,9 +116,10 @@ class DealtBatches(EpochBatchSampler):
         """Return the beginning of the epoch of a plan that was bound."""
         return self.batch_sampler.again(_inside(run))
 
-    def after(self, run: BatchEpochPlan) -> Cursor:
+    def after(self, run: BatchEpochPlan, had: int) -> Cursor:
         """Return what comes after it, as the sampler inside has it."""
-        return self.batch_sampler.after(_inside(run))
+        assert isinstance(run, _Dealt)
+        return self.batch_sampler.after(run.run, run.before(had))
 
     def chosen(self, cursor: Cursor) -> None:
         """Take note that the user of a reader chose this cursor."""
@@ -157,7 +158,11 @@ class _Dealt(BatchEpochPlan):
         return rounds + (self._dealt.even_batches or self._dealt.process_index < rest)
 
     def cursor(self, count: int) -> Cursor:
-        return self.run.cursor(min(count * self._round, length_of(self.run)))
+        return self.run.cursor(self.before(count))
+
+    def before(self, count: int) -> int:
+        """Return how many batches of the plan inside all ranks have had, when this one has had so many."""
+        return min(count * self._round, length_of(self.run))
 
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self.run)

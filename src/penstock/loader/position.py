@@ -166,7 +166,7 @@ class Position:
                 self._epoch_had = _epoch(self._progress)
             if self._under is not None:
                 self._under.start(advance=self.seeded)
-            run = self._reader.start(advance=self._advances)
+            run = self._reader.start(advance=self._advances, had=_had(self._progress))
             self._warn_of_same_epoch(run)
             skipped, self._skipped = self._skipped, 0
             run = BatchesLeft(run, skipped) if skipped else run
@@ -204,7 +204,7 @@ class Position:
             if self._reader is not None:
                 if self._under is not None:
                     self._under.finish(advance=self.seeded)
-                self._reader.finish(advance=self._advances)
+                self._reader.finish(advance=self._advances, had=_had(progress))
             elif self.stream_epoch is not None and not self._chosen:
                 self.stream_epoch, self._chosen = self.stream_epoch + 1, True
 
@@ -339,6 +339,13 @@ def _without(tasks: Iterator[Task], numbers: frozenset[int]) -> Iterator[Task]:
 
 def _epoch(progress: Progress) -> int | None:
     return None if progress.run is None else progress.run.epoch
+
+
+def _had(progress: Progress | None) -> int:
+    """Batches that the consumer of a pass has had of its epoch plan, with those that the pass left out."""
+    if progress is None:
+        return 0
+    return progress.count + (progress.run.skipped if isinstance(progress.run, BatchesLeft) else 0)
 
 
 def _length(run: BatchEpochPlan) -> int:

@@ -239,19 +239,19 @@ class BatchesLeft(BatchEpochPlan):
 
     def __init__(self, whole: BatchEpochPlan, skipped: int) -> None:
         self.whole = whole
-        self._skipped = skipped
+        self.skipped = skipped
         self.first_batch = whole.first_batch + skipped
         self.seed, self.epoch, self.place = whole.seed, whole.epoch, whole.place
         self.per_rank, self.one_by_one = whole.per_rank, whole.one_by_one
 
     def __len__(self) -> int:
-        return max(0, len(self.whole) - self._skipped)
+        return max(0, len(self.whole) - self.skipped)
 
     def __iter__(self) -> Iterator[Batch]:
-        return itertools.islice(self.whole, self._skipped, None)
+        return itertools.islice(self.whole, self.skipped, None)
 
     def cursor(self, count: int) -> Cursor:
-        return self.whole.cursor(self._skipped + count)
+        return self.whole.cursor(self.skipped + count)
 
     def exhaust(self) -> None:
         self.whole.exhaust()

@@ -109,8 +109,13 @@ class Plan(abc.ABC, Generic[E]):
         """Return the beginning of the epoch of a plan that was bound."""
         return Cursor(epoch=run.epoch)
 
-    def after(self, run: E) -> Cursor:
-        """Return what comes after a bound plan: the next epoch."""
+    def after(self, run: E, had: int) -> Cursor:
+        """Return what comes after a bound plan: the next epoch.
+
+        Args:
+            run: the bound plan.
+            had: units of it that its consumer has had. How far it was read ahead changes nothing.
+        """
         return Cursor(epoch=run.epoch + 1)
 
     def chosen(self, cursor: Cursor) -> None:
@@ -187,13 +192,18 @@ class PlanReader(Generic[E]):
         self.plan.show(cursor, loaded=loaded, running=False)
         self._heard = self.plan.times_set
 
-    def start(self, *, advance: bool) -> E:
-        """Begin a run: at what was chosen or wished, else at the next epoch (``advance``) or the same one again."""
+    def start(self, *, advance: bool, had: int = 0) -> E:
+        """Begin a run: at what was chosen or wished, else at the next epoch (``advance``) or the same one again.
+
+        Args:
+            advance: whether to go on to the next epoch.
+            had: units that the consumer has had of the run before.
+        """
         self._listen()
         cursor = self._next
         if cursor is None:
             assert self.run is not None
-            cursor = self.plan.after(self.run) if advance else self.plan.again(self.run)
+            cursor = self.plan.after(self.run, had) if advance else self.plan.again(self.run)
         entropy = self.plan.draw(cursor, self._entropy, self._seed)
         run = self.plan.bind(cursor, entropy)
         self.run, self._run_entropy, self._attached = run, entropy, True
@@ -218,11 +228,11 @@ class PlanReader(Generic[E]):
         self._attached = True
         return True
 
-    def finish(self, *, advance: bool) -> None:
-        """Take note that the run was read to its end: what comes next is a whole one."""
+    def finish(self, *, advance: bool, had: int = 0) -> None:
+        """Take note that the run was read to its end, ``had`` units: what comes next is a whole one."""
         assert self.run is not None
         if self._next is None:
-            self._choose(self.plan.after(self.run) if advance else self.plan.again(self.run))
+            self._choose(self.plan.after(self.run, had) if advance else self.plan.again(self.run))
             self.plan.show(self._upcoming(), loaded=False, running=False)
         self.run, self._run_entropy, self._attached = None, None, False
 

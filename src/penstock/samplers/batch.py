@@ -119,9 +119,9 @@ class BatchSampler(EpochBatchSampler, torch.utils.data.BatchSampler):
         """Return the beginning of the epoch of a plan that was bound."""
         return self.inner.again(_inside(run))
 
-    def after(self, run: BatchEpochPlan) -> Cursor:
+    def after(self, run: BatchEpochPlan, had: int) -> Cursor:
         """Return what comes after it, as the sampler inside has it."""
-        return self.inner.after(_inside(run))
+        return self.inner.after(_inside(run), had)
 
     def chosen(self, cursor: Cursor) -> None:
         """Take note that the user of a reader chose this cursor."""

@@ -109,10 +109,10 @@ class IterationBasedBatchSampler(EpochBatchSampler):
         if cursor.sampler is not None:
             self.inner.chosen(cursor.sampler)
 
-    def after(self, run: BatchEpochPlan) -> Cursor:
-        """Return the epoch after the last one of a run."""
+    def after(self, run: BatchEpochPlan, had: int) -> Cursor:
+        """Return the epoch after the last one of which a batch was had."""
         assert isinstance(run, _Iterations)
-        return Cursor(epoch=run.last_epoch + 1)
+        return Cursor(epoch=run.epoch_of(had) + 1)
 
 
 class _Draws:
@@ -155,10 +155,10 @@ class _Iterations(BatchEpochPlan):
         self.epoch = cursor.epoch
         self.seed = plan.key_seed
 
-    @property
-    def last_epoch(self) -> int:
-        """The epoch of the batch sampler that was begun last."""
-        return self._legs[-1].run.epoch if self._legs else self.epoch
+    def epoch_of(self, count: int) -> int:
+        """Return the epoch of the batch sampler in which a consumer is that has had the first ``count`` batches."""
+        leg = self._leg(count)
+        return self._locate()[0].epoch if leg is None else leg.run.epoch
 
     def __len__(self) -> int:
         left = max(0, self._num_iterations - self._start)
@@ -190,8 +190,7 @@ class _Iterations(BatchEpochPlan):
             run = self._bind(Cursor(epoch=run.epoch + 1))
 
     def cursor(self, count: int) -> Cursor:
-        # At the seam of two epochs the earlier one counts, whether or not the later one was begun already.
-        leg = next((leg for leg in reversed(self._legs) if leg.first < max(count, 1)), None)
+        leg = self._leg(count)
         if leg is None and count:
             raise SamplerError(
                 f"the state after {count} batches was asked for, but this iterator "
@@ -208,6 +207,10 @@ class _Iterations(BatchEpochPlan):
             plan={"num_iterations": self._num_iterations},
             sampler=inner,
         )
+
+    def _leg(self, count: int) -> _Leg | None:
+        # At the seam of two epochs the earlier one counts, whether or not the later one was begun already.
+        return next((leg for leg in reversed(self._legs) if leg.first < max(count, 1)), None)
 
     def _first_cursor(self) -> Cursor:
         run, skip = self._locate()

@@ -106,9 +106,9 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         """Return the beginning of the epoch of a plan that was bound."""
         return super().again(run) if self.inner is None else self.inner.again(run)
 
-    def after(self, run: EpochPlan) -> Cursor:
+    def after(self, run: EpochPlan, had: int) -> Cursor:
         """Return the next epoch, or the next mini-epoch of a data set that has them."""
-        return super().after(run) if self.inner is None else self.inner.after(run)
+        return super().after(run, had) if self.inner is None else self.inner.after(run, had)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Take note of where a reader is."""
