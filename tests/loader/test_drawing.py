@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Sampler
+from torch.utils.data import RandomSampler as TorchRandomSampler
 
-from penstock import DataLoader
+from penstock import DataLoader, RandomSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -40,6 +41,14 @@ class Pure(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.full((50,), index)
+
+
+class Numbers(Dataset[Any]):
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 class Lazy(Sampler[int]):
@@ -83,6 +92,26 @@ def test_a_data_set_that_shares_the_generator(stop: int, drop_last: bool) -> Non
 def test_a_pass_that_is_left(stop: int) -> None:
     ours = trace(DataLoader, lambda _: Pure(), stop, shuffle=True, num_workers=2)
     assert ours == trace(TorchDataLoader, lambda _: Pure(), stop, shuffle=True, num_workers=2)
+
+
+@pytest.mark.parametrize("stop", [0, 2, 4, 5, 30])
+@pytest.mark.parametrize("ours_too", [False, True], ids=["torchs", "ours"])
+def test_a_pass_over_several_permutations_that_is_left(stop: int, ours_too: bool) -> None:
+    """The next permutation is drawn when it is asked for, however many batches are planned at once."""
+
+    def run(kind: Any, sampler: Any) -> list[Any]:
+        generator = torch.Generator().manual_seed(5)
+        loader = kind(Numbers(), 4, sampler=sampler(Numbers(), num_samples=110, generator=generator))
+        found = []
+        for _ in range(2):
+            for number, batch in enumerate(loader):
+                found.append(batch.tolist())
+                if number == stop:
+                    break
+        return found
+
+    ours = run(DataLoader, RandomSampler if ours_too else TorchRandomSampler)
+    assert ours == run(TorchDataLoader, TorchRandomSampler)
 
 
 def test_a_sampler_that_draws_beside_the_loop() -> None:

@@ -100,6 +100,7 @@ class BatchIterator(_CountedIterator[list[int]]):
         batch_size: of every batch but the last one.
         drop_last: leave out a last batch that is not full.
         at_end: called once: when a last batch that is not full is asked for, or else a batch after the last one.
+        one_by_one: read the plan no further than the batch that is asked for.
 
     ``iter()`` returns an iterator whose ``next`` is C code. ``had`` is how many batches it has handed out.
     """
@@ -112,8 +113,9 @@ class BatchIterator(_CountedIterator[list[int]]):
         batch_size: int,
         drop_last: bool,
         at_end: Callable[[], object] | None = None,
+        one_by_one: bool = False,
     ) -> None:
-        spans = _batch_spans(length, batch_size, drop_last, at_end)
+        spans = _batch_spans(length, batch_size, drop_last, at_end, one_by_one=one_by_one)
         super().__init__(_batch_lists(indices, spans, _per_list(_LIST, batch_size)))
 
 
@@ -125,6 +127,7 @@ def batch_blocks(
     batch_size: int,
     drop_last: bool,
     at_end: Callable[[], object] | None = None,
+    one_by_one: bool = False,
 ) -> Iterator[tuple[list[list[int]], Indices]]:
     """Yield blocks of batches: a list of lists of indices, and their positions, int64 of shape (batches, batch size).
 
@@ -132,7 +135,7 @@ def batch_blocks(
     from positions (the keys of samples) costs least if it is computed from a whole block.
     """
     step = _per_list(_LARGEST_BATCH_BLOCK, batch_size)
-    for begin, stop, width in _batch_spans(length, batch_size, drop_last, at_end):
+    for begin, stop, width in _batch_spans(length, batch_size, drop_last, at_end, one_by_one=one_by_one):
         rows, places = indices(begin, stop).reshape(-1, width), positions(begin, stop).reshape(-1, width)
         for first in range(0, len(rows), step):
             yield rows[first : first + step].tolist(), places[first : first + step]
@@ -146,12 +149,21 @@ def batches(
     batch_size: int,
     drop_last: bool,
     at_end: Callable[[], object] | None = None,
+    one_by_one: bool = False,
 ) -> Iterator[tuple[list[int], Indices]]:
     """Yield batches one by one: a list of indices, and the int64 array of their positions.
 
     Arguments are those of `batch_blocks`.
     """
-    blocks = batch_blocks(indices, positions, length, batch_size=batch_size, drop_last=drop_last, at_end=at_end)
+    blocks = batch_blocks(
+        indices,
+        positions,
+        length,
+        batch_size=batch_size,
+        drop_last=drop_last,
+        at_end=at_end,
+        one_by_one=one_by_one,
+    )
     return itertools.chain.from_iterable(itertools.starmap(zip, blocks))
 
 
@@ -181,13 +193,18 @@ def _per_list(samples: int, batch_size: int) -> int:
 
 
 def _batch_spans(
-    length: int | None, batch_size: int, drop_last: bool, at_end: Callable[[], object] | None
+    length: int | None,
+    batch_size: int,
+    drop_last: bool,
+    at_end: Callable[[], object] | None,
+    *,
+    one_by_one: bool,
 ) -> Iterator[tuple[int, int, int]]:
     """Yield begin, stop and batch size of blocks of batches. A last batch that is not full is a block by itself."""
     samples = MAX_N if length is None else length
     full = samples - samples % batch_size
     begin, size = 0, batch_size
-    largest = max(1, _LARGEST_BLOCK // batch_size) * batch_size
+    largest = batch_size if one_by_one else max(1, _LARGEST_BLOCK // batch_size) * batch_size
     while begin < full:
         stop = min(begin + size, full)
         yield begin, stop, batch_size

@@ -155,6 +155,7 @@ class _Batches(BatchEpochPlan):
             batch_size=self._batch_size,
             drop_last=self._drop_last,
             at_end=run.exhaust,
+            one_by_one=self.one_by_one,
         )
 
     def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
@@ -166,12 +167,18 @@ class _Batches(BatchEpochPlan):
             batch_size=self._batch_size,
             drop_last=self._drop_last,
             at_end=run.exhaust,
+            one_by_one=self.one_by_one,
         )
 
     def lists(self) -> CountedIterable[list[Any]]:
         run = self.samples
         return BatchIterator(
-            run.indices, self._length(), batch_size=self._batch_size, drop_last=self._drop_last, at_end=run.exhaust
+            run.indices,
+            self._length(),
+            batch_size=self._batch_size,
+            drop_last=self._drop_last,
+            at_end=run.exhaust,
+            one_by_one=self.one_by_one,
         )
 
     def cursor(self, count: int) -> Cursor:

@@ -134,7 +134,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             return PartitionedOrder(make, partition, self._identity(), seed=self.seed, epoch=epoch, rounds=rounds)
         draw: Draw = entropy
         replacement = self.replacement
-        return PartitionedOrder(
+        run = PartitionedOrder(
             lambda: cast(Order, draw.stream(n, count, replacement)),
             partition,
             self._identity(),
@@ -144,6 +144,9 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             entropy=draw.state,
             exhaust=lambda: draw.stream(n, count, replacement).exhaust(),
         )
+        # Where a pass that is broken off leaves the user's generator depends on how far the plan was read.
+        run.one_by_one = draw.shared and count > n
+        return run
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor that a state holds."""
