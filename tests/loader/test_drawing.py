@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 
 from penstock import DataLoader, RandomSampler
@@ -112,6 +113,30 @@ def test_a_pass_over_several_permutations_that_is_left(stop: int, ours_too: bool
 
     ours = run(DataLoader, RandomSampler if ours_too else TorchRandomSampler)
     assert ours == run(TorchDataLoader, TorchRandomSampler)
+
+
+@pytest.mark.parametrize("had", [0, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_resumed_process_leaves_the_global_generator_where_the_first_did(had: int, weighted: bool) -> None:
+    def make() -> Any:
+        sampler: Any = WeightedRandomSampler([1.0] * 23, 23) if weighted else SubsetRandomSampler(range(23))
+        return DataLoader(Numbers(), 4, sampler=sampler)
+
+    def rest(loader: Any, running: Any) -> list[Any]:
+        return [batch.tolist() for batch in itertools.chain(running, loader)]
+
+    torch.manual_seed(3)
+    loader = make()
+    running = iter(loader)
+    for _ in range(had):
+        next(running)
+    state, chance = loader.state_dict(), torch.get_rng_state()
+    expected = rest(loader, running)
+    torch.manual_seed(4)
+    again = make()
+    again.load_state_dict(state)
+    torch.set_rng_state(chance)
+    assert rest(again, iter(again)) == expected
 
 
 def test_a_sampler_that_draws_beside_the_loop() -> None:

@@ -107,16 +107,23 @@ class Draw:
             if self.given is None:
                 self._generator = torch.Generator()
                 self._generator.manual_seed(self._seed())
-            elif self._restore is not None and self.given is torch.default_generator:
+            elif self._elsewhere:
                 # The global generator is the caller's. It stays where it stands.
                 self._generator = torch.Generator()
-                self._generator.set_state(self._restore)
+                self._generator.set_state(cast(torch.Tensor, self._restore))
             else:
                 self._generator = self.given
                 if self._restore is not None:
                     self._generator.set_state(self._restore)
             self.start = self._generator.get_state()
         return self._generator
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether this pass began at a state of torch's global generator that it does not stand at."""
+        if self._restore is None or self.given is not torch.default_generator:
+            return False
+        return not torch.equal(self.given.get_state(), self._restore)
 
     def values(self, make: Callable[[torch.Generator], torch.Tensor]) -> Indices:
         """Return what is made of the generator all at once, made at the first call."""
