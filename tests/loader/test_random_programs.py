@@ -201,7 +201,9 @@ class Job:
         left = (len(self.stream) - self.consumed) // world // size
         # An epoch of ``remainder="drop"`` that was had to its end has no rest, on however few ranks.
         ends = self.setup.remainder == "drop" and left * size == (len(self.stream) - self.consumed) // world
-        steps = None if steps is None else max(0, min(steps, left - ends))
+        if steps is not None and left < ends + (self.setup.remainder == "drop"):
+            return
+        steps = None if steps is None else min(steps, left - ends)
         found, states = [], []
         for rank in range(world):
             changes = {"world": world, "rank": rank, "batch_size": batch_size, "executor": executor}
