@@ -111,7 +111,7 @@ def rest(reader: PlanReader[Any], count: int = TAKE) -> list[Any]:
 
 
 def where(cursor: Cursor) -> tuple[int, int]:
-    return cursor.epoch, cursor.mini_epoch
+    return cursor.epoch, cursor.mini_epoch or 0
 
 
 def generators() -> Any:
@@ -415,7 +415,7 @@ def test_what_comes_after_a_run(make: Maker, advance: bool) -> None:
     for _ in range(5):
         run = reader.start(advance=advance)
         found.append((where(reader.plan.again(run)), items(run)))
-        following = reader.plan.after(run) if advance else reader.plan.again(run)
+        following = reader.plan.after(run, len(run)) if advance else reader.plan.again(run)
         reader.finish(advance=advance)
         assert where(reader.plan.again(reader.peek())) == where(following)
         assert reader.epoch == following.epoch
@@ -450,7 +450,7 @@ def test_a_run_that_is_broken_off_is_followed_by_a_whole_one(make: Maker) -> Non
         reader.set_epoch(2)
         run = reader.start(advance=advance)
         items(run, 2)
-        following = where(reader.plan.after(run) if advance else reader.plan.again(run))
+        following = where(reader.plan.after(run, len(run)) if advance else reader.plan.again(run))
         second = reader.start(advance=advance)
         assert where(reader.plan.again(second)) == following
         if not make.case.chance and not make.case.moves and not advance:
@@ -484,7 +484,7 @@ def test_an_epoch_is_heard_once_by_each_reader(make: Maker) -> None:
     for reader in readers:
         run = reader.start(advance=True)
         assert run.epoch == 5
-        following = reader.plan.after(run)
+        following = reader.plan.after(run, len(run))
         second = reader.start(advance=True)
         assert where(reader.plan.again(second)) == where(following), "it was heard once"
 
@@ -499,7 +499,7 @@ def test_a_state_is_heard_once(make: Maker) -> None:
     assert through_json(reader.cursor(0).state()) == state
     run = reader.start(advance=False)
     assert items(run, TAKE - 2) == expected
-    following = reader.plan.after(run)
+    following = reader.plan.after(run, len(run))
     second = reader.start(advance=True)
     assert where(reader.plan.again(second)) == where(following)
     if not make.case.endless and not make.case.rest and not make.case.chance:

@@ -244,6 +244,10 @@ class Share:
         """Show programs that look where a loader is. No other loader minds it."""
         self.place.set(place)
         self.running, self._loaded = running, loaded
+        if running and self._wish_loaded and self._wish == PlaceCursor.at(place):
+            # A loaded state is used once.
+            whole = Place(place.epoch, place.mini_epoch, len(self.manifest))
+            self._wish, self._wish_loaded = PlaceCursor.at(whole), False
 
     def wish(self) -> Wish:
         """Return where somebody wants the next loader to begin."""

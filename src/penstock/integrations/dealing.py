@@ -20,13 +20,13 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Batch, BatchEpochPlan, length_of
-from penstock.plan.reader import Wish
+from penstock.plan.outer import OuterPlan
 from penstock.samplers.base import EpochBatchSampler
 
 __all__ = ["DealtBatches"]
 
 
-class DealtBatches(EpochBatchSampler):
+class DealtBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
     """One rank's batches of a batch sampler that is the same on all ranks.
 
     Args:
@@ -69,70 +69,25 @@ class DealtBatches(EpochBatchSampler):
         """
         self.batch_sampler.load_state_dict(state)
 
+    def _epoch_shown(self) -> int:
+        return self.batch_sampler.epoch
+
     # As a plan.
 
     @property
-    def advances(self) -> bool:  # type: ignore[override]
-        """Whether a loader goes on to the next epoch by itself."""
-        return self.batch_sampler.advances
+    def inner(self) -> EpochBatchSampler:
+        """The batches of all ranks."""
+        return self.batch_sampler
 
-    @property
-    def key_seed(self) -> int | None:
-        """Seed of the samples' generators."""
-        return self.batch_sampler.key_seed
-
-    @property
-    def draws_late(self) -> bool:
-        """Whether reading the plan moves a generator that others draw from."""
-        return self.batch_sampler.draws_late
-
-    @property
-    def times_set(self) -> Any:
-        """Changes with every wish."""
-        return self.batch_sampler.times_set
-
-    def wish(self) -> Wish:
-        """Return where the next reader should begin."""
-        return self.batch_sampler.wish()
-
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the source of chance of the sampler inside."""
-        return self.batch_sampler.draw(cursor, held, seed)
+    def inside(self, run: BatchEpochPlan) -> BatchEpochPlan:
+        """Return the batches of all ranks in an epoch."""
+        assert isinstance(run, _Dealt)
+        return run.run
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return this rank's batches of the cursor's epoch, from the cursor on."""
         inner = self.batch_sampler
         return _Dealt(self, inner.bind(cursor, entropy), inner.bind(inner.whole(cursor), entropy))
-
-    def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state of any number of ranks holds."""
-        return self.batch_sampler.read(state)
-
-    def whole(self, cursor: Cursor) -> Cursor:
-        """Return the beginning of the cursor's epoch."""
-        return self.batch_sampler.whole(cursor)
-
-    def again(self, run: BatchEpochPlan) -> Cursor:
-        """Return the beginning of the epoch of a plan that was bound."""
-        return self.batch_sampler.again(_inside(run))
-
-    def after(self, run: BatchEpochPlan, had: int) -> Cursor:
-        """Return what comes after it, as the sampler inside has it."""
-        assert isinstance(run, _Dealt)
-        return self.batch_sampler.after(run.run, run.before(had))
-
-    def chosen(self, cursor: Cursor) -> None:
-        """Take note that the user of a reader chose this cursor."""
-        self.batch_sampler.chosen(cursor)
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Take note of where a reader is."""
-        self.batch_sampler.show(cursor, loaded=loaded, running=running)
-
-
-def _inside(run: BatchEpochPlan) -> BatchEpochPlan:
-    assert isinstance(run, _Dealt)
-    return run.run
 
 
 class _Dealt(BatchEpochPlan):

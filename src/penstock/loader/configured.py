@@ -314,7 +314,8 @@ class Configured(TorchDataLoader[T_co]):
     def __copy__(self) -> Self:
         copy: Self = object.__new__(type(self))
         copy.__dict__.update(self.__getstate__())
-        copy._set_up()  # where it is and what it counts are its own
+        copy._set_up()  # what runs and what it counts are its own
+        copy._position.follow(self._position)
         return copy
 
     def __getstate__(self) -> dict[str, Any]:

@@ -200,6 +200,7 @@ class DataLoader(Configured[T_co]):
             bar=_bar(statistics, position, progress) if self.progress else None,
             length=self.__len__,
         )
+        progress.held_by = weakref.ref(delivery)
         self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(delivery)]
         return delivery
 

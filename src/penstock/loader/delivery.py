@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -87,7 +88,13 @@ class Progress:
         self.count = 0
         self.ahead = set(ahead)
         self.had = 0  # in this iterator, in whatever order
+        self.held_by: weakref.ref[Any] | None = None
+        """The iterator of the pass, which the loader itself does not keep."""
         self._skipped = sorted(ahead)
+
+    def is_held(self) -> bool:
+        """Return whether the iterator is still there, so that its consumer may go on."""
+        return self.held_by is not None and self.held_by() is not None
 
     def delivered(self, number: int) -> None:
         """The batch with this number among those that were asked for has been had."""
@@ -221,6 +228,7 @@ class Delivery:
         """Go on as another iterator of the same loader."""
         own = ("_closed", "_turn")
         self.__dict__.update((name, value) for name, value in other.__dict__.items() if name not in own)
+        self.progress.held_by = weakref.ref(self)
         if self._closed:  # by another thread, perhaps before these batches were there
             self._batches.end(0.0)
 

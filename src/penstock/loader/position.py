@@ -9,6 +9,7 @@ received, never of what was prefetched.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -79,6 +80,17 @@ class Position:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_progress": None}
 
+    def follow(self, other: Position) -> None:
+        """Begin where another position's next pass would begin, for a copy of its loader."""
+        if self._reader is not None and other._reader is not None:
+            self._reader, plan = copy.copy(other._reader), self._reader.plan
+            self._reader.plan = plan
+        if self._under is not None and other._under is not None:
+            self._under, own = copy.copy(other._under), self._under.plan
+            self._under.plan = own
+        self._base_seed, self._ahead, self._skipped = other._base_seed, other._ahead, other._skipped
+        self.stream_epoch, self._chosen = other.stream_epoch, other._chosen
+
     @property
     def rank(self) -> int:
         """Whose share this is: the data set's rank or the sampler's, if they say one; it need not be the global one."""
@@ -99,12 +111,15 @@ class Position:
         """The epoch that runs, or will run next."""
         if self._reader is None:
             return int(getattr(self.dataset, "epoch", 0) if self.stream_epoch is None else self.stream_epoch)
+        progress = self._progress
+        if self.running and progress is not None and progress.run is not None:
+            return progress.run.epoch
         return self._reader.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. The epoch of a state just loaded keeps its position."""
         if self._reader is not None:
-            before = self._reader.epoch
+            before = self.epoch
             if self._under is not None:
                 self._under.set_epoch(epoch)
             self._reader.set_epoch(epoch)
@@ -142,8 +157,11 @@ class Position:
 
     @property
     def running(self) -> bool:
-        """Whether a pass is under way."""
-        return self._progress is not None and (self._reader is None or self._reader.current)
+        """Whether a pass is under way: nothing else was chosen since, or its consumer still holds the iterator."""
+        progress, reader = self._progress, self._reader
+        if progress is None:
+            return False
+        return reader is None or reader.current or (reader.wished and progress.had > 0 and progress.is_held())
 
     def base_seed(self, draw: Callable[[], int]) -> int:
         """Of the pass that begins next: that of a loaded state, else drawn, but only once."""

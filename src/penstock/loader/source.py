@@ -19,6 +19,9 @@ from penstock.samplers.shares import dealer
 __all__ = ["batch_source", "plan_tasks", "refuse_double_split", "stream_source"]
 
 
+_EPOCHS = 1 << 62
+
+
 def batch_source(sampler: Iterable[Any], batch_sampler: Iterable[Any] | None) -> EpochBatchSampler:
     """Return the plan of a map-style loader's batches: of its batch sampler, or of single indices without batching."""
     return BatchSampler(sampler, 1, False) if batch_sampler is None else batch_plan_of(batch_sampler)
@@ -58,7 +61,9 @@ def plan_tasks(run: BatchEpochPlan, seed: int, *, place: Any) -> Iterator[Task]:
         seed: of the keys.
         place: where the data set stands, if workers have to be told.
     """
+    # torch's samplers take negative epochs. Keys are hashes of numbers of 0 and more.
+    epoch = run.epoch % _EPOCHS
     # Keys of several batches cost little more than those of one.
     for lists, positions in run.blocks():
-        for indices, keys in zip(lists, packed_sample_keys(seed, run.epoch, positions), strict=True):
+        for indices, keys in zip(lists, packed_sample_keys(seed, epoch, positions), strict=True):
             yield Task(indices, keys, place)

@@ -9,6 +9,7 @@ Invariant: readers of one plan know nothing of each other. Each hears every wish
 from __future__ import annotations
 
 import abc
+import operator
 from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ from penstock.errors import SamplerError
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan
 
-__all__ = ["Plan", "PlanReader", "Wish"]
+__all__ = ["Plan", "PlanReader", "Wish", "checked_epoch"]
 
 E = TypeVar("E", bound=EpochPlan | BatchEpochPlan)
 
@@ -145,6 +146,7 @@ class PlanReader(Generic[E]):
         self._run_entropy: Any = None
         self._next: Cursor | None = None
         self._loaded = False  # the next cursor is that of a state
+        self._wished = False  # the next cursor is a wish
         self._entropy: Any = None  # of the next epoch plan, once somebody has asked
         self._heard: Any = _NOTHING
         self._attached = False
@@ -160,6 +162,11 @@ class PlanReader(Generic[E]):
         """Whether ``run`` is under way, and nothing else was chosen since."""
         self._listen()
         return self._attached
+
+    @property
+    def wished(self) -> bool:
+        """Whether a wish came while ``run`` was under way. If its consumer goes on, the wish is for the next run."""
+        return self.run is not None and not self.current and self._wished
 
     @property
     def resumes(self) -> bool:
@@ -178,8 +185,7 @@ class PlanReader(Generic[E]):
         Raises:
             SamplerError: a negative epoch.
         """
-        if epoch < 0:
-            raise SamplerError(f"epoch must be 0 or more, got {epoch}")
+        epoch = checked_epoch(epoch)
         self._listen()
         if self._next is not None and self._loaded and self._next.epoch == epoch:
             return
@@ -207,7 +213,7 @@ class PlanReader(Generic[E]):
         entropy = self.plan.draw(cursor, self._entropy, self._seed)
         run = self.plan.bind(cursor, entropy)
         self.run, self._run_entropy, self._attached = run, entropy, True
-        self._next, self._loaded, self._entropy = None, False, None
+        self._next, self._loaded, self._wished, self._entropy = None, False, False, None
         self.plan.show(cursor, loaded=False, running=True)
         return run
 
@@ -272,6 +278,9 @@ class PlanReader(Generic[E]):
         """Hear the plan's wish, if there is a new one."""
         times = self.plan.times_set
         if times == self._heard:
+            # A loaded state is used once. If another reader has begun with it since, this one begins the whole epoch.
+            if self._wished and self._loaded and not (wish := self.plan.wish()).loaded:
+                self._choose(wish.cursor)
             return
         self._heard, wish = times, self.plan.wish()
         keeps = self._loaded and self._next is not None and not wish.loaded
@@ -281,9 +290,25 @@ class PlanReader(Generic[E]):
             self._next = wish.cursor
         else:
             self._choose(wish.cursor, loaded=wish.loaded)
+            self._wished = True
 
     def _choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
-        self._next, self._loaded, self._attached = cursor, loaded, False
+        self._next, self._loaded, self._attached, self._wished = cursor, loaded, False, False
+
+
+def checked_epoch(epoch: Any) -> int:
+    """Return the number of an epoch as an int.
+
+    Raises:
+        SamplerError: it is no integer, or negative.
+    """
+    try:
+        number = operator.index(epoch)
+    except TypeError:
+        raise SamplerError(f"epoch must be an integer of 0 or more, got {epoch!r}") from None
+    if number < 0:
+        raise SamplerError(f"epoch must be 0 or more, got {epoch}")
+    return number
 
 
 _NOTHING = "nothing"

@@ -17,12 +17,11 @@ from typing import Any, Generic, TypeVar
 
 from torch.utils.data import Sampler
 
-from penstock.errors import SamplerError
 from penstock.order.permutation import MAX_N
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import BatchEpochPlan, CountedIterable, EpochPlan, length_of
 from penstock.plan.iteration import IndexIterator
-from penstock.plan.reader import Plan, PlanReader, Wish
+from penstock.plan.reader import Plan, PlanReader, Wish, checked_epoch
 
 __all__ = ["EpochBatchSampler", "EpochSampler", "PlanSampler"]
 
@@ -38,7 +37,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
     """
 
     def __init__(self) -> None:
-        self._epoch = 0
+        self._epoch = self._shown = 0
         self._cursor: Cursor | None = None  # of a loaded state that nobody has begun with
         self._times_set = 0
         self._reader: PlanReader[E] = PlanReader(self)
@@ -51,8 +50,8 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that somebody chose or loaded last. Whoever reads the plan goes on from there by itself."""
-        return self.wish().cursor.epoch
+        """The epoch that a reader began or chose last, or that somebody set since: for programs that look."""
+        return self._epoch_shown()
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
@@ -66,10 +65,9 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         Raises:
             SamplerError: a negative epoch.
         """
-        if epoch < 0:
-            raise SamplerError(f"epoch must be 0 or more, got {epoch}")
-        wish = self.wish()
+        epoch, wish = checked_epoch(epoch), self.wish()
         self._times_set += 1
+        self._shown = epoch
         if not (wish.loaded and wish.cursor.epoch == epoch):
             self._epoch, self._cursor = epoch, None
 
@@ -89,7 +87,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         """
         cursor = self.read(state)
         self._times_set += 1
-        self._epoch, self._cursor = cursor.epoch, cursor
+        self._epoch, self._cursor, self._shown = cursor.epoch, cursor, cursor.epoch
         self.chosen(cursor)
 
     def __iter__(self) -> Iterator[T]:
@@ -114,6 +112,9 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         self._reader = copy.copy(self._reader)
         self._reader.plan = self
 
+    def _epoch_shown(self) -> int:
+        return self._shown
+
     # As a plan.
 
     @property
@@ -127,7 +128,8 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         return Wish(cursor or Cursor(epoch=self._epoch), cursor is not None)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Take note that a reader has begun: a loaded state is used once."""
+        """Take note of where a reader is. One that begins with a loaded state uses it up."""
+        self._shown = cursor.epoch
         if running and cursor is self._cursor:
             self._cursor = None
 

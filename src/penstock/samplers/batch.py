@@ -12,7 +12,7 @@ from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Batch, BatchEpochPlan, CountedIterable, EpochPlan, length_of
 from penstock.plan.iteration import BatchIterator, batch_blocks, batches
-from penstock.plan.reader import Wish
+from penstock.plan.outer import OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.external import ExternalSampler
 from penstock.samplers.plans import plan_of
@@ -20,7 +20,7 @@ from penstock.samplers.plans import plan_of
 __all__ = ["BatchSampler", "batch_plan_of"]
 
 
-class BatchSampler(EpochBatchSampler, torch.utils.data.BatchSampler):
+class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.data.BatchSampler):
     """Consecutive indices of a sampler, ``batch_size`` at a time.
 
     Args:
@@ -72,64 +72,19 @@ class BatchSampler(EpochBatchSampler, torch.utils.data.BatchSampler):
         """
         self.inner.load_state_dict(state)
 
+    def _epoch_shown(self) -> int:
+        return self.inner.epoch
+
     # As a plan.
 
-    @property
-    def advances(self) -> bool:  # type: ignore[override]
-        """Whether a loader goes on to the next epoch by itself."""
-        return self.inner.advances
-
-    @property
-    def key_seed(self) -> int | None:
-        """Seed of the samples' generators."""
-        return self.inner.key_seed
-
-    @property
-    def draws_late(self) -> bool:
-        """Whether reading the plan moves a generator that others draw from."""
-        return self.inner.draws_late
-
-    @property
-    def times_set(self) -> Any:
-        """Changes with every wish."""
-        return self.inner.times_set
-
-    def wish(self) -> Wish:
-        """Return where the next reader should begin."""
-        return self.inner.wish()
-
-    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the source of chance of the sampler inside."""
-        return self.inner.draw(cursor, held, seed)
+    def inside(self, run: BatchEpochPlan) -> Any:
+        """Return the samples of an epoch's batches; of somebody else's sampler the batches themselves."""
+        return run.samples if isinstance(run, _Batches) else run
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return the batches of the cursor's epoch, from the cursor on."""
         run = self.inner.bind(cursor, entropy)
         return _Batches(run, self.batch_size, self.drop_last) if isinstance(run, EpochPlan) else run
-
-    def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state of the sampler inside holds."""
-        return self.inner.read(state)
-
-    def whole(self, cursor: Cursor) -> Cursor:
-        """Return the beginning of the cursor's epoch."""
-        return self.inner.whole(cursor)
-
-    def again(self, run: BatchEpochPlan) -> Cursor:
-        """Return the beginning of the epoch of a plan that was bound."""
-        return self.inner.again(_inside(run))
-
-    def after(self, run: BatchEpochPlan, had: int) -> Cursor:
-        """Return what comes after it, as the sampler inside has it."""
-        return self.inner.after(_inside(run), had)
-
-    def chosen(self, cursor: Cursor) -> None:
-        """Take note that the user of a reader chose this cursor."""
-        self.inner.chosen(cursor)
-
-    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Take note of where a reader is."""
-        self.inner.show(cursor, loaded=loaded, running=running)
 
 
 class _Batches(BatchEpochPlan):
@@ -190,10 +145,6 @@ class _Batches(BatchEpochPlan):
     def _length(self) -> int | None:
         length = length_of(self.samples)
         return None if length == MAX_N else length
-
-
-def _inside(run: BatchEpochPlan) -> Any:
-    return run.samples if isinstance(run, _Batches) else run
 
 
 def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:

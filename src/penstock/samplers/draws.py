@@ -193,7 +193,7 @@ class DrawingSampler(EpochSampler):
 
     def _check_draw(self, cursor: Cursor) -> Cursor:
         """Return a cursor, if what it says of the beginning fits this sampler's way of drawing."""
-        check_entropy(cursor.entropy, of=type(self).__name__, generator=self.generator is not None)
+        check_entropy(cursor.entropy, of=type(self.source).__name__, generator=self.generator is not None)
         return cursor
 
 

@@ -13,6 +13,7 @@ Cost: a few numbers, or whatever the user's states take; 2 us a batch.
 from __future__ import annotations
 
 import itertools
+import operator
 import warnings
 from array import array
 from collections import deque
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import xxhash
 
+from penstock.distributed import current
 from penstock.errors import StateError
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State, read_ints, read_mapping
@@ -30,6 +32,7 @@ from penstock.plan.epoch import Batch, BatchEpochPlan
 from penstock.plan.reader import Wish
 from penstock.plan.user_states import Frozen, freeze, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.shares import rank_of
 
 __all__ = ["ExternalSampler", "said_epoch"]
 
@@ -85,6 +88,10 @@ class ExternalSampler(EpochBatchSampler):
         """Whether a loader goes on to the next epoch by itself: not where the sampler says its own."""
         return self._said_epoch is None
 
+    def _epoch_shown(self) -> int:
+        epoch = self._said_epoch
+        return super()._epoch_shown() if epoch is None else epoch
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, of the sampler too."""
         super().set_epoch(epoch)
@@ -121,7 +128,8 @@ class ExternalSampler(EpochBatchSampler):
 
     def tell(self, epoch: int) -> None:
         """Tell the sampler the epoch that begins, if it takes epochs and is not in that one already."""
-        if getattr(self.items, "epoch", self._told) != epoch:
+        said = self._said_epoch
+        if (self._told if said is None else said) != epoch:
             self._say(epoch)
 
     def _say(self, epoch: int) -> None:
@@ -152,8 +160,13 @@ class ExternalSampler(EpochBatchSampler):
 
 def said_epoch(sampler: Any) -> int | None:
     """Return the epoch that a sampler of others says it is in; None if it says none, or takes none."""
-    epoch = getattr(sampler, "epoch", None)
-    return epoch if type(epoch) is int and hasattr(sampler, "set_epoch") else None
+    epoch: Any = getattr(sampler, "epoch", None)
+    if not hasattr(sampler, "set_epoch") or isinstance(epoch, bool):
+        return None
+    try:
+        return operator.index(epoch)  # of NumPy's and torch's integers, too
+    except TypeError:
+        return None
 
 
 class ReplayPoint(NamedTuple):
@@ -194,6 +207,7 @@ class _Drawn(BatchEpochPlan):
         self._marks: deque[_Mark] = deque(maxlen=_KEPT)
         self._drawn = 0, cursor.consumed  # batches of this plan, and what the epoch has had with them
         self._hash: xxhash.xxh3_64 | None = xxhash.xxh3_64()
+        self._rank = rank_of(self._items, ranks=current().world_size)
 
     def __len__(self) -> int:
         left = max(0, len(cast(Sized, self._items)) - self._cursor.consumed)
@@ -250,7 +264,9 @@ class _Drawn(BatchEpochPlan):
             return {"states": thaw(point.states), "pulls": [*before, last + consumed - self._cursor.consumed]}
         if mark is None:
             return self._cursor.entropy if consumed == self._cursor.consumed else {}
-        return {} if mark.hash is None or mark.consumed != consumed else {"hash": mark.hash}
+        if mark.hash is None or mark.consumed != consumed:
+            return {}
+        return {"hash": mark.hash, **({} if self._rank is None else {"rank": self._rank})}
 
     def _mark(self, mark: _Mark) -> None:
         if mark.states is not None or mark.hash is not None:
@@ -302,7 +318,12 @@ class _Drawn(BatchEpochPlan):
 
     def _check(self, dropped: list[Any]) -> None:
         """Raise if what was drawn again is not what the state counted."""
-        name, count, expected = type(self._items).__name__, self._cursor.consumed, self._cursor.entropy.get("hash")
+        name, count, entropy = type(self._items).__name__, self._cursor.consumed, self._cursor.entropy
+        if len(dropped) == count and entropy.get("rank", self._rank) != self._rank:
+            # The hash is that of another rank's share. Shares of one job are counted alike.
+            self._hash = None
+            return
+        expected = entropy.get("hash")
         found = self._hashed([index for batch in dropped for index in batch] if self._size is None else dropped)
         if len(dropped) < count or (expected is not None and found is not None and found != expected):
             raise StateError(

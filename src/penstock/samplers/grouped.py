@@ -126,7 +126,7 @@ class GroupedBatchSampler(EpochBatchSampler):
             self.remainder = "drop" if drop_last else "pad"
         self._given = world_size
         self.groups = Groups(group_ids_of(group_ids, data=data_of(sampler)))
-        self._epoch = int(getattr(sampler, "epoch", 0))
+        self._epoch = self._shown = said_epoch(sampler) or 0
         self._counted: tuple[Any, int] | None = None
         self._told: Any = "nothing"  # the wish inside, when this sampler itself was told something
         self._check_size()
@@ -229,7 +229,20 @@ class GroupedBatchSampler(EpochBatchSampler):
         return self._epoch_inside() if self.inner is None else self.inner.times_set
 
     def _epoch_inside(self) -> int:
-        return int(getattr(self.sampler, "epoch", self._epoch))
+        said = said_epoch(self.sampler)
+        return self._epoch if said is None else said
+
+    def _epoch_shown(self) -> int:
+        if self.inner is not None:
+            return self.inner.epoch
+        said = said_epoch(self.sampler)
+        return super()._epoch_shown() if said is None else said
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Take note of where a reader is."""
+        super().show(cursor, loaded=loaded, running=running)
+        if self.inner is not None:
+            self.inner.show(self._inner_cursor(cursor), loaded=loaded, running=running)
 
     def chosen(self, cursor: Cursor) -> None:
         """Take note that the user of a reader chose this cursor."""

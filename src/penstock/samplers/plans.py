@@ -22,10 +22,18 @@ def plan_of(sampler: Iterable[Any]) -> EpochSampler | None:
     """
     if isinstance(sampler, EpochSampler):
         return sampler
-    make = TORCH_PLANS.get(type(sampler))
-    if make is None or (isinstance(sampler, torch.utils.data.SubsetRandomSampler) and not _integers(sampler.indices)):
+    kind = next((kind for kind in TORCH_PLANS if _orders_like(sampler, kind)), None)
+    if kind is None or (isinstance(sampler, torch.utils.data.SubsetRandomSampler) and not _integers(sampler.indices)):
         return None
-    return make(sampler)
+    return TORCH_PLANS[kind](sampler)
+
+
+def _orders_like(sampler: Any, kind: type) -> bool:
+    """Return whether a sampler is of one of torch's classes, or of a subclass that changes nothing about its order."""
+    return isinstance(sampler, kind) and all(
+        getattr(type(sampler), name, None) is getattr(kind, name, None)
+        for name in ("__iter__", "__len__", "set_epoch", "num_samples")
+    )
 
 
 def _integers(indices: Any) -> bool:

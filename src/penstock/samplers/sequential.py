@@ -71,6 +71,9 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
     def _source(self) -> Any:
         return self.data_source
 
+    def _epoch_shown(self) -> int:
+        return super()._epoch_shown() if self.inner is None else int(self._source.epoch)
+
     # As a plan.
 
     @property
@@ -97,6 +100,19 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         if self.inner is not None:
             return self.inner.read(state)
         return Cursor.read(state, of="SequentialSampler", plan=self._identity(), most=len(self.data_source))
+
+    @property
+    def draws_late(self) -> bool:
+        """Whether reading the plan moves a generator that others draw from."""
+        return self.inner is not None and self.inner.draws_late
+
+    def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
+        """Return the source of chance of the data set's own order."""
+        return None if self.inner is None else self.inner.draw(cursor, held, seed)
+
+    def read_grown(self, state: Mapping[str, Any]) -> Cursor:
+        """Return the cursor of a state over data to which rows were appended since."""
+        return self.read(state) if self.inner is None else self.inner.read_grown(state)
 
     def whole(self, cursor: Cursor) -> Cursor:
         """Return the beginning of the cursor's epoch."""

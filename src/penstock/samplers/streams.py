@@ -10,11 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
+from penstock.distributed import current
 from penstock.errors import SamplerError, StateError
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import EpochPlan
+from penstock.samplers.external import said_epoch
 from penstock.samplers.grouping import Groups
+from penstock.samplers.shares import rank_of
 
 __all__ = ["ExternalStream", "JobStream", "Stream"]
 
@@ -114,7 +117,7 @@ class ExternalStream:
             for a, b in _bounds(len(self._kept), largest):
                 yield self._kept[a:b]
             return
-        if hasattr(self._sampler, "set_epoch") and getattr(self._sampler, "epoch", 0) != self.epoch:
+        if hasattr(self._sampler, "set_epoch") and (said_epoch(self._sampler) or 0) != self.epoch:
             self._sampler.set_epoch(self.epoch)
         indices, size = map(operator.index, self._sampler), _FIRST_CHUNK
         while (chunk := np.fromiter(itertools.islice(indices, size), dtype=np.int64)).size:
@@ -126,14 +129,17 @@ class ExternalStream:
     def _compare(self, chunk: Indices) -> None:
         """Raise if the first indices are not those of the run whose state is resumed."""
         found = xxhash.xxh3_64_hexdigest(chunk.tobytes())
+        rank = rank_of(self._sampler, ranks=current().world_size)
         expected = self._entropy.get("hash", found)
+        if self._entropy.get("rank", rank) != rank:
+            expected = found  # the hash is that of another rank's share
         if found != expected:
             raise StateError(
                 f"{type(self._sampler).__name__} does not repeat its order: its first {len(chunk)} indices are not "
                 f"those of the state (hash {expected} in the state, {found} here). Seed it as the first run did, use a "
                 "sampler of Penstock's, or begin the epoch anew without the state"
             )
-        self._entropy = {"hash": found}
+        self._entropy = {"hash": found} if rank is None else {"hash": found, "rank": rank}
 
     def exhaust(self) -> None:
         pass  # it exhausts itself

@@ -6,8 +6,8 @@ global generator, or the generator's state (7 kB of text) where numbers are draw
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -85,6 +85,9 @@ class TorchDistributed(EpochSampler):
         super().__init__()
         self._sampler = sampler
 
+    def _epoch_shown(self) -> int:
+        return int(self._sampler.epoch)
+
     @property
     def source(self) -> torch.utils.data.DistributedSampler[Any]:
         """torch's sampler."""
@@ -154,6 +157,7 @@ class _DrawnAtOnce(EpochSampler):
     def __init__(self, sampler: Any) -> None:
         super().__init__()
         self._sampler = sampler
+        self._hashed: tuple[Any, str] | None = None
 
     @property
     def source(self) -> Any:
@@ -210,8 +214,17 @@ class _DrawnAtOnce(EpochSampler):
         check_entropy(cursor.entropy, of=name, generator=True)
         return cursor
 
-    def _identity(self) -> State:
-        raise NotImplementedError
+    def _digest(self, data: Any) -> str:
+        """Return a hash of what is drawn from; kept while that is the same object."""
+        if self._hashed is None or self._hashed[0] is not data:
+            self._hashed = data, self._digest_of(data)
+        return self._hashed[1]
+
+    @abc.abstractmethod
+    def _digest_of(self, data: Any) -> str: ...
+
+    @abc.abstractmethod
+    def _identity(self) -> State: ...
 
 
 class TorchSubset(_DrawnAtOnce):
@@ -231,11 +244,14 @@ class TorchSubset(_DrawnAtOnce):
         return self._read(state, len(self._sampler.indices))
 
     def _identity(self) -> State:
-        return {"order": "subset", "samples": len(self._sampler.indices), "indices": self._digest}
+        return {
+            "order": "subset",
+            "samples": len(self._sampler.indices),
+            "indices": self._digest(self._sampler.indices),
+        }
 
-    @cached_property
-    def _digest(self) -> str:
-        return xxhash.xxh3_64_hexdigest(np.asarray(self._sampler.indices, np.int64).tobytes())
+    def _digest_of(self, indices: Any) -> str:
+        return xxhash.xxh3_64_hexdigest(np.asarray(indices, np.int64).tobytes())
 
 
 class TorchWeighted(_DrawnAtOnce):
@@ -259,15 +275,14 @@ class TorchWeighted(_DrawnAtOnce):
         sampler = self._sampler
         return {
             "order": "torch weighted",
-            "weights": self._digest,
+            "weights": self._digest(sampler.weights),
             "samples": len(sampler.weights),
             "num_samples": sampler.num_samples,
             "replacement": sampler.replacement,
         }
 
-    @cached_property
-    def _digest(self) -> str:
-        return f"{weights_digest(self._sampler.weights.double().cpu().numpy()):016x}"
+    def _digest_of(self, weights: Any) -> str:
+        return f"{weights_digest(weights.double().cpu().numpy()):016x}"
 
 
 TORCH_PLANS: dict[type, Callable[[Any], EpochSampler]] = {
@@ -277,4 +292,4 @@ TORCH_PLANS: dict[type, Callable[[Any], EpochSampler]] = {
     torch.utils.data.SubsetRandomSampler: TorchSubset,
     torch.utils.data.WeightedRandomSampler: TorchWeighted,
 }
-"""By exact type: a subclass may do something else."""
+"""Of torch's classes, and of subclasses that change nothing about their orders."""
