@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from loader_support import Range, plain
 from torch.utils.data import Sampler, SubsetRandomSampler
 
 import penstock as ps
+from penstock.errors import StateError
 
 
 def test_names_as_indices_go_on_behind_several_batches() -> None:
@@ -79,3 +82,87 @@ def test_the_state_is_that_of_the_run_though_the_sampler_went_on_by_itself() -> 
     resumed.load_state_dict(loader.state_dict())
     assert resumed.epoch == 1
     assert [plain(batch) for batch in resumed] == [plain(batch) for batch in running]
+
+
+class Told(Sampler[int]):
+    """Shuffles by the epoch that it was told; in its own order until then."""
+
+    def __init__(self, epoch: Any) -> None:
+        self.epoch = epoch
+
+    def set_epoch(self, epoch: Any) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        if self.epoch is None:
+            return iter(range(12))
+        return iter(torch.randperm(12, generator=torch.Generator().manual_seed(7 + int(self.epoch))).tolist())
+
+    def __len__(self) -> int:
+        return 12
+
+
+@pytest.mark.parametrize("epoch", [None, -1, 0, np.int64(3), torch.tensor(2)])
+def test_a_sampler_is_told_no_epoch_that_nobody_chose(epoch: Any) -> None:
+    loader = ps.DataLoader(Range(12), 5, sampler=Told(epoch))
+    assert [row for batch in loader for row in plain(batch)] == list(Told(epoch))
+
+
+class Plain(torch.utils.data.RandomSampler):
+    """Changes nothing about torch's order."""
+
+
+class Reversed(torch.utils.data.RandomSampler):
+    def __iter__(self) -> Iterator[int]:
+        return reversed(list(super().__iter__()))
+
+
+def test_a_subclass_of_torchs_that_changes_nothing_goes_on_as_torchs() -> None:
+    def begun(kind: type[torch.utils.data.RandomSampler]) -> tuple[list[int], dict[str, Any], list[int]]:
+        loader = ps.DataLoader(Range(12), 4, sampler=kind(range(12)))
+        running = iter(loader)
+        had, state = plain(next(running)), loader.state_dict()
+        return had, state, [row for batch in running for row in plain(batch)]
+
+    _, state, rest = begun(Plain)
+    torch.manual_seed(99)
+    resumed = ps.DataLoader(Range(12), 2, sampler=Plain(range(12)))
+    resumed.load_state_dict(state)
+    assert [row for batch in resumed for row in plain(batch)] == rest
+    _, state, _ = begun(Reversed)
+    torch.manual_seed(99)
+    resumed = ps.DataLoader(Range(12), 4, sampler=Reversed(range(12)))
+    resumed.load_state_dict(state)
+    with pytest.raises(StateError, match="Reversed does not repeat its order"):
+        next(iter(resumed))
+
+
+class OneShare(Sampler[int]):
+    """Somebody's own sampler of one rank's share."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.num_replicas = rank, 2
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 12, 2))
+
+    def __len__(self) -> int:
+        return 6
+
+
+def test_a_state_of_one_rank_does_for_another() -> None:
+    loader = ps.DataLoader(Range(12), 2, sampler=OneShare(0))
+    running = iter(loader)
+    next(running)
+    other = ps.DataLoader(Range(12), 2, sampler=OneShare(1))
+    other.load_state_dict(loader.state_dict())
+    assert [row for batch in other for row in plain(batch)] == [5, 7, 9, 11]
+
+
+def test_a_state_of_other_indices_is_refused() -> None:
+    sampler = SubsetRandomSampler(range(10))
+    loader = ps.DataLoader(Range(40), 4, sampler=sampler)
+    state = loader.state_dict()
+    sampler.indices = range(20, 30)
+    with pytest.raises(StateError, match="indices is"):
+        loader.load_state_dict(state)

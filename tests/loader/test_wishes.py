@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from loader_support import Range, plain
@@ -263,3 +266,98 @@ def test_what_a_state_drew_is_for_its_own_epoch() -> None:
     for loader in (asked, alone):
         loader.set_epoch(4)
     assert rows(asked) == rows(alone)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_state_is_that_of_the_run_as_long_as_its_iterator_is_held(make: Callable[[], Any]) -> None:
+    """Callbacks set the next epoch and then save, while the loop still has batches to come."""
+    sampler, order = make(), orders(make)
+    loader = loader_over(sampler)
+    running = iter(loader)
+    had = rows([next(running), next(running)])
+    sampler.set_epoch(4)
+    state = loader.state_dict()
+    assert loader.epoch == 0
+    resumed = loader_over(make())
+    resumed.load_state_dict(state)
+    assert had + rows(resumed) == order[0]
+    del running
+    assert loader.epoch == 4
+    resumed = loader_over(make())
+    resumed.load_state_dict(loader.state_dict())
+    assert rows(resumed) == order[4]
+
+
+@pytest.mark.parametrize("make", ADVANCING)
+def test_a_state_that_a_sampler_loaded_is_used_once(make: Callable[[], Any]) -> None:
+    sampler, order = make(), orders(make)
+    evaluation, training = loader_over(sampler), loader_over(sampler)
+    sampler.load_state_dict(state_at(make, 2, 3)["sampler"])
+    assert len(evaluation) == N // SIZE  # it has heard of the state, and begins later
+    assert rows(training) == order[2][3 * SIZE :]
+    assert rows(evaluation) == order[2]
+    assert rows(loader_over(sampler)) == order[2]
+
+
+def test_a_state_that_a_data_set_loaded_is_used_once(write_manifest: Callable[..., Path]) -> None:
+    manifest = ps.Manifest.open(write_manifest(N))
+
+    def data() -> ps.RankDataset:
+        return ps.RankDataset(manifest, rank=0, world_size=1, seed=3, load=row_of)
+
+    before = ps.DataLoader(data(), SIZE)
+    running = iter(before)
+    had = rows([next(running)])
+    dataset = data()
+    dataset.load_state_dict(before.state_dict()["sampler"])
+    rest = rows(ps.DataLoader(dataset, SIZE))
+    assert len(rest) == N - SIZE
+    assert rows(ps.DataLoader(dataset, SIZE)) == had + rest
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_sampler_shows_the_epoch_that_was_begun_or_chosen_last(make: Callable[[], Any]) -> None:
+    """Programs loop from there: ``for epoch in range(sampler.epoch, epochs)``."""
+    sampler = make()
+    loader = loader_over(sampler)
+    loader.load_state_dict(state_at(make, 3, 1))
+    assert sampler.epoch == 3
+    rows(loader)
+    assert sampler.epoch == loader.epoch
+    batches = ps.BatchSampler(sampler, SIZE, False)
+    sampler.set_epoch(7)
+    assert batches.epoch == 7
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_epochs_may_be_numpys_integers(make: Callable[[], Any]) -> None:
+    sampler, order = make(), orders(make)
+    loader = loader_over(sampler)
+    sampler.set_epoch(np.int64(4))
+    assert rows(loader) == order[4]
+    loader.set_epoch(np.int64(6))  # type: ignore[arg-type]
+    json.dumps(loader.state_dict())
+    assert rows(loader) == order[6]
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "2", None])
+def test_what_is_no_epoch_is_refused(epoch: Any) -> None:
+    sampler = ours()
+    for chooses in (sampler, loader_over(sampler), ps.BatchSampler(sampler, SIZE, False)):
+        with pytest.raises(ValueError, match="epoch must be"):
+            chooses.set_epoch(epoch)
+
+
+@pytest.mark.parametrize("make", [*MAKERS, lambda: list(range(N))])
+def test_a_shallow_copy_begins_where_the_loader_would(make: Callable[[], Any]) -> None:
+    loader = loader_over(make())
+    loader.load_state_dict(state_at(make, 0, 1))
+    copied = copy.copy(loader)
+    assert rows(copied) == rows(loader)
+    assert copied.epoch == loader.epoch
+    loader.set_epoch(3)
+    assert copy.copy(loader).epoch == 3
+
+
+def row_of(record: ps.Record) -> int:
+    return record.row
