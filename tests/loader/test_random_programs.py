@@ -19,7 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program_support import LOADERS_SEED, N, Run, Setup, Step, TorchRun, kinds, loader_of, order_of, torchs_parts
+from random_program_support import LOADERS_SEED, N, Run, Setup, Step, TorchRun, kinds, loader_of, order_of, torchs_parts
 
 import penstock as ps
 

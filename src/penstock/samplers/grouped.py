@@ -129,6 +129,7 @@ class GroupedBatchSampler(EpochBatchSampler):
         self._epoch = self._shown = said_epoch(sampler) or 0
         self._counted: tuple[Any, int] | None = None
         self._told: Any = "nothing"  # the wish inside, when this sampler itself was told something
+        self._shown_at: Any = "nothing"
         self._check_size()
         self._refuse_share(self._world.peek().world_size)
 
@@ -199,7 +200,7 @@ class GroupedBatchSampler(EpochBatchSampler):
             self._epoch, self._cursor = epoch, wish.cursor
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
-        self._told = self._times_inside()
+        self._told = self._shown_at = self._times_inside()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state at the next ``iter()``, on any number of ranks.
@@ -208,7 +209,7 @@ class GroupedBatchSampler(EpochBatchSampler):
             StateError: the state belongs to other data, groups or batches.
         """
         super().load_state_dict(state)
-        self._told = self._times_inside()
+        self._told = self._shown_at = self._times_inside()
 
     @property
     def times_set(self) -> Any:
@@ -233,16 +234,15 @@ class GroupedBatchSampler(EpochBatchSampler):
         return self._epoch if said is None else said
 
     def _epoch_shown(self) -> int:
-        if self.inner is not None:
-            return self.inner.epoch
-        said = said_epoch(self.sampler)
-        return super()._epoch_shown() if said is None else said
+        # The sampler inside may have been told of another epoch since.
+        return super()._epoch_shown() if self._shown_at == self._times_inside() else self.wish().cursor.epoch
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Take note of where a reader is."""
         super().show(cursor, loaded=loaded, running=running)
         if self.inner is not None:
             self.inner.show(self._inner_cursor(cursor), loaded=loaded, running=running)
+        self._shown_at = self._times_inside()
 
     def chosen(self, cursor: Cursor) -> None:
         """Take note that the user of a reader chose this cursor."""

@@ -352,7 +352,7 @@ class Run:
                 "base_seed" in loader_of(make(setup), setup).state_dict()
             )
         """Whether passes draw from torch's generator or the user's."""
-        self.drawn = False
+        self.drawn = self.resumed = False
         """Whether a loaded state has drawn for the pass to come."""
         self.seen: list[Any] = []
         self.iterator: Iterator[Any] | None = None
@@ -392,7 +392,7 @@ class Run:
         assert self.iterator is not None
         for _ in range(count):
             batch = next(self.iterator, None)
-            self.told = self.fresh = self.drawn = False
+            self.told = self.fresh = self.drawn = self.resumed = False
             if batch is None:
                 self.iterator = self.left = None
                 self.seen.append("end")
@@ -432,6 +432,9 @@ class Run:
         # And a state at the beginning of a pass holds what that has drawn, for its own epoch alone.
         if not hasattr(target, verb) or (self.fresh and self.had) or (self.drawn and self.by_chance):
             return
+        # The epoch of a state just loaded keeps its mini-epoch.
+        if self.resumed and verb == "set_epoch" and getattr(self.parts.subject, "mini_epochs", 1) > 1:
+            return
         getattr(target, verb)(number)
         self.told = self.wished = True
 
@@ -461,6 +464,7 @@ class Run:
         if self._unclear:
             return
         lives = (self.iterator is not None or self.left is not None) and not self.told
+        self.resumed = True
         self.drawn = not lives
         if not self.stops:
             running = self.left if self.iterator is None else self.iterator
