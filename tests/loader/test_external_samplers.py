@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,14 @@ class TakesEpochs(CountsEpochs):
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
+
+
+class BehindItsEnd(TakesEpochs):
+    """The same, but at the end of an epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(12, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        self.epoch += 1
 
 
 @pytest.mark.filterwarnings("ignore:.*does not declare itself pure")
@@ -135,6 +143,130 @@ def test_a_subclass_of_torchs_that_changes_nothing_goes_on_as_torchs() -> None:
     resumed.load_state_dict(state)
     with pytest.raises(StateError, match="Reversed does not repeat its order"):
         next(iter(resumed))
+
+
+class Grown(torch.utils.data.RandomSampler):
+    """Over data whose number changes."""
+
+    rows = 6
+
+    @property  # type: ignore[override]
+    def data_source(self) -> range:
+        return range(self.rows)
+
+    @data_source.setter
+    def data_source(self, data_source: Any) -> None:
+        pass
+
+
+def test_what_a_program_assigns_to_torchs_samplers_counts() -> None:
+    drawing = torch.utils.data.RandomSampler(range(12), generator=torch.Generator().manual_seed(1))
+    sequential, grown = torch.utils.data.SequentialSampler(range(12)), Grown(range(12))
+    loaders = [ps.DataLoader(Range(12), 4, sampler=sampler) for sampler in (drawing, sequential, grown)]
+    assert [sum(len(batch) for batch in loader) for loader in loaders] == [12, 12, 6]
+    drawing.data_source = sequential.data_source = range(5)
+    grown.rows = 7
+    assert [len(loader) for loader in loaders] == [2, 2, 2]
+    assert [sum(len(batch) for batch in loader) for loader in loaders] == [5, 5, 7]
+    drawing.replacement, drawing._num_samples = True, 9
+    drawing.generator = torch.Generator().manual_seed(3)
+    expected = torch.utils.data.RandomSampler(range(5), True, 9, torch.Generator().manual_seed(3))
+    assert [row for batch in loaders[0] for row in plain(batch)] == list(expected)
+
+
+class Longer(torch.utils.data.DistributedSampler[int]):
+    """Shares of whole batches, by lengths that it assigns."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(Range(12), 2, rank)
+        self.num_samples, self.total_size = 8, 16
+
+
+def test_a_share_has_the_length_that_a_subclass_gives_it() -> None:
+    loader = ps.DataLoader(Range(12), 4, sampler=Longer(1))
+    running = iter(loader)
+    had = plain(next(running))
+    assert had + [row for batch in running for row in plain(batch)] == list(Longer(1))
+    running = iter(loader)
+    next(running)
+    resumed = ps.DataLoader(Range(12), 4, sampler=Longer(1))
+    resumed.load_state_dict(loader.state_dict())
+    assert [row for batch in resumed for row in plain(batch)] == list(Longer(1))[4:]
+
+
+class Turned(ps.RandomSampler):
+    """A subclass of ours with an order of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return ((row + 1) % 12 for row in super().__iter__())
+
+
+class TurnedBatches(ps.samplers.BatchSampler):
+    def __iter__(self) -> Iterator[list[int]]:
+        return (batch[::-1] for batch in super().__iter__())
+
+
+def turned() -> ps.DataLoader[Any]:
+    return ps.DataLoader(Range(12), 4, sampler=Turned(range(12), shuffle="global", seed=1))
+
+
+def turned_batches() -> ps.DataLoader[Any]:
+    sampler = ps.RandomSampler(range(12), shuffle="global", seed=1)
+    return ps.DataLoader(Range(12), batch_sampler=TurnedBatches(sampler, 4, False))
+
+
+@pytest.mark.parametrize("make", [turned, turned_batches])
+def test_a_subclass_of_ours_is_read_by_its_own_iter(make: Callable[[], ps.DataLoader[Any]]) -> None:
+    def told(epoch: int) -> ps.DataLoader[Any]:
+        loader = make()
+        loader.set_epoch(epoch)
+        return loader
+
+    def order(epoch: int) -> list[list[int]]:
+        loader = told(epoch)
+        rows = [list(rows) for rows in loader.batch_sampler]  # type: ignore[union-attr]
+        return rows
+
+    for epoch in range(3):
+        assert [plain(batch) for batch in told(epoch)] == order(epoch)
+        loader = told(epoch)
+        running = iter(loader)
+        next(running)
+        resumed = make()
+        resumed.load_state_dict(loader.state_dict())
+        assert [plain(batch) for batch in resumed] == order(epoch)[1:]
+    assert order(0) != order(1)
+
+
+def test_weights_that_were_written_to_are_others_in_a_state() -> None:
+    def loader_over(weights: list[float]) -> tuple[Any, ps.DataLoader[Any]]:
+        sampler = torch.utils.data.WeightedRandomSampler(weights, 12)
+        return sampler, ps.DataLoader(Range(12), 4, sampler=sampler)
+
+    sampler, loader = loader_over([1.0] * 12)
+    before = loader.state_dict()
+    sampler.weights[:6] = 0
+    with pytest.raises(StateError, match="weights is"):
+        loader.load_state_dict(before)
+    _, same = loader_over([0.0] * 6 + [1.0] * 6)
+    same.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("end", ["the iterator from before", "another loader"])
+def test_a_sampler_that_went_on_by_itself_leaves_a_loaded_state_be(end: str) -> None:
+    sampler = BehindItsEnd()
+    batches = ps.samplers.BatchSampler(sampler, 4, False)
+    loader, other = (ps.DataLoader(Range(12), batch_sampler=batches) for _ in range(2))
+    before = iter(loader)
+    expected = [plain(next(before)) for _ in range(2)][1:]
+    with_one = ps.DataLoader(Range(12), 4, sampler=BehindItsEnd())
+    running = iter(with_one)
+    next(running)
+    loader.load_state_dict(with_one.state_dict())
+    for _ in before if end == "the iterator from before" else other:
+        pass
+    assert sampler.epoch == 1
+    assert [plain(batch) for batch in loader][:1] == expected
 
 
 class OneShare(Sampler[int]):

@@ -299,6 +299,21 @@ def test_a_state_that_a_sampler_loaded_is_used_once(make: Callable[[], Any]) -> 
     assert rows(loader_over(sampler)) == order[2]
 
 
+@pytest.mark.parametrize("make", ADVANCING)
+def test_a_run_is_where_it_is_though_another_loader_began_with_what_was_loaded(make: Callable[[], Any]) -> None:
+    sampler, order = make(), orders(make)
+    loader, other = loader_over(sampler), loader_over(sampler)
+    running = iter(loader)
+    had = rows([next(running), next(running)])
+    sampler.load_state_dict(state_at(make, 2, 3)["sampler"])
+    assert rows(other) == order[2][3 * SIZE :]
+    resumed = loader_over(make())
+    resumed.load_state_dict(loader.state_dict())
+    assert had + rows(resumed) == order[0]
+    assert had + rows(running) == order[0]
+    assert rows(loader) == order[2]
+
+
 def test_a_state_that_a_data_set_loaded_is_used_once(write_manifest: Callable[..., Path]) -> None:
     manifest = ps.Manifest.open(write_manifest(N))
 

@@ -281,10 +281,12 @@ class PlanReader(Generic[E]):
             # A loaded state is used once. If another reader has begun with it since, this one begins the whole epoch.
             if self._wished and self._loaded and not (wish := self.plan.wish()).loaded:
                 self._choose(wish.cursor)
+                self._wished = True
             return
         self._heard, wish = times, self.plan.wish()
         keeps = self._loaded and self._next is not None and not wish.loaded
-        if keeps and _names(wish.cursor, self._upcoming()):
+        # A sampler that went on by itself, under another reader perhaps, is no choice against a loaded state.
+        if keeps and (wish.later or _names(wish.cursor, self._upcoming())):
             return
         if wish.later and self._attached:
             self._next = wish.cursor

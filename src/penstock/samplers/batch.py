@@ -154,7 +154,8 @@ def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:
     >>> type(batch_plan_of(torch.utils.data.BatchSampler(inner, 2, False))).__name__
     'BatchSampler'
     """
-    if isinstance(batches, EpochBatchSampler):
+    # A user's subclass may yield something else than the plan says.
+    if isinstance(batches, EpochBatchSampler) and type(batches).__iter__ is EpochBatchSampler.__iter__:
         return batches
     if type(batches) is torch.utils.data.BatchSampler:
         return BatchSampler(batches.sampler, batches.batch_size, batches.drop_last)

@@ -111,7 +111,10 @@ class GroupedBatchSampler(EpochBatchSampler):
         _refuse_other_streams(sampler)
         self.sampler = sampler
         # One rank's share is grouped as it comes: its plan is that of all ranks.
-        self._plan = None if dealer(sampler, ranks=1) is not None and not _ours(sampler) else plan_of(sampler)
+        if isinstance(sampler, DistributedSampler):
+            self._plan: EpochSampler | None = sampler
+        else:
+            self._plan = None if dealer(sampler, ranks=1) is not None and not _ours(sampler) else plan_of(sampler)
         self.batch_size = batch_size
         self.drop_last = self.drop_uneven = drop_last
         self.order = order

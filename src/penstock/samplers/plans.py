@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sized
+from typing import Any, cast
 
 import numpy as np
 import torch.utils.data
@@ -21,9 +21,12 @@ def plan_of(sampler: Iterable[Any]) -> EpochSampler | None:
     'TorchRandom'
     """
     if isinstance(sampler, EpochSampler):
-        return sampler
+        # A user's subclass may yield something else than the plan says.
+        return sampler if type(sampler).__iter__ is EpochSampler.__iter__ else None
     kind = next((kind for kind in TORCH_PLANS if _orders_like(sampler, kind)), None)
     if kind is None or (isinstance(sampler, torch.utils.data.SubsetRandomSampler) and not _integers(sampler.indices)):
+        return None
+    if isinstance(sampler, torch.utils.data.DistributedSampler) and not _deals_as_torch(sampler):
         return None
     return TORCH_PLANS[kind](sampler)
 
@@ -34,6 +37,13 @@ def _orders_like(sampler: Any, kind: type) -> bool:
         getattr(type(sampler), name, None) is getattr(kind, name, None)
         for name in ("__iter__", "__len__", "set_epoch", "num_samples")
     )
+
+
+def _deals_as_torch(sampler: torch.utils.data.DistributedSampler[Any]) -> bool:
+    """Return whether shares are as long as torch makes them: subclasses and programs assign other lengths."""
+    samples, ranks = len(cast(Sized, sampler.dataset)), sampler.num_replicas
+    share = samples // ranks if sampler.drop_last else -(-samples // ranks)
+    return sampler.num_samples == share and sampler.total_size == share * ranks
 
 
 def _integers(indices: Any) -> bool:

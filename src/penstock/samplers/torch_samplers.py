@@ -7,7 +7,7 @@ global generator, or the generator's state (7 kB of text) where numbers are draw
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any, cast
 
 import numpy as np
@@ -43,7 +43,33 @@ class TorchRandom(RandomSampler):
         """torch's sampler."""
         return self._sampler
 
-    # Accelerate and others assign it, on torch's sampler.
+    # All are torch's sampler's: programs assign them there, and subclasses compute them.
+    @property
+    def data_source(self) -> Sized:
+        """torch's sampler's."""
+        return self._sampler.data_source
+
+    @data_source.setter
+    def data_source(self, data_source: Sized) -> None:
+        pass
+
+    @property
+    def replacement(self) -> bool:
+        """torch's sampler's."""
+        return self._sampler.replacement
+
+    @replacement.setter
+    def replacement(self, replacement: bool) -> None:
+        pass
+
+    @property
+    def _num_samples(self) -> int | None:
+        return self._sampler._num_samples
+
+    @_num_samples.setter
+    def _num_samples(self, num_samples: int | None) -> None:
+        pass
+
     @property
     def generator(self) -> torch.Generator | None:
         """torch's sampler's."""
@@ -64,8 +90,17 @@ class TorchSequential(SequentialSampler):
     """The plan of ``torch.utils.data.SequentialSampler``: that of ours."""
 
     def __init__(self, sampler: torch.utils.data.SequentialSampler) -> None:
-        super().__init__(sampler.data_source)
         self._sampler = sampler
+        super().__init__(sampler.data_source)
+
+    @property
+    def data_source(self) -> Sized:
+        """torch's sampler's."""
+        return self._sampler.data_source
+
+    @data_source.setter
+    def data_source(self, data_source: Sized) -> None:
+        pass
 
     @property
     def source(self) -> torch.utils.data.SequentialSampler:
@@ -157,7 +192,7 @@ class _DrawnAtOnce(EpochSampler):
     def __init__(self, sampler: Any) -> None:
         super().__init__()
         self._sampler = sampler
-        self._hashed: tuple[Any, str] | None = None
+        self._hashed: tuple[Any, int | None, str] | None = None
 
     @property
     def source(self) -> Any:
@@ -215,10 +250,11 @@ class _DrawnAtOnce(EpochSampler):
         return cursor
 
     def _digest(self, data: Any) -> str:
-        """Return a hash of what is drawn from; kept while that is the same object."""
-        if self._hashed is None or self._hashed[0] is not data:
-            self._hashed = data, self._digest_of(data)
-        return self._hashed[1]
+        """Return a hash of what is drawn from; kept for the same object, until a tensor is written to."""
+        version = data._version if isinstance(data, torch.Tensor) else None
+        if self._hashed is None or self._hashed[0] is not data or self._hashed[1] != version:
+            self._hashed = data, version, self._digest_of(data)
+        return self._hashed[2]
 
     @abc.abstractmethod
     def _digest_of(self, data: Any) -> str: ...
