@@ -268,6 +268,27 @@ def test_what_a_state_drew_is_for_its_own_epoch() -> None:
     assert rows(asked) == rows(alone)
 
 
+@pytest.mark.parametrize("then", [2, 5])
+@both
+@each
+def test_a_run_that_moved_is_one_like_any_other(
+    make: Callable[[], Any], choose: Callable[..., None], then: int
+) -> None:
+    sampler, order = make(), orders(make)
+    loader = loader_over(sampler)
+    running = iter(loader)
+    choose(loader, sampler, 2)
+    had = rows([next(running)])
+    choose(loader, sampler, then)
+    had += rows([next(running)])
+    resumed = loader_over(make())
+    resumed.load_state_dict(loader.state_dict())
+    assert had + rows(resumed) == order[2]
+    assert had + rows(running) == order[2]
+    # The epoch that ran was fulfilled, and torch's is not gone on from.
+    assert loader.epoch == (3 if then == 2 and make in ADVANCING else then)
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_state_is_that_of_the_run_as_long_as_its_iterator_is_held(make: Callable[[], Any]) -> None:
     """Callbacks set the next epoch and then save, while the loop still has batches to come."""

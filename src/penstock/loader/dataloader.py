@@ -138,10 +138,7 @@ class DataLoader(Configured[T_co]):
     # Iteration.
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
-        delivery = self._begin()
-        position, progress = self._position, delivery.progress
-        delivery.renewed = lambda: None if position.goes_on(progress) else self._begin()
-        return delivery
+        return self._begin()
 
     def _begin(self) -> Delivery:
         """A pass begins."""
@@ -201,6 +198,7 @@ class DataLoader(Configured[T_co]):
             length=self.__len__,
         )
         progress.held_by = weakref.ref(delivery)
+        delivery.renewed = lambda: None if position.goes_on(progress) else self._begin()
         self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(delivery)]
         return delivery
 
