@@ -174,6 +174,27 @@ def test_what_a_program_assigns_to_torchs_samplers_counts() -> None:
     assert [row for batch in loaders[0] for row in plain(batch)] == list(expected)
 
 
+@pytest.mark.parametrize("first", [None, torch.utils.data.SequentialSampler(range(12)), CountsEpochs()])
+def test_what_a_program_assigns_to_the_batch_sampler_counts(first: Any) -> None:
+    def loaded() -> ps.DataLoader[Any]:
+        loader = ps.DataLoader(Range(12), 4, shuffle=None if first is not None else True, sampler=first)
+        assert [len(batch) for batch in loader] == [4, 4, 4]
+        return loader
+
+    loader = loaded()
+    inside: Any = loader.batch_sampler
+    inside.batch_size, inside.drop_last = 5, True
+    assert [len(batch) for batch in loader] == [5, 5]
+    assert len(loader) == 2
+    inside.sampler, inside.batch_size = torch.utils.data.SequentialSampler(range(6)), 3
+    assert [plain(batch) for batch in loader] == [[0, 1, 2], [3, 4, 5]]
+    running = iter(loader)
+    next(running)
+    resumed = ps.DataLoader(Range(12), 3, sampler=torch.utils.data.SequentialSampler(range(6)))
+    resumed.load_state_dict(loader.state_dict())
+    assert [plain(batch) for batch in resumed] == [[3, 4, 5]]
+
+
 class Longer(torch.utils.data.DistributedSampler[int]):
     """Shares of whole batches, by lengths that it assigns."""
 

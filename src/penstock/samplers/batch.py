@@ -83,8 +83,46 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return the batches of the cursor's epoch, from the cursor on."""
-        run = self.inner.bind(cursor, entropy)
+        inner = self.inner
+        if isinstance(inner, ExternalSampler):
+            inner.batch_size, inner.drop_last = self.batch_size, self.drop_last  # assigned since, perhaps
+        run = inner.bind(cursor, entropy)
         return _Batches(run, self.batch_size, self.drop_last) if isinstance(run, EpochPlan) else run
+
+
+class TorchBatches(BatchSampler):
+    """The plan of ``torch.utils.data.BatchSampler``: that of ours, with what programs assign to torch's."""
+
+    def __init__(self, batches: torch.utils.data.BatchSampler) -> None:
+        self._batches = batches
+        super().__init__(batches.sampler, batches.batch_size, batches.drop_last)
+
+    @property
+    def sampler(self) -> Any:
+        """torch's batch sampler's."""
+        return self._batches.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        pass
+
+    @property
+    def batch_size(self) -> int:
+        """torch's batch sampler's."""
+        return self._batches.batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        pass
+
+    @property
+    def drop_last(self) -> bool:
+        """torch's batch sampler's."""
+        return self._batches.drop_last
+
+    @drop_last.setter
+    def drop_last(self, drop_last: bool) -> None:
+        pass
 
 
 class _Batches(BatchEpochPlan):
@@ -152,11 +190,11 @@ def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:
 
     >>> inner = torch.utils.data.SequentialSampler(range(3))
     >>> type(batch_plan_of(torch.utils.data.BatchSampler(inner, 2, False))).__name__
-    'BatchSampler'
+    'TorchBatches'
     """
     # A user's subclass may yield something else than the plan says.
     if isinstance(batches, EpochBatchSampler) and type(batches).__iter__ is EpochBatchSampler.__iter__:
         return batches
     if type(batches) is torch.utils.data.BatchSampler:
-        return BatchSampler(batches.sampler, batches.batch_size, batches.drop_last)
+        return TorchBatches(batches)
     return ExternalSampler(batches)
