@@ -445,7 +445,7 @@ def test_indices_that_cannot_be_compared_are_skipped_aloud() -> None:
     run = reader_of(batched(Seeded(items))).start(advance=False)
     whole = had(run)
     reader = loaded(batched(Seeded(items)), run.cursor(2).state())
-    with pytest.warns(UserWarning, match=r"Seeded has no state_dict.*first 8 \(sample\) are drawn again"):
+    with pytest.warns(UserWarning, match=r"Seeded has no state_dict.*first 8 samples are drawn again"):
         assert had(reader.start(advance=False)) == whole[2:]
 
 

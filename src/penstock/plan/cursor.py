@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from penstock.errors import StateError
+from penstock.wording import counted
 
 __all__ = [
     "STATE_VERSION",
@@ -97,8 +98,8 @@ class Cursor:
         epoch, consumed = read_int(state, "epoch", of=of), read_int(state, "consumed", of=of)
         if most is not None and consumed > most:
             raise StateError(
-                f"this state of a {of} is damaged: it has consumed {consumed} of {most} {unit}s (consumed= in the "
-                "state, and the length here). Resume from another state, or start anew without one"
+                f"this state of a {of} is damaged: it has consumed {consumed} of {counted(most, unit)} (consumed= in "
+                "the state, and the length here). Resume from another state, or start anew without one"
             )
         inner = None if sampler is None else sampler(read_mapping(state, "sampler", of=of))
         entropy = dict(read_mapping(state, "entropy", of=of)) if "entropy" in state else {}

@@ -7,7 +7,8 @@ We do not own their order, so a state is what it takes to draw the rest of an ep
 * otherwise a count, and a hash of what was counted. The count is drawn again and dropped. If that hashes to something
   else, the sampler does not repeat its order, and the resume is refused.
 
-Cost: a few numbers, or whatever the user's states take; 2 us a batch.
+Cost: a few numbers, or whatever the user's states take. The hash takes 1 us for a batch of 32 integers and 5 us for
+256. Other types take 2 us an index.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from penstock.plan.reader import Wish
 from penstock.plan.user_states import Frozen, freeze, states_of, thaw
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.shares import rank_of
+from penstock.wording import counted
 
 __all__ = ["ExternalSampler", "said_epoch"]
 
@@ -327,15 +329,15 @@ class _Drawn(BatchEpochPlan):
         found = self._hashed([index for batch in dropped for index in batch] if self._size is None else dropped)
         if len(dropped) < count or (expected is not None and found is not None and found != expected):
             raise StateError(
-                f"{name} does not repeat its order. It has no state_dict and load_state_dict, so the first {count} "
-                f"({self._plan.unit}) are drawn again on a resume, and they are not those that the state counts "
-                f"(hash {expected} in the state, {found} here). Seed it as the first run did, give it a state_dict and "
-                "load_state_dict, or begin the epoch anew without the state"
+                f"{name} does not repeat its order. It has no state_dict and load_state_dict, so the first "
+                f"{counted(count, self._plan.unit)} are drawn again on a resume, and they are not those that the "
+                f"state counts (hash {expected} in the state, {found} here). Seed it as the first run did, give it a "
+                "state_dict and load_state_dict, or begin the epoch anew without the state"
             )
         if expected is None or found is None:
             warnings.warn(
-                f"{name} has no state_dict and load_state_dict: its first {count} ({self._plan.unit}) are drawn again "
-                "and dropped, which is exact only if it repeats its order",
+                f"{name} has no state_dict and load_state_dict: its first {counted(count, self._plan.unit)} are "
+                "drawn again and dropped, which is exact only if it repeats its order",
                 stacklevel=2,
             )
 
