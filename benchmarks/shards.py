@@ -21,7 +21,8 @@ import webdataset as wds
 
 from _common import arguments, folder, interleave, parse, spread, table
 from penstock import DataLoader, ImageDataset
-from penstock.shards import ShardDataset, ShardSet, ShardWriter, StreamShards
+from penstock.datasets import ShardDataset
+from penstock.shards import ShardSet, ShardWriter, StreamShards
 
 _BATCH = 64
 _EXAMPLES = Path(__file__).parents[1] / "examples" / "data" / "cifar10-small.tar.xz"

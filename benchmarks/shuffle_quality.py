@@ -22,7 +22,8 @@ import argparse
 import numpy as np
 
 from _common import parse, table
-from penstock.order import derive_key, make_order
+from penstock.hashing import derive_key
+from penstock.order import make_order
 from penstock.quality import Invertible, ShuffleBuffer, TableOrder, measure, sorted_labels
 from penstock.samplers import BatchSampler, DistributedSampler, GroupedBatchSampler
 

@@ -171,6 +171,7 @@ def data_sets(folder: Path) -> dict[str, Case]:
         "TableDataset": Case(lambda: ps.TableDataset(folder / "train.parquet", **where)),
         "Mixture": Case(lambda: ps.Mixture([(list(range(9)), 1), (list(range(20)), 2)], **where)),
         "Mixture of streams": Case(lambda: ps.Mixture(streams())),
+        "Mixture of mixtures": Case(lambda: ps.Mixture([(ps.Mixture(streams()), 2), (Plain(), 1)])),
         "StreamShards": Case(lambda: ps.StreamShards(urls, buffer_bytes=100)),
         "WebDataset": Case(lambda: wds.WebDataset(urls, shardshuffle=True).shuffle(5).decode().batched(4)),
     }
@@ -275,7 +276,7 @@ def test_samplers(name: str) -> None:
 
 
 DATA_SETS = ["RankDataset", "RankDataset of two", "MPDataset", "ShardDataset", "TableDataset", "Mixture"]
-STREAMS = ["Mixture of streams", "StreamShards", "WebDataset"]
+STREAMS = ["Mixture of streams", "Mixture of mixtures", "StreamShards", "WebDataset"]
 
 
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")

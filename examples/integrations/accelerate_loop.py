@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate import DataLoaderConfiguration
 from common import Log, Network, arguments, images
 from torch.nn.functional import cross_entropy
 
 import penstock as ps
+from penstock.integrations.accelerate import Accelerator
 
 
 class Steps:

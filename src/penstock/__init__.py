@@ -25,7 +25,7 @@ _HOMES = {
     "LoadArray": "datasets",
     "LoadBytes": "datasets",
     "LoadImage": "datasets",
-    "MDSDataset": "shards.mds",
+    "MDSDataset": "datasets",
     "MDSFolder": "shards.mds",
     "MPDataset": "datasets",
     "Manifest": "manifest",
@@ -40,11 +40,11 @@ _HOMES = {
     "Record": "manifest",
     "SequentialSampler": "samplers",
     "ServerDataset": "datasets",
-    "ShardDataset": "shards",
+    "ShardDataset": "datasets",
     "ShardSet": "shards",
     "ShardWriter": "shards",
     "StreamShards": "shards",
-    "TableDataset": "tables",
+    "TableDataset": "datasets",
     "TableFiles": "tables",
     "TarWriter": "shards",
     "TokenDataset": "datasets",
@@ -111,11 +111,14 @@ if TYPE_CHECKING:
         LoadArray,
         LoadBytes,
         LoadImage,
+        MDSDataset,
         Mixture,
         MPDataset,
         RankDataset,
         RankServerDataset,
         ServerDataset,
+        ShardDataset,
+        TableDataset,
         TokenDataset,
     )
     from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
@@ -135,10 +138,10 @@ if TYPE_CHECKING:
         make_batch_data_sampler,
         make_data_sampler,
     )
-    from penstock.shards import ShardDataset, ShardSet, ShardWriter, StreamShards, TarWriter
-    from penstock.shards.mds import MDSDataset, MDSFolder
+    from penstock.shards import ShardSet, ShardWriter, StreamShards, TarWriter
+    from penstock.shards.mds import MDSFolder
     from penstock.stages import stage
-    from penstock.tables import TableDataset, TableFiles
+    from penstock.tables import TableFiles
 
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

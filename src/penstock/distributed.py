@@ -53,7 +53,7 @@ def current(rank: int | None = None, world_size: int | None = None, *, process_g
     if rank is not None and world_size is not None:
         if process_group is not None:
             raise PartitionError("give either rank and world_size or process_group, not both")
-        return _checked(operator.index(rank), operator.index(world_size), "")
+        return _checked(_integer(rank), _integer(world_size), "")
     if process_group is not None:
         group = process_group.get_group() if hasattr(process_group, "get_group") else process_group
         if dist.get_rank(group) < 0:
@@ -77,6 +77,13 @@ def _from_environment() -> World:
             f"RANK and WORLD_SIZE must be integers, got RANK={given['RANK']!r} and WORLD_SIZE={given['WORLD_SIZE']!r}"
         ) from None
     return _checked(rank, world_size, " (from the environment variables RANK and WORLD_SIZE)")
+
+
+def _integer(given: Any) -> int:
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise PartitionError(f"rank and world size (num_replicas) must be integers, got {given!r}") from None
 
 
 def _checked(rank: int, world_size: int, source: str) -> World:
@@ -113,7 +120,9 @@ class LateWorld:
         each: bool = False,
         of: str,
     ) -> None:
-        self._rank, self._world_size, self._of = rank, world_size, of
+        self._rank = None if rank is None else _integer(rank)
+        self._world_size = None if world_size is None else _integer(world_size)
+        self._of = of
         given = rank is not None and world_size is not None
         if given or (not each and (rank is not None or world_size is not None)):
             current(rank, world_size, process_group=process_group)
@@ -123,6 +132,10 @@ class LateWorld:
     def __getstate__(self) -> dict[str, Any]:
         # Workers on other machines have no process group: what rank this is has to travel.
         return {**self.__dict__, "_world": self.get()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LateWorld:
+        # Copies in this process are of the same rank. Copying one does not settle it.
+        return self
 
     def peek(self) -> World:
         """Rank and world size as they are at the moment; nothing is settled by asking."""

@@ -45,6 +45,7 @@ __all__ = [
     "TicketError",
     "TooManyErrors",
     "TruncatedShardError",
+    "UnknownClassesError",
     "UnknownDataSetError",
     "WorkerError",
 ]
@@ -56,6 +57,10 @@ class PenstockError(Exception):
 
 class ConfigError(PenstockError, ValueError):
     """An argument, or a combination of arguments, that makes no sense."""
+
+
+class UnknownClassesError(ConfigError, AttributeError):
+    """``classes`` of a data set whose source says no names. To ``hasattr`` there is no such attribute."""
 
 
 class OrderError(PenstockError, ValueError):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
-from penstock.order.hashing import derive_key, mix, mix_array, splitmix64
+from penstock.hashing import derive_key, mix, mix_array, splitmix64
 
 __all__ = [
     "current_key",

@@ -14,9 +14,9 @@ import torch
 from interpreter_support import METHODS
 
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, MPDataset, RankDataset
-from penstock.datasets.loading import SampleRecord
 from penstock.errors import ConfigError, ImageError
 from penstock.images.decode import read_image
+from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import (
     CenterCrop,
     Compose,

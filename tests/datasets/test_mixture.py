@@ -1,4 +1,4 @@
-"""`Mixture`: proportions on every prefix, every sample of a source equally often, resume anywhere on any ranks."""
+"""`Mixture`: proportions, every sample of a source equally often, resume anywhere on any ranks."""
 
 from __future__ import annotations
 
@@ -45,10 +45,87 @@ def test_every_prefix_has_the_proportions(data: Any) -> None:
     mixture = make(sizes, weights, stop=data.draw(st.integers(1, 300)), seed=data.draw(st.integers(0, 9)))
     shares = [Fraction(str(weight)) / sum(Fraction(str(w)) for w in weights) for weight in weights]
     had = [0] * len(sizes)
+    mixture.set_epoch(data.draw(st.integers(0, 3)))
     for count, item in enumerate(items(mixture), 1):
         had[source_of(item)] += 1
-        assert all(abs(had[i] - count * share) < 1 for i, share in enumerate(shares))
-    assert list(mixture.counts(len(mixture)).values()) == had
+        assert all(abs(had[i] - count * share) < mixture.bound for i, share in enumerate(shares))
+        assert list(mixture.counts(count).values()) == had
+    assert all(abs(had[i] - len(mixture) * share) <= 1 for i, share in enumerate(shares))
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_every_epoch_has_the_same_counts(data: Any) -> None:
+    sizes = data.draw(SIZES)
+    weights = data.draw(st.lists(WEIGHTS, min_size=len(sizes), max_size=len(sizes)))
+    stop = data.draw(st.sampled_from([None, "first", "all", 30]))
+    mixture = make(sizes, weights, mode="upsample", stop=stop)
+    patterns = []
+    for epoch in range(4):
+        mixture.set_epoch(epoch)
+        patterns.append([source_of(item) for item in items(mixture)])
+    assert len({tuple(sorted(pattern)) for pattern in patterns}) == 1
+
+
+def test_every_epoch_has_another_order_of_sources() -> None:
+    found = []
+    for epoch, seed in ((0, 0), (1, 0), (0, 1)):
+        mixture = make([100, 100], [1, 1], seed=seed)
+        mixture.set_epoch(epoch)
+        found.append(tuple(map(source_of, items(mixture))))
+    assert len(set(found)) == 3
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_stops_are_where_the_proportions_say(data: Any) -> None:
+    """In "first" none comes twice, in "all" each comes. By the shares one more would, and one less would not do."""
+    sizes = data.draw(SIZES)
+    weights = data.draw(st.lists(WEIGHTS, min_size=len(sizes), max_size=len(sizes)))
+    shares = [Fraction(str(weight)) / sum(Fraction(str(w)) for w in weights) for weight in weights]
+    first, everything = (
+        make(sizes, weights, stop=stop, seed=data.draw(st.integers(0, 9))) for stop in ("first", "all")
+    )
+    assert len(set(items(first))) == len(first)
+    assert any((len(first) + 1) * share > size for size, share in zip(sizes, shares, strict=True))
+    assert len(set(items(everything))) == sum(sizes)
+    assert any((len(everything) - 1) * share < size for size, share in zip(sizes, shares, strict=True))
+
+
+def test_first_may_repeat_where_a_source_begins_anew() -> None:
+    """Sources go on from epoch to epoch: 30 samples of it are had after three epochs of 20."""
+    mixture = make([20, 30], [1, 1], stop="first")
+    seen: Counter[int] = Counter()
+    repeats = []
+    for epoch in range(6):
+        mixture.set_epoch(epoch)
+        had = Counter(items(mixture))
+        repeats.append(max(had.values()))
+        seen += had
+    assert repeats[0] == 1
+    assert 2 in repeats
+    assert {seen[1000 + k] for k in range(30)} == {4}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+@pytest.mark.parametrize("weights", [[0.5, 0.5], [0.7, 0.2, 0.1], [0.9, 0.099, 0.001]], ids=str)
+def test_ranks_have_every_source_by_its_weight(weights: list[float], ranks: int) -> None:
+    counts = []
+    for rank in range(ranks):
+        mixture = Mixture(
+            [(Numbers(10**6 * i, 1000), weight) for i, weight in enumerate(weights)],
+            rank=rank,
+            world_size=ranks,
+            stop=2000 * ranks,
+            tag=True,
+            seed=5,
+        )
+        mine = Counter(source for _, source in items(mixture))
+        counts.append([mine[i] for i in range(len(weights))])
+        for i, weight in enumerate(weights):
+            assert abs(mine[i] - 2000 * weight) < 4 * (2000 * weight * (1 - weight)) ** 0.5
+    for i, weight in enumerate(weights):
+        assert sum(count[i] for count in counts) == pytest.approx(2000 * ranks * weight, abs=1)
 
 
 @given(st.data())
@@ -199,11 +276,24 @@ def test_statistics_of_a_loader() -> None:
         mixture.statistics({"epoch": 1, "consumed": 3})
 
 
+def test_statistics_count_what_was_had_in_the_epoch_of_the_state() -> None:
+    mixture = make([11, 20, 5], [3, 2, 1], stop=50)
+    seen: Counter[int] = Counter()
+    for epoch in range(3):
+        mixture.set_epoch(epoch)
+        whole = [source_of(item) for item in items(mixture)]
+        for count in range(0, 51, 3):
+            had = seen + Counter(whole[:count])
+            assert [each.had for each in mixture.statistics(mixture.state_dict(count))] == [had[i] for i in range(3)]
+        seen += Counter(whole)
+
+
 def test_tags_and_sources() -> None:
     mixture = make([5, 5], [1, 1], tag=True)
     assert all(source_of(item) == number for item, number in items(mixture))
     assert [type(source) for source in mixture.sources] == [Numbers, Numbers]
-    assert mixture.bound == 1
+    assert mixture.bound == 7
+    assert make([10**6, 10**6], [1, 1]).bound == 15
 
 
 def test_travels() -> None:
@@ -214,11 +304,16 @@ def test_travels() -> None:
     assert again.fingerprint == mixture.fingerprint
 
 
-def test_states_of_other_mixtures_are_refused() -> None:
+def test_states_of_other_mixtures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     state = make([11, 20], [3, 2]).state_dict(5)
     for other in (make([11, 21], [3, 2]), make([11, 20], [3, 3]), make([11, 20], [3, 2], stop="first")):
         with pytest.raises(StateError, match="fingerprint"):
             other.load_state_dict(state)
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.datasets.mixture.MIXTURE_ORDER", "of another version")
+        other = make([11, 20], [3, 2])
+    with pytest.raises(StateError, match="fingerprint"):
+        other.load_state_dict(state)
     with pytest.raises(StateError, match="seed"):
         make([11, 20], [3, 2], seed=1).load_state_dict(state)
     with pytest.raises(StateError):
@@ -301,3 +396,38 @@ def test_conformance(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("stages", [[(1, 0)], [(2, 2), (3, 1), (1, 0)], [(4, 1), (1, 2), (2, 0)]], ids=str)
 def test_every_sample_once_over_changing_ranks(stages: list[tuple[int, int]]) -> None:
     check_elastic(_loader, _rows, 36, stages)
+
+
+def test_pairs_come_in_a_list() -> None:
+    """An iterator is refused in words: who decides between map-style and iterable-style would leave it at its end."""
+    with pytest.raises(ConfigError, match=r"takes a list of pairs \(dataset, weight\), got a zip"):
+        Mixture(zip([Numbers(0, 3), Numbers(9, 3)], [1, 2], strict=True))  # type: ignore[arg-type]
+
+
+def test_subclasses_have_constructors_of_their_own() -> None:
+    class Twice(Mixture):
+        def __init__(self, size: int, *, seed: int) -> None:
+            super().__init__([(Numbers(0, size), 1), (Numbers(1000, size), 1)], seed=seed, rank=0, world_size=1)
+
+    mixture = Twice(4, seed=3)
+    assert items(mixture) == items(make([4, 4], [1, 1], seed=3))
+    assert items(pickle.loads(pickle.dumps(make([4, 4], [1, 1], seed=3)))) == items(mixture)
+
+
+@pytest.mark.parametrize("options", [{"stop": 2**62 + 1}, {"stop": 2**70}, {"mode": "choose"}], ids=str)
+def test_epochs_without_end_are_refused(options: dict[str, Any]) -> None:
+    weights = [2**70, 1] if "mode" in options else [1, 1]
+    with pytest.raises(ConfigError, match=r"samples, which is more than 2\*\*62"):
+        make([3, 3], weights, **options)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2**61, 2**62 - 1])
+def test_epochs_of_any_number(epoch: int) -> None:
+    """Sources go on where they stopped, also where what they had does not fit 64 bits."""
+    mixture = make([7, 11], [5, 3], stop=16, shuffle="none")
+    mixture.set_epoch(epoch)
+    for start, size, share in ((0, 7, 10), (1000, 11, 6)):
+        mine = [item - start for item in items(mixture) if item // 1000 == start // 1000]
+        assert mine == [(epoch * share + had) % size for had in range(share)]
+    with pytest.raises(ConfigError, match=r"epoch must be below 2\*\*62"):
+        mixture.set_epoch(2**62)

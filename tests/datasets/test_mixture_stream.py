@@ -9,12 +9,14 @@ import warnings
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from mixture_support import Numbers, StatefulStream, Stream
 
 from penstock import DataLoader, Mixture
 from penstock.datasets.mixture_stream import MixtureStream
 from penstock.errors import ConfigError, StateError
+from penstock.order.mixture import BlockMixture
 
 
 def make(kind: Any = Stream, sizes: tuple[int, ...] = (10, 30), **options: Any) -> Any:
@@ -25,23 +27,32 @@ def test_proportions_and_ends() -> None:
     mixture = make(stop="first")
     assert isinstance(mixture, MixtureStream)
     found = list(mixture)
-    assert found[:6] == [1000, 0, 1001, 1002, 1, 1003]
-    assert len(set(found)) == len(found) == 31
+    order = mixture._order(None, 0)
+    assert isinstance(order, BlockMixture)
+    assert [item // 1000 for item in found[:9]] == order.locate(np.arange(9))[0].tolist()
+    assert [item for item in found if item < 1000] == list(range(10))
+    assert len(set(found)) == len(found) == min(order.position(0, 10), order.position(1, 30))
     everything = list(make())
     assert set(everything) >= {*range(10), *range(1000, 1030)}
     assert Counter(everything)[0] == 2
     assert len(list(make(stop=17))) == 17
     chosen = Counter(item // 1000 for item in make(sizes=(10, 30), mode="choose"))
     assert chosen == {0: 1, 1: 2}
-    assert make().counts(9) == {"source 0": 3, "source 1": 6}
-    assert [number for _, number in itertools.islice(make(tag=True), 3)] == [1, 0, 1]
+    had = Counter(item // 1000 for item in everything[:9])
+    assert make().counts(9) == {"source 0": had[0], "source 1": had[1]}
+    assert [number for _, number in itertools.islice(make(tag=True), 9)] == [item // 1000 for item in everything[:9]]
+    ended = make(stop=9)
+    assert Counter(item // 1000 for item in ended) == {0: 3, 1: 6}
+    assert ended.counts(9) == {"source 0": 3, "source 1": 6}
 
 
 def test_sources_that_begin_anew_are_told_the_epoch() -> None:
     mixture = make(sizes=(4, 30))
     mixture.set_epoch(5)
     list(mixture)
-    assert mixture.sources[0].epochs == [5, 6, 7, 8]
+    told = mixture.sources[0].epochs
+    assert len(told) in (4, 5), "by where the order of this epoch has the last sample of the other source"
+    assert told == list(range(5, 5 + len(told)))
     assert mixture.sources[1].epochs == [5]
 
 
@@ -62,6 +73,8 @@ def test_resume_anywhere(kind: Any, stop: Any) -> None:
             assert list(again) == seen[k:], k
     with pytest.raises(StateError):
         make(kind, stop="first", sizes=(1, 2, 3)).load_state_dict(states[1])
+    with pytest.raises(StateError, match="order"):
+        make(kind, stop=stop).load_state_dict({**states[1], "order": "of another version"})
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -91,3 +104,17 @@ def test_errors() -> None:
     with pytest.raises(ConfigError, match=r"source 0 gave no sample at all"):
         list(make(sizes=(0, 3)))
     assert len(list(pickle.loads(pickle.dumps(make(stop=5))))) == 5
+
+
+def test_each_epoch_and_each_rank_has_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture = make(tag=True, stop=40)
+    epochs = [[number for _, number in mixture] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert Counter(epochs[0]) == Counter(epochs[1])
+    shares = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        shares.append([number for _, number in make(tag=True, stop=80)])
+    assert shares[0] != shares[1]
+    assert Counter(shares[0]) == Counter(shares[1])

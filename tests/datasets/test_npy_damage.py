@@ -14,7 +14,7 @@ from penstock.errors import DataFileError, ShardError
 from penstock.manifest import Record
 from penstock.shards.decode import Decode
 from penstock.shards.grouping import KEY, URL
-from penstock.wds.decoders import decoders
+from penstock.wds.autodecode import decoders
 
 FLIPS = [0x00, 0x01, 0x08, 0x20, 0x80, 0xFF]
 WRONG_HEADERS = [

@@ -261,7 +261,7 @@ def test_many_threads_at_many_places(tmp_path: Path) -> None:
     for _ in range(6):
         places.append(dataset.place)
         expected.append(plain.load_samples(range(len(plain)), None))
-        dataset._share.move(dataset._share.after(dataset.place))
+        dataset.next_mini_epoch()
         plain.next_mini_epoch()
 
     def read(number: int) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.datasets.place import Place
 from penstock.datasets.readahead import ReadAhead
 from penstock.errors import ServerUnavailableError
+from penstock.plan.share import MiniEpoch
 
 ROWS = 10  # of a page
 BYTES = 8 * ROWS
@@ -31,16 +31,16 @@ class Numbers:
         self.gate = threading.Event()
         self.gate.set()
 
-    def place(self, number: int) -> Place:
-        return Place(0, number, max(self.sizes))
+    def place(self, number: int) -> MiniEpoch:
+        return MiniEpoch(0, number, max(self.sizes))
 
-    def size(self, place: Place) -> int:
+    def size(self, place: MiniEpoch) -> int:
         return self.sizes[place.mini_epoch]
 
-    def after(self, place: Place) -> Place:
+    def after(self, place: MiniEpoch) -> MiniEpoch:
         return self.place(min(place.mini_epoch + 1, len(self.sizes) - 1))
 
-    def read(self, place: Place, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+    def read(self, place: MiniEpoch, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         self.asked.append((place.mini_epoch, begin, end))
         self.open += 1
         try:
@@ -79,7 +79,7 @@ def ahead() -> Iterator[Callable[..., ReadAhead]]:
         assert not one._thread.is_alive()
 
 
-def had(ahead: ReadAhead, place: Place, rows: list[int] | range) -> list[int] | None:
+def had(ahead: ReadAhead, place: MiniEpoch, rows: list[int] | range) -> list[int] | None:
     batch = ahead.get(place, np.array(rows))
     return None if batch is None else batch.column("row").to_pylist()
 

@@ -179,7 +179,7 @@ def test_documents(tmp_path_factory: pytest.TempPathFactory, tokens: list[int], 
     path = tmp_path_factory.mktemp("documents") / "a.npy"
     np.save(path, np.array(tokens, np.int16))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.datasets.token_files._SCAN", scan)
+        patch.setattr("penstock.sources.tokens._SCAN", scan)
         dataset = TokenDataset(path, length, end_token=0, pad_token=-1, shuffle="none")
     assert [dataset[i].tolist() for i in range(len(dataset))] == expected
     batch = next(iter(ps.DataLoader(dataset, batch_size=len(expected))))
@@ -200,7 +200,7 @@ def test_batches_are_written_where_they_are_delivered(files: list[str]) -> None:
     assert batch is given_[0]
     assert torch.equal(batch, torch.stack([dataset[5], dataset[0], dataset[5]]))
     loader = ps.DataLoader(dataset, batch_size=4)
-    fetch = Fetch(dataset, loader._collate, batched=True, seed_globals=False)
+    fetch = Fetch(dataset, loader.pipeline.collate, batched=True, seed_globals=False)
     work = Work()
     fetch(Task([1, 2], [1, 2]), work)
     assert (work.collate, work.samples) == (0.0, 2)
@@ -212,9 +212,9 @@ def test_batches_are_written_where_they_are_delivered(files: list[str]) -> None:
 @given(st.data())
 def test_rows_ahead_are_those_of_each_index(files: list[str], data: st.DataObject) -> None:
     """Whatever is asked for, in whatever order, at whatever place."""
-    share = make(files, 1, 2, mini_epochs=2)._share
-    places = [share.place.get()._replace(epoch=e, mini_epoch=m) for e in range(2) for m in range(2)]
-    slices = [share.make_slice(place) for place in places]
+    share = make(files, 1, 2, mini_epochs=2).plan
+    places = [share.shown._replace(epoch=e, mini_epoch=m) for e in range(2) for m in range(2)]
+    slices = [share.make_view(place) for place in places]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.datasets.rows_ahead._BLOCK", data.draw(st.integers(1, 12)))
         ahead = RowsAhead()
@@ -224,9 +224,9 @@ def test_rows_ahead_are_those_of_each_index(files: list[str], data: st.DataObjec
             if data.draw(st.booleans()):
                 indices = data.draw(st.permutations(indices))
             expected = [slices[number].locate(index)[1] for index in indices]
-            assert ahead.rows(share, indices, places[number]).tolist() == expected
+            assert ahead.rows(share.view(places[number]), indices).tolist() == expected
     with pytest.raises(IndexError):
-        ahead.rows(share, [9, 10], None)
+        ahead.rows(share.view(), [9, 10])
 
 
 class Faulty(TokenDataset):

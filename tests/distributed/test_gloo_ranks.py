@@ -79,6 +79,40 @@ def test_the_data_parallel_rank_need_not_be_the_global_one(tmp_path: Path) -> No
     assert sorted(found[0][2] + found[2][2]) == list(range(20))
 
 
+def read_all(rank: int, path: Path) -> dict[str, Any]:
+    """Two epochs of loaders that no sampler was given to."""
+    del rank
+
+    def rows(data: Any, **options: Any) -> list[list[int]]:
+        loader = DataLoader(data, batch_size=4, collate_fn=row_numbers, **options)
+        return [[row for batch in loader for row in batch] for _ in range(2)]
+
+    manifest = Manifest.open(path)
+    return {
+        "loader": rows(manifest, shuffle=True),
+        "sampler": rows(manifest, sampler=DistributedSampler(manifest, shuffle="global")),
+        "data set": rows(RankDataset(manifest), shuffle=True),
+        "in order": rows(manifest, split=True),
+        "everything": rows(manifest, split=False),
+    }
+
+
+def row_numbers(records: Any) -> list[int]:
+    return [record[2] for record in records]
+
+
+def test_loaders_split_by_the_process_group(tmp_path: Path) -> None:
+    first, second = start_ranks(2, read_all, write_rows(tmp_path, 50))
+    assert first["loader"] == first["sampler"]
+    assert second["loader"] == second["sampler"]
+    for way in ("loader", "data set", "in order"):
+        for epoch in range(2):
+            assert sorted(first[way][epoch] + second[way][epoch]) == list(range(50))
+    for way in ("loader", "data set"):
+        assert first[way][0] != first[way][1]
+    assert first["everything"] == second["everything"] == [list(range(50))] * 2
+
+
 def disagree(rank: int, path: Path) -> str:
     """Used alone, then with a group of two: refused. Given ranks stay as they were given."""
     group = dist.group.WORLD

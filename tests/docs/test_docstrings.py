@@ -1,7 +1,8 @@
 """Every public name of the package says what it is: modules, classes, functions, methods without a leading underscore.
 
 The rule is in CONTRIBUTING.md: what overrides a documented method of a class of ours, or implements one of a protocol
-of ours, may say nothing if it has nothing to add. So may the setter of a property.
+of ours, may say nothing if it has nothing to add. So may the setter of a property, and the signatures of an overloaded
+function, whose implementation says it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def silent(sources: dict[str, str]) -> list[str]:
     def within(body: list[ast.stmt], prefix: str, inherited: set[str]) -> Iterator[str]:
         for node in public(body):
             setter = any(getattr(d, "attr", "") in ("setter", "deleter") for d in node.decorator_list)
-            if not ast.get_docstring(node) and node.name not in inherited and not setter:
+            signature = any(last_name(d) == "overload" for d in node.decorator_list)
+            if not ast.get_docstring(node) and node.name not in inherited and not setter and not signature:
                 yield prefix + node.name
             if isinstance(node, ast.ClassDef):
                 yield from within(node.body, f"{prefix}{node.name}.", documented.inherited(node))

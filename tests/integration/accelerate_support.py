@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate import DataLoaderConfiguration
 from integration_support import Noisy, accelerator
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import TensorDataset
 
 import penstock as ps
 from penstock.errors import ConfigError
+from penstock.integrations.accelerate import Accelerator
 
 SAMPLES, BATCH = 22, 4
 STEPS = 6  # of an epoch on one rank

@@ -44,7 +44,9 @@ SIZES = (24, 22, 18, 17, 3)
 
 
 def accelerator(rank: int, world: int, **options: Any) -> Any:
-    from accelerate import Accelerator, DataLoaderConfiguration
+    from accelerate import DataLoaderConfiguration
+
+    from penstock.integrations.accelerate import Accelerator
 
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": 1}
     os.environ.update({name: str(value) for name, value in ranks.items()}, MASTER_ADDR="127.0.0.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,18 @@ import pytest
 import torch
 from gloo_support import start_ranks, write_rows
 from integration_support import SIZES, Noisy, begin, deal, deal_again, go_on, leave_to_accelerate
+from interpreter_support import run
 from loader_support import Range, Stream
 
 import penstock as ps
-from penstock.integrations.accelerate import like
 
 pytest.importorskip("accelerate")
-from accelerate import Accelerator, DataLoaderConfiguration
+import accelerate
+from accelerate import DataLoaderConfiguration
 from accelerate.state import AcceleratorState, GradientState, PartialState
+
+from penstock.errors import ConfigError
+from penstock.integrations.accelerate import Accelerator, like, skip_first_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*does not declare itself pure")
 
@@ -73,8 +78,38 @@ def test_an_attribute_keeps_accelerate_off() -> None:
     loader = make()
     loader._is_accelerate_prepared = True  # type: ignore[assignment]
     assert Accelerator(cpu=True).prepare(loader) is loader
+    assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
     with pytest.raises(AttributeError):
         ps.DataLoader.no_such_attribute  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_accelerates_own_accelerator_is_refused() -> None:
+    """It would make torch's loader."""
+    with pytest.raises(ConfigError, match=r"from penstock\.integrations\.accelerate import Accelerator"):
+        accelerate.Accelerator(cpu=True).prepare(make())
+
+
+def test_accelerates_own_function_that_skips_is_refused() -> None:
+    prepared = Accelerator(cpu=True).prepare(make())
+    with pytest.raises(ConfigError, match="torch's loader of this prepared one"):
+        accelerate.skip_first_batches(prepared, 2)
+    assert rows(skip_first_batches(prepared, 2)) == rows(make())[2:]
+
+
+def test_skipping_in_a_loader_that_was_not_prepared_is_refused() -> None:
+    """Accelerate would make torch's loader, which reads the order of epoch 0 whatever the loader's epoch is."""
+    loader = make()
+    with pytest.raises(ConfigError, match="prepare the DataLoader first"):
+        skip_first_batches(loader, 2)
+    with pytest.raises(ConfigError, match="prepare the DataLoader first"):
+        Accelerator(cpu=True).skip_first_batches(loader, 2)
+    torchs = torch.utils.data.DataLoader(Range(9), batch_size=2)
+    assert rows(skip_first_batches(torchs, 2)) == rows(torchs)[2:]
+
+
+def test_what_is_prepared_passes_accelerates_own_accelerator() -> None:
+    prepared = Accelerator(cpu=True).prepare_data_loader(make())
+    assert accelerate.Accelerator(cpu=True).prepare(prepared) is prepared
 
 
 def test_preparing_twice_changes_nothing() -> None:
@@ -171,10 +206,44 @@ def test_loaders_without_a_seed(build: Callable[[], ps.DataLoader[Any]]) -> None
     assert rows(prepared) == rows(build())
 
 
-@pytest.mark.parametrize("prefetch", [None, 3])
-def test_light_batches_go_on_as_light_unless_somebody_chose(prefetch: int | None) -> None:
-    loader = make(num_workers=2, prefetch_factor=prefetch)
-    assert like(loader, batch_sampler=loader.batch_sampler)._how == loader._how
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"num_workers": 2},
+        {"num_workers": 2, "prefetch_factor": 3},
+        {"num_workers": 1, "threads_per_worker": 2},
+        {"num_workers": 3, "executor": "thread"},
+    ],
+)
+def test_what_makes_batches_goes_on_making_them(how: dict[str, Any]) -> None:
+    """Light batches go on as light unless somebody chose."""
+    loader = make(**how)
+    config, same = loader.config, like(loader, batch_sampler=loader.batch_sampler).config
+    for value in ("light", "depth", "kind", "workers", "threads"):
+        assert getattr(same, value) == getattr(config, value)
+
+
+def test_loaders_that_are_older_than_the_import_are_kept() -> None:
+    script = """
+        import sys
+        import penstock as ps
+        from torch.utils.data import TensorDataset
+        import torch
+
+        loader = ps.DataLoader(TensorDataset(torch.arange(22)), batch_size=4, shuffle="global", seed=5)
+        expected = [batch.tolist() for batch, in loader]
+        loader.set_epoch(0)
+        assert "accelerate" not in sys.modules
+
+        from penstock.integrations.accelerate import Accelerator
+
+        prepared = Accelerator(cpu=True).prepare(loader)
+        assert isinstance(prepared.base_dataloader, ps.DataLoader)
+        prepared.set_epoch(0)
+        assert [batch.tolist() for batch, in prepared] == expected
+    """
+    done = run(["-c", textwrap.dedent(script)], timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_dispatched_batches_are_ours_too() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 pytest.importorskip("accelerate")
-from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate import DataLoaderConfiguration
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate_support import (
     EPOCHS,
@@ -31,6 +31,7 @@ from gloo_support import start_ranks, write_rows
 from loader_support import Range, Stream
 
 import penstock as ps
+from penstock.integrations.accelerate import Accelerator
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step", "ignore:.*does not declare itself pure")
 

@@ -224,4 +224,4 @@ def test_a_share_is_not_split_again(tmp_path: Path, distribute: bool) -> None:
     found = start_ranks(2, functools.partial(fit_on_ranks, path=path, distribute=distribute), 2, "share")
     for epoch in range(2):
         assert sorted(index for seen, _, _ in found for index in seen[epoch]) == list(range(24))
-    assert all(sampler == "SequentialSampler" for _, _, sampler in found)
+    assert all(sampler == "SequentialSamplerOfShare" for _, _, sampler in found)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from integration_support import Share
 from torch.utils.data import ConcatDataset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock as ps
+from penstock.errors import PartitionError
 
 pytest.importorskip("lightning.pytorch")
 from lightning.fabric.utilities.data import _replace_dunder_methods
 from lightning.pytorch.trainer.connectors import data_connector
+from lightning.pytorch.trainer.states import RunningStage
 
 N = 24
 
@@ -106,11 +112,82 @@ def test_the_name_of_an_order_stays(recorded: bool) -> None:
     assert [row for batch in found[0] for row in batch] == list(range(0, N, 2))
 
 
-def test_shares_inside_of_others_are_not_split_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "rows.txt").write_text("".join(f"{n}.jpg {n}\n" for n in range(N)))
-    shares = ps.RankDataset(str(tmp_path / "rows.txt"), rank=0, world_size=2)
-    loader = ps.DataLoader(ConcatDataset([shares, shares]), 4)
+# All that the Trainer does with a loader on one of two ranks.
+
+
+def trainers(loader: Any, rank: int, mode: Any = RunningStage.TRAINING) -> Any:
+    """The loader that the Trainer reads."""
+    connector: Any = data_connector._DataConnector.__new__(data_connector._DataConnector)
+    connector.trainer = SimpleNamespace(
+        _accelerator_connector=SimpleNamespace(use_distributed_sampler=True, is_distributed=True),
+        distributed_sampler_kwargs={"num_replicas": 2, "rank": rank},
+        overfit_batches=0,
+        state=SimpleNamespace(fn="fit"),
+    )
+    return connector._prepare_dataloader(loader, True, mode)
+
+
+def named(shuffle: str, **options: Any) -> ps.RandomSampler:
+    return ps.RandomSampler(Rows(), shuffle=shuffle, seed=3, **options)
+
+
+BLOCKS = {"block_size": 4, "window": 2}
+ORDERS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "block": (lambda: ps.DataLoader(Rows(), 4, shuffle="block", seed=3), lambda: named("block")),
+    "split=False": (lambda: ps.DataLoader(Rows(), 4, shuffle="global", seed=3, split=False), lambda: named("global")),
+    "split=True": (lambda: ps.DataLoader(Rows(), 4, shuffle="global", seed=3, split=True), lambda: named("global")),
+    "none": (lambda: ps.DataLoader(Rows(), 4, shuffle="none"), lambda: range(N)),
+    "sampler": (lambda: ps.DataLoader(Rows(), 4, sampler=named("block", **BLOCKS)), lambda: named("block", **BLOCKS)),
+    "batch sampler": (
+        lambda: ps.DataLoader(Rows(), batch_sampler=ps.BatchSampler(named("global"), 4, False)),
+        lambda: named("global"),
+    ),
+    "somebody's share": (
+        lambda: ps.DataLoader(Rows(), 4, sampler=Share(N, 2, int(os.environ["RANK"]))),
+        lambda: range(N),
+    ),
+    "groups": (
+        lambda: ps.DataLoader(Rows(), batch_sampler=ps.GroupedBatchSampler(named("global"), [0] * N, 4)),
+        lambda: named("global"),
+    ),
+}
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["from a hook", "made before"])
+@pytest.mark.parametrize("kind", ORDERS)
+def test_ranks_share_out_the_loaders_own_order(monkeypatch: pytest.MonkeyPatch, kind: str, recorded: bool) -> None:
+    make, order = ORDERS[kind]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ranks = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        with contextlib.ExitStack() as hook:
+            if recorded:
+                hook.enter_context(_replace_dunder_methods(TorchDataLoader, "dataset"))
+                hook.enter_context(_replace_dunder_methods(torch.utils.data.BatchSampler))
+            loader = make()
+        ranks.append(seen([trainers(loader, rank)])[0])
+    steps = [sorted(row for batch in batches for row in batch) for batches in zip(*ranks, strict=True)]
+    expected = list(order())
+    assert steps == [sorted(expected[begin : begin + 8]) for begin in range(0, N, 8)]
+
+
+def test_a_share_that_would_be_split_again_to_predict_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    connector = data_connector._DataConnector.__new__(data_connector._DataConnector)
-    assert not connector._requires_distributed_sampler(loader)
+    with pytest.raises(PartitionError, match=r"this Share deals to ranks already.*use_distributed_sampler=False"):
+        trainers(ps.DataLoader(Rows(), 4, sampler=Share(N, 2, 0)), 0, RunningStage.PREDICTING)
+
+
+@pytest.mark.parametrize("shuffle", [None, True])
+def test_shares_inside_of_others_are_not_split_again(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, shuffle: bool | None
+) -> None:
+    (tmp_path / "rows.txt").write_text("".join(f"{n}.jpg {n}\n" for n in range(N)))
+    shares = ps.RankDataset(str(tmp_path / "rows.txt"), rank=0, world_size=2)
+    loader: Any = ps.DataLoader(ConcatDataset([shares, shares]), 4, shuffle=shuffle)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert trainers(loader, 0) is loader
+    predicts = trainers(ps.DataLoader(shares, 4, collate_fn=list), 0, RunningStage.PREDICTING)
+    assert sum(len(batch) for batch in predicts) == N // 2

@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.errors import ConfigError, StateError
 
 transformers = pytest.importorskip("transformers")
-from penstock.integrations.transformers import LoaderPosition, PenstockTrainer  # noqa: E402
+from penstock.integrations.transformers import LoaderPosition, PenstockTrainer, TrainerLoaders  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 transformers.logging.set_verbosity_error()
@@ -79,7 +79,7 @@ def test_goes_on_from_every_checkpoint(tmp_path: Path) -> None:
 
 
 def test_other_trainers_need_the_callback_alone(tmp_path: Path) -> None:
-    class Own(transformers.Trainer):
+    class Own(TrainerLoaders, transformers.Trainer):
         def __init__(self, *arguments: Any, train_loader: Any) -> None:
             super().__init__(*arguments, callbacks=[LoaderPosition()])
             self.loader = train_loader
@@ -98,7 +98,7 @@ def test_other_trainers_need_the_callback_alone(tmp_path: Path) -> None:
 def test_a_trainer_without_the_callback_skips_as_it_always_does(tmp_path: Path) -> None:
     """Its own way to resume leaves out the first batches of the epoch, and our loader makes the others."""
 
-    class Own(transformers.Trainer):
+    class Own(TrainerLoaders, transformers.Trainer):
         def get_train_dataloader(self) -> Any:
             self.loader = make()
             return self.accelerator.prepare(self.loader)
@@ -113,6 +113,29 @@ def test_a_trainer_without_the_callback_skips_as_it_always_does(tmp_path: Path) 
         rest = run(str(tmp_path / f"checkpoint-{step}"))
         assert rest.model.seen == whole.model.seen[step:]
         assert rest.loader.stats()["batches"] == 16 - step
+
+
+def test_the_plain_trainer_is_refused(tmp_path: Path) -> None:
+    class Plain(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return self.accelerator.prepare(make())
+
+    with pytest.raises(ConfigError, match="put its TrainerLoaders in front"):
+        Plain(Model(), arguments(tmp_path)).train()
+
+
+def test_a_loader_that_was_not_prepared_is_refused_where_the_trainer_would_make_another(tmp_path: Path) -> None:
+    """The Trainer's own skipping would read torch's loader, in the order of the first epoch."""
+
+    class Own(TrainerLoaders, transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return make()
+
+    Own(Model(), arguments(tmp_path)).train()
+    with pytest.raises(ConfigError, match=r"return self\.accelerator\.prepare\(loader\)"):
+        Own(Model(), arguments(tmp_path)).train(resume_from_checkpoint=str(tmp_path / "checkpoint-13"))
+    with pytest.raises(ConfigError, match=r"not prepared: return self\.accelerator\.prepare\(loader\)"):
+        Own(Model(), arguments(tmp_path), callbacks=[LoaderPosition()]).train()
 
 
 def test_evaluates_from_a_loader(tmp_path: Path) -> None:

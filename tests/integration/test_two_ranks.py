@@ -16,7 +16,7 @@ import penstock as ps
 
 PROGRAMS = Path(__file__).parent / "two_ranks"
 pytestmark = pytest.mark.slow
-KINDS = ("global", "shuffled", "share", "shards")
+KINDS = ("global", "shuffled", "share", "shards", "ours")
 ROWS, BATCH, SEED, WORLD = 24, 4, 3, 2
 
 
@@ -83,7 +83,7 @@ def test_lightning(folder: Path) -> None:
     pytest.importorskip("lightning")
     run([str(PROGRAMS / "fit_lightning.py")], folder)
     for kind in KINDS:
-        check(folder, kind, ways=2, ordered=kind in ("global", "shuffled"))
+        check(folder, kind, ways=2, ordered=kind in ("global", "shuffled", "ours"))
     check(folder, "fabric-global", ways=1, ordered=True)
     check(folder, "fabric-share", ways=1)
     ranks = found(folder, "again")
@@ -98,7 +98,7 @@ def test_accelerate(folder: Path) -> None:
     pytest.importorskip("accelerate")
     run([str(PROGRAMS / "prepare_accelerate.py")], folder)
     for kind in KINDS:
-        check(folder, kind, ways=1, ordered=kind in ("global", "shuffled"))
+        check(folder, kind, ways=1, ordered=kind in ("global", "shuffled", "ours"))
     check(folder, "groups", ways=1)
     assert sorted(row for rows in found(folder, "dispatched") for row in rows) == list(range(ROWS))
 
@@ -107,7 +107,7 @@ def test_transformers(folder: Path) -> None:
     pytest.importorskip("transformers")
     run([str(PROGRAMS / "train_transformers.py")], folder)
     for kind in KINDS:
-        check(folder, kind, ways=2, ordered=kind in ("global", "shuffled"))
+        check(folder, kind, ways=2, ordered=kind in ("global", "shuffled", "ours"))
 
 
 def test_torchrun(folder: Path) -> None:
@@ -119,14 +119,12 @@ def test_torchrun(folder: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(WORLD), *address]
     run([*torchrun, str(PROGRAMS / "run_torchrun.py")], folder)
     for kind in KINDS:
-        check(folder, kind, ways=1, ordered=kind == "global")
+        check(folder, kind, ways=1, ordered=kind in ("global", "ours"))
     first, second = found(folder, "undealt")
     assert first["rows"] == second["rows"]
     for rank in (first, second):
         assert [said for said in rank["said"] if "each of the 2 ranks reads all of this Rows" in said] == [
             "each of the 2 ranks reads all of this Rows, in the same batches if data and seed are the same on "
-            "all of them: give the DataLoader sampler=ps.DistributedSampler(dataset, shuffle='global', seed=3) in "
-            "place of its shuffle or sampler, and each rank reads a share of its own. If the data are this rank's "
-            "share already, or every rank is to read all of them, say so by "
-            "sampler=ps.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle='global', seed=3)"
+            "all of them: give the DataLoader split=True, and each rank reads a share of its own. If the data are "
+            "this rank's share already, or every rank is to read all of them, say so by split=False"
         ]

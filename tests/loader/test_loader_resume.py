@@ -21,6 +21,7 @@ from loader_conformance import (
     travelled,
 )
 from loader_support import EXECUTORS, Draws, Slow, Squares, Stream, batches, draw_load, plain
+from torch.utils.data import ConcatDataset, Subset
 
 import penstock as ps
 from penstock import DataLoader, DistributedSampler, Manifest, MPDataset, RankDataset
@@ -375,3 +376,21 @@ def test_out_of_order_resumes_what_was_not_had() -> None:
     other = {**state, "world": [0, 2]}
     with pytest.raises(StateError, match="world"):
         DataLoader(Slow(40, {}), **options).load_state_dict(other)
+
+
+@pytest.mark.parametrize("wrap", [lambda data: Subset(data, range(20)), lambda data: ConcatDataset([data, data])])
+@pytest.mark.parametrize("other", [{"seed": 7}, {"world_size": 3}, {"shuffle": "none"}])
+def test_a_state_over_a_wrapped_share_is_of_that_share(tmp_path: Path, wrap: Any, other: dict[str, Any]) -> None:
+    """Positions would mean other rows."""
+    (tmp_path / "rows.txt").write_text("".join(f"a/{i}.jpg {i}\n" for i in range(60)))
+
+    def loader_over(**options: Any) -> DataLoader[Any]:
+        share = RankDataset(str(tmp_path / "rows.txt"), **{"rank": 0, "world_size": 2, **options})
+        return DataLoader(wrap(share), batch_size=4, shuffle=True, seed=1)
+
+    loader = loader_over()
+    next(iter(loader))
+    state = loader.state_dict()
+    loader_over().load_state_dict(state)
+    with pytest.raises(StateError, match="parts"):
+        loader_over(**other).load_state_dict(state)

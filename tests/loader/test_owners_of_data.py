@@ -31,10 +31,11 @@ from owners_support import (
     seed_noise,
     split_span,
 )
-from state_support import DrawingStream, IteratorStream, as_they_are
+from state_support import DrawingStream, IteratorStream, PlainStream, as_they_are, share
+from torch.utils.data import IterableDataset, get_worker_info
 
 import penstock as ps
-from penstock.errors import ConfigError
+from penstock.errors import StateError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*has no state_dict")
 
@@ -89,14 +90,11 @@ def resumed(loader: ps.DataLoader[Any], state: Any) -> list[Any]:
 
 # Users' states. The measure is the run that never stopped.
 
-TRAINERS_COPY = "the trainer's copy of a data set is asked, and its state given to every worker"
-
 
 def spans() -> ps.DataLoader[Any]:
     return ps.DataLoader(Span(0, N), 3, num_workers=2, worker_init_fn=split_span, collate_fn=as_they_are)
 
 
-@xfail(TRAINERS_COPY)
 @pytest.mark.parametrize("batches", [0, 1, None])
 def test_each_worker_goes_on_in_its_own_range(batches: int | None) -> None:
     state, rest = stopped(spans(), batches)
@@ -105,7 +103,6 @@ def test_each_worker_goes_on_in_its_own_range(batches: int | None) -> None:
     assert found == rest
 
 
-@xfail(TRAINERS_COPY)
 def test_a_state_from_before_the_first_pass_leaves_each_worker_its_range() -> None:
     loader = spans()
     state = travelled(loader.state_dict())
@@ -123,7 +120,6 @@ def augmented(*, persistent: bool) -> ps.DataLoader[Any]:
     )
 
 
-@xfail(TRAINERS_COPY)
 @pytest.mark.parametrize(("batches", "persistent"), [(0, False), (2, False), (None, False), (0, True), (2, True)])
 def test_workers_draw_their_own_augmentation_after_a_resume(batches: int | None, persistent: bool) -> None:
     state, rest = stopped(augmented(persistent=persistent), batches)
@@ -133,7 +129,6 @@ def test_workers_draw_their_own_augmentation_after_a_resume(batches: int | None,
     assert found == rest
 
 
-@xfail(TRAINERS_COPY)
 def test_an_epoch_chosen_after_loading_is_that_of_new_workers() -> None:
     def run(epochs: list[int], state: Any = None) -> tuple[list[Any], Any]:
         dataset = EpochOrdered(N)
@@ -153,7 +148,6 @@ def test_an_epoch_chosen_after_loading_is_that_of_new_workers() -> None:
     assert again == second
 
 
-@xfail("a data set is asked for its state before iter()", raises=AttributeError)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("kind", "stops"), [(LateState, (0, 1, 3)), (LaterState, (2, 3))])
 def test_a_state_may_begin_in_iter(kind: type[LateState], stops: tuple[int, ...], workers: int) -> None:
@@ -171,7 +165,6 @@ def noisy() -> ps.DataLoader[Any]:
     return ps.DataLoader(NoisyIterators(N), 3, collate_fn=as_they_are)
 
 
-@xfail("inline, the first state of an iterator is not taken after iter()")
 def test_an_iterator_that_gave_nothing_yet_keeps_its_generator() -> None:
     torch.manual_seed(1)
     state, rest = stopped(noisy(), 0)
@@ -179,7 +172,6 @@ def test_an_iterator_that_gave_nothing_yet_keeps_its_generator() -> None:
     assert resumed(noisy(), state) == rest
 
 
-@xfail("inline, a resume calls iter() under the caller's generators")
 @pytest.mark.parametrize("batches", [1, 4, 8])
 def test_an_iterator_put_back_leaves_the_callers_generators(batches: int) -> None:
     torch.manual_seed(1)
@@ -195,7 +187,6 @@ def test_an_iterator_put_back_leaves_the_callers_generators(batches: int) -> Non
     assert (list(again), list(again)) == (rest, following)
 
 
-@xfail("inline, a resume at an epoch's end begins the epoch that is over once more")
 def test_an_iterator_that_is_over_is_not_made_again() -> None:
     torch.manual_seed(1)
     loader = noisy()
@@ -208,7 +199,6 @@ def test_an_iterator_that_is_over_is_not_made_again() -> None:
     assert list(again) == following
 
 
-@xfail("load_state_dict does not seed workers that persist")
 @pytest.mark.parametrize("kind", [DrawingStream, GlobalDraws])
 def test_persistent_workers_are_seeded_by_a_loaded_state(kind: Callable[[int], Any]) -> None:
     loader = ps.DataLoader(kind(N), 3, num_workers=2, persistent_workers=True, collate_fn=as_they_are)
@@ -219,7 +209,6 @@ def test_persistent_workers_are_seeded_by_a_loaded_state(kind: Callable[[int], A
     assert resumed(loader, state) == first
 
 
-@xfail("load_state_dict does not seed workers that persist")
 def test_persistent_workers_are_seeded_in_the_middle_of_an_epoch() -> None:
     loader = ps.DataLoader(DrawingStream(N), 3, num_workers=2, persistent_workers=True, collate_fn=as_they_are)
     state, rest = stopped(loader, 3)
@@ -233,14 +222,174 @@ def state_of_workers(kind: Callable[[int], Any]) -> Any:
     return stopped(ps.DataLoader(kind(100), 3, num_workers=WORKERS, collate_fn=as_they_are), 2 * WORKERS)[0]
 
 
-@xfail("states of workers hold the global generators whether the data set draws from them or not")
 def test_generators_are_in_a_state_only_where_the_data_set_draws() -> None:
     assert len(json.dumps(state_of_workers(IteratorStream))) < 300 * WORKERS
 
 
-@xfail("states of workers hold all global generators, and torch's as the text of mostly zero bytes")
 def test_a_generator_that_is_drawn_from_is_compact() -> None:
     assert len(json.dumps(state_of_workers(TorchDrawing))) < 5_000 * WORKERS
+
+
+# Errors, in the first run and behind a resume.
+
+
+class Flaky(IterableDataset[int]):
+    """Has no state; fails at some items if it is told to, and at the beginning."""
+
+    def __init__(self, at: int | None = None, *, beginning: bool = False) -> None:
+        self.at = at
+        self.beginning = beginning
+
+    def __iter__(self) -> Iterator[int]:
+        if self.beginning:
+            raise LookupError("no beginning")
+        return self._items()
+
+    def _items(self) -> Iterator[int]:
+        for item in share(N):
+            if item == self.at:
+                raise LookupError(f"item {item}")
+            yield item
+
+
+class Forgetful(Span):
+    """A state of 256 KiB, which is not taken after each batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "buffer": "x" * (1 << 18)}
+
+
+class Unreliable(Forgetful):
+    """Fails at an item that it gave before."""
+
+    def __iter__(self) -> Iterator[int]:
+        for item in super().__iter__():
+            if item == 4:
+                raise LookupError(f"item {item}")
+            yield item
+
+
+def flaky(at: int | None = None, **options: Any) -> ps.DataLoader[Any]:
+    return ps.DataLoader(Flaky(at), 3, collate_fn=as_they_are, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_that_the_first_run_did_not_have_shows(workers: int) -> None:
+    state, _ = stopped(flaky(num_workers=workers), 3)
+    loader = flaky(4, num_workers=workers)
+    loader.load_state_dict(state)
+    with pytest.raises(LookupError, match="item 4"):
+        next(iter(loader))
+
+
+def test_an_error_between_two_snapshots_shows() -> None:
+    state, rest = stopped(ps.DataLoader(Forgetful(0, N), 1, collate_fn=as_they_are), 5)
+    assert json.dumps(state).count('"since": [0]') == 0, "a snapshot was taken there"
+    assert resumed(ps.DataLoader(Forgetful(0, N), 1, collate_fn=as_they_are), state) == rest
+    loader = ps.DataLoader(Unreliable(0, N), 1, collate_fn=as_they_are)
+    loader.load_state_dict(state)
+    with pytest.raises(LookupError, match="item 4"):
+        iter(loader)
+
+
+def test_a_stream_that_has_become_shorter_is_refused() -> None:
+    state, _ = stopped(ps.DataLoader(PlainStream(N), 3, collate_fn=as_they_are), 6)
+    loader = ps.DataLoader(PlainStream(9), 3, collate_fn=as_they_are)
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match="6 batches when this state was taken, and now it has 3"):
+        iter(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_first_run_is_not_told_twice(workers: int) -> None:
+    loader = flaky(8, num_workers=workers)
+    with running(loader) as iterator:
+        next(iterator)
+        next(iterator)
+        with pytest.raises(LookupError, match="item 8"):
+            next(iterator)
+        state, rest = travelled(loader.state_dict()), list(iterator)
+    assert bool(rest) == bool(workers)
+    assert resumed(flaky(8, num_workers=workers), state) == rest
+
+
+def test_an_error_of_iter_is_not_told_twice() -> None:
+    def make() -> ps.DataLoader[Any]:
+        return ps.DataLoader(Flaky(), 3, num_workers=2, worker_init_fn=break_the_first, collate_fn=as_they_are)
+
+    loader = make()
+    with running(loader) as iterator:
+        with pytest.raises(LookupError, match="no beginning"):
+            next(iterator)
+        next(iterator)
+        state, rest = travelled(loader.state_dict()), list(iterator)
+    assert rest
+    assert resumed(make(), state) == rest
+
+
+def break_the_first(worker: int) -> None:
+    """Let the copy of worker 0 fail at its beginning."""
+    info = get_worker_info()
+    assert info is not None
+    dataset: Any = info.dataset
+    dataset.beginning = worker == 0
+
+
+class Strict(Span):
+    """Has no state before its first item, and says so by an error that is no missing attribute."""
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.at is None:
+            raise LookupError("nothing was had yet")
+        return super().state_dict()
+
+
+def test_an_error_of_a_state_is_never_passed_over() -> None:
+    with pytest.raises(LookupError, match="nothing was had yet"):
+        iter(ps.DataLoader(Strict(0, N), 3, collate_fn=as_they_are))
+    with pytest.raises(LookupError, match="nothing was had yet"):
+        next(iter(ps.DataLoader(Strict(0, N), 3, collate_fn=as_they_are, num_workers=1)))
+
+
+# Streams of ours: a snapshot is the cursor of the stream that a loader reads.
+
+
+def stream_of(path: Path) -> Any:
+    shards(path)
+    files = sorted(str(file) for file in (path / "shards").glob("*.tar"))
+    return ps.StreamShards(files, shuffle="shards", seed=3)
+
+
+def test_a_state_is_of_the_stream_that_the_loader_reads(tmp_path: Path) -> None:
+    expected, rest = stopped(loader_over(stream_of(tmp_path)), 3)
+    dataset = stream_of(tmp_path)
+    train = loader_over(dataset)
+    iterator = iter(train)
+    for _ in range(3):
+        next(iterator)
+    next(iter(dataset))
+    assert train.state_dict()["workers"] == expected["workers"]
+    dataset.set_epoch(5)
+    assert train.state_dict()["workers"] == expected["workers"]
+    assert next(iterator) == rest[0]
+    dataset = stream_of(tmp_path)
+    again = loader_over(dataset)
+    assert resumed(again, travelled(train.state_dict())) == rest[1:]
+    assert dataset.epoch == 0
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("batches", [0, 1, 3, None])
+def test_a_stream_goes_on_in_its_epoch_and_the_next(batches: int | None, how: dict[str, Any], tmp_path: Path) -> None:
+    def make() -> ps.DataLoader[Any]:
+        return ps.DataLoader(stream_of(tmp_path), 4, collate_fn=numbers, **how)
+
+    loader = make()
+    state, rest = stopped(loader, batches)
+    following = list(loader)
+    again = make()
+    assert (resumed(again, state), list(again)) == (rest, following)
+    assert rest != following
 
 
 # Mixtures: the sources that a rank sees do not depend on which rank it is.
@@ -256,12 +405,9 @@ MIXTURES = [
     ((0.7, 0.2, 0.1), 64),
     ((0.5, 0.25, 0.25), 4),
 ]
-ALIAS = xfail("the order of a mixture is periodic, and ranks take every so many of its positions")
 
 
-@pytest.mark.parametrize(
-    ("weights", "ranks"), [pytest.param(*case, marks=() if case[1] == 3 else ALIAS) for case in MIXTURES]
-)
+@pytest.mark.parametrize(("weights", "ranks"), MIXTURES)
 def test_every_rank_has_every_source_by_its_weight(weights: tuple[float, ...], ranks: int) -> None:
     for rank in range(min(ranks, 8)):
         sources = [(Range(31 * ranks), weight) for weight in weights]
@@ -345,7 +491,6 @@ def numbers(samples: list[Any]) -> list[int]:
     return [number_of(sample) for sample in samples]
 
 
-@xfail("a data set of ours with an order of its own refuses shuffle=True", raises=ConfigError)
 @pytest.mark.parametrize("ranks", [1, 8])
 @pytest.mark.parametrize("name", SOURCES)
 def test_shuffle_over_an_opened_source_works_on_any_number_of_ranks(

@@ -64,7 +64,7 @@ def test_what_it_says_of_the_loader() -> None:
     )
     assert len(probe.tasks) == 3
     assert probe.executors() == ["auto", "process", "thread"]
-    assert (probe.given.workers, probe.given.threads) == (1, 3)
+    assert (probe.config.workers, probe.config.threads) == (1, 3)
     stream = Probe(ps.DataLoader(Stream(), batch_size=4), batches=3)
     assert (stream.stream, stream.tasks, stream.batch_size, stream.executors()) == (True, [], 4, ["process"])
     arrivals = list(stream.run("inline", 0, []))
@@ -86,7 +86,7 @@ class Impure(Numbers):
 def test_threads_never_seed_the_generators_that_they_share() -> None:
     probe = Probe(ps.DataLoader(Impure(), batch_size=8, seed=4), batches=3)
     assert probe.maker().seed_globals  # type: ignore[attr-defined]
-    assert not probe.maker(threads=True).seed_globals  # type: ignore[attr-defined]
+    assert not probe.maker(probe.config_of("thread", 2)).seed_globals  # type: ignore[attr-defined]
     assert probe.executors() == ["process"]
 
 

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*begins a second time")
 
 FULL = os.environ.get("PENSTOCK_TEST_FULL") == "1"
 EXAMPLES = 1500 if FULL else 100
-EVERY_RUN = settings(derandomize=False, print_blob=True)
-"""New programs each time; a failure prints what repeats it."""
+EVERY_RUN = settings(derandomize=not FULL, print_blob=True)
+"""The same programs each time; new ones in `make test-full`, where a failure prints what repeats it."""
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,9 @@ def test_an_order_that_all_ranks_draw_alike_is_said_once(kind: str) -> None:
 def test_the_message_says_what_to_write() -> None:
     """What it says to write is among `DEALT`."""
     (message,) = said(ps.DataLoader(Range(8), shuffle="block", seed=4))
+    assert "give the DataLoader split=True, and each rank reads a share" in str(message.message)
+    assert "say so by split=False" in str(message.message)
+    (message,) = said_anew(ps.DataLoader(Range(8), sampler=ps.RandomSampler(Range(8), shuffle="block", seed=4)))
     expected = "sampler=ps.DistributedSampler(dataset, shuffle='block', seed=4)"
     assert f"give the DataLoader {expected} in place of" in str(message.message)
     assert "say so by sampler=ps.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=" in str(message.message)
@@ -103,6 +106,8 @@ DEALT: dict[str, Callable[[], ps.DataLoader[Any]]] = {
     "all groups on each rank": lambda: ps.DataLoader(
         Range(8), batch_sampler=ps.GroupedBatchSampler(weights(), [0] * 8, 2, world_size=1, rank=0)
     ),
+    "split=True": lambda: ps.DataLoader(Range(8), shuffle="block", seed=4, split=True),
+    "split=False": lambda: ps.DataLoader(Range(8), shuffle="block", seed=4, split=False),
     "endless": lambda: ps.DataLoader(Range(8), sampler=ps.InfiniteSampler(Range(8), seed=4)),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,11 +32,14 @@ from state_support import (
     as_they_are,
 )
 
+import penstock as ps
 from penstock.errors import StateError
-from penstock.loader.generators import generator_states, set_generators
-from penstock.loader.snapshots import Snapshots, capture, has_state, reopen, restore, thaw
-from penstock.loader.stateful import LayoutError, Trail, WorkerStates
-from penstock.loader.work import Made, Work
+from penstock.loader.generators import WorkerGenerators, generator_states, set_generators
+from penstock.loader.snapshots import Snapshot, restore, state_before, take_first_snapshot, take_snapshot
+from penstock.loader.stateful import LayoutError, WorkerState, WorkerStates
+from penstock.loader.stream import StreamFetch
+from penstock.loader.work import Made, Task, Work
+from penstock.plan.user_states import has_state, thaw
 
 STREAMS: dict[str, Callable[[], Any]] = {
     kind.__name__: lambda kind=kind: kind(23)  # type: ignore[misc]
@@ -49,12 +53,9 @@ STREAMS: dict[str, Callable[[], Any]] = {
 class Worker:
     """Holds a copy of the data set and makes batches of its items."""
 
-    def __init__(self, dataset: Any, number: int, total: int, size: int, collate_fn: Any, every: int | None) -> None:
-        self.dataset, self.collate_fn = dataset, collate_fn
-        self.number, self.total, self.size = number, total, size
-        self.snapshots = Snapshots(every=every)
-        self.items: Iterator[Any] = iter(())
-        self.short = False
+    def __init__(self, dataset: Any, number: int, total: int, size: int, collate_fn: Any) -> None:
+        self.dataset, self.number, self.total = dataset, number, total
+        self.maker = StreamFetch(dataset, collate_fn, batch_size=size, drop_last=False)
 
     def __enter__(self) -> None:
         from torch.utils.data._utils import worker
@@ -67,42 +68,21 @@ class Worker:
 
         worker._worker_info = None
 
-    def begin(self, earlier: int) -> Iterator[Any]:
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(max(0, self.epoch - earlier))
-        self.items, self.short = iter(self.dataset), False
-        return self.items
-
-    def start(self, epoch: int, resume: Any) -> None:
-        self.epoch = epoch
+    def start(self, epoch: int, resume: WorkerState | None) -> Any:
         with self:
-            if resume is None:
-                self.begin(0)
-            else:
-                reopen(resume, self.dataset, self.collate_fn, self.begin, self.make)
-
-    def make(self) -> Any:
-        items = []
-        while len(items) < self.size and not self.short:
-            try:
-                items.append(next(self.items))
-            except StopIteration:
-                self.short = True
-        if not items:
-            raise StopIteration
-        return self.collate_fn(items)
+            self.maker.load_state_dict(resume)
+            return self.maker.begin(epoch)
 
     def made(self) -> Any:
         """A `Made`, an error, or None at the end."""
         with self:
             try:
-                batch = self.make()
+                batch = self.maker(Task([], []), Work())
             except StopIteration:
                 return None
             except LookupError as error:
                 return error
-            state = self.snapshots.take(self.dataset, self.items, self.collate_fn, ended=self.short)
-        return Made(batch, Work(), 0, self.number, state)
+            return Made(batch, Work(), 0, self.number, self.maker.state_dict())
 
 
 class Loader:
@@ -110,11 +90,11 @@ class Loader:
 
     def __init__(
         self, make: Callable[[], Any], workers: int, *, ahead: int = 2, size: int = 3, fresh: bool = False,
-        every: int | None = None, collate: Any = as_they_are,
+        collate: Any = as_they_are,
     ) -> None:  # fmt: skip
         self.pristine, self.collate = make(), collate
-        self.workers, self.ahead, self.size, self.fresh, self.every = workers, ahead, size, fresh, every
-        self.states = WorkerStates(workers, stream=True, initial=capture(self.pristine, None, collate))
+        self.workers, self.ahead, self.size, self.fresh = workers, ahead, size, fresh
+        self.states = WorkerStates(workers, stream=True)
         self.crew: list[Worker] = []
         self.epoch = 0
 
@@ -134,12 +114,11 @@ class Loader:
         total = max(1, self.workers)
         if not self.crew or self.fresh or self.loaded:
             copies = [copy.deepcopy((self.pristine, self.collate)) for _ in range(total)]
-            self.crew = [Worker(d, i, self.workers, self.size, c, self.every) for i, (d, c) in enumerate(copies)]
-            for worker in self.crew:
-                worker.start(self.epoch, self.states.resume(worker.number) if self.loaded else None)
-        else:
-            for worker in self.crew:
-                worker.start(self.epoch, None)
+            self.crew = [Worker(d, i, self.workers, self.size, c) for i, (d, c) in enumerate(copies)]
+        resumes = [self.states.resume(worker.number) if self.loaded else None for worker in self.crew]
+        firsts = [worker.start(self.epoch, resume) for worker, resume in zip(self.crew, resumes, strict=True)]
+        consumer = self.states.consumer()
+        first_states = {number: first for number, first in enumerate(firsts) if first is not None}
         self.loaded = False
         ready: list[deque[Any]] = [deque() for _ in range(total)]
         alive, turn = [True] * total, self.states.next
@@ -149,6 +128,8 @@ class Loader:
                     ready[worker.number].append(worker.made())
             if alive[turn]:
                 made = ready[turn].popleft()
+                if made is not None:
+                    consumer.begun(first_states)
                 if made is None:
                     alive[turn] = False
                 elif isinstance(made, Exception):
@@ -159,7 +140,7 @@ class Loader:
                     yield made.batch
             turn = (turn + 1) % total
         self.epoch += 1
-        self.states.begin(fresh=self.fresh)
+        self.states.finish(fresh=self.fresh)
 
 
 def check(make: Callable[[], Loader], passes: int = 3) -> None:
@@ -193,13 +174,10 @@ def test_every_kind_of_stream_goes_on(name: str, workers: int, fresh: bool) -> N
     ahead=st.integers(0, 5),
     size=st.integers(1, 25),
     fresh=st.booleans(),
-    every=st.sampled_from([None, 1, 2, 7]),
 )
 @settings(max_examples=20)
-def test_ahead_batch_size_and_interval_change_nothing(
-    name: str, workers: int, ahead: int, size: int, fresh: bool, every: int | None
-) -> None:
-    check(lambda: Loader(STREAMS[name], workers, ahead=ahead, size=size, fresh=fresh, every=every))
+def test_ahead_and_batch_size_change_nothing(name: str, workers: int, ahead: int, size: int, fresh: bool) -> None:
+    check(lambda: Loader(STREAMS[name], workers, ahead=ahead, size=size, fresh=fresh))
 
 
 def test_collate_functions_have_a_state_too() -> None:
@@ -208,22 +186,25 @@ def test_collate_functions_have_a_state_too() -> None:
 
 
 def test_large_states_are_taken_less_often() -> None:
-    snapshots = Snapshots()
-    dataset = BufferStream(100)
-    taken = [snapshots.take(dataset, None, as_they_are) is not None for _ in range(40)]
+    maker = StreamFetch(BufferStream(100), as_they_are, batch_size=1, drop_last=False)
+    maker.begin(None)
+    taken = []
+    for _ in range(40):
+        maker(Task([], []), Work())
+        taken.append(maker.state_dict() is not None)
     assert [number for number, yes in enumerate(taken) if yes] == [0, 17, 34]
 
 
 def test_a_state_never_changes_again() -> None:
     dataset = TensorMap(4)
-    frozen = capture(dataset, None, as_they_are)
+    frozen = take_snapshot(dataset, None, as_they_are)
     assert frozen is not None
     states = WorkerStates(1, stream=False)
     states.delivered(Made(None, Work(), 0, 0, frozen))
     first = states.state()
     assert first is not None
     dataset[2]
-    assert thaw(frozen)["dataset"]["seen"].tolist() == [0] * 4
+    assert thaw(frozen.states)["dataset"]["seen"].tolist() == [0] * 4
     first["workers"]["0"]["snapshot"]["dataset"]["seen"] += 9
     again = states.state()
     assert again is not None
@@ -231,7 +212,7 @@ def test_a_state_never_changes_again() -> None:
     states.load(again)
     again["workers"]["0"]["snapshot"]["dataset"]["seen"] += 9
     fresh = TensorMap(4)
-    restore(states.resume(0), fresh, None, as_they_are)
+    restore(states.resume(0).snapshot, dataset=fresh)  # type: ignore[union-attr]
     assert fresh.seen.tolist() == [0] * 4
 
 
@@ -250,17 +231,18 @@ class Unpicklable:
 
 def test_a_state_that_cannot_be_pickled_is_copied() -> None:
     item = Unpicklable()
-    frozen = capture(item, None, None)
+    frozen = take_snapshot(item, None, None)
     item.parts.append(1)
-    assert isinstance(frozen, dict)
-    assert thaw(frozen)["dataset"]["parts"] == []
-    restore(frozen, item, None, None)
+    assert frozen is not None
+    assert isinstance(frozen.states, dict)
+    assert thaw(frozen.states)["dataset"]["parts"] == []
+    restore(frozen, dataset=item)
     item.parts.append(2)
-    assert thaw(frozen)["dataset"]["parts"] == []
+    assert thaw(frozen.states)["dataset"]["parts"] == []
 
 
 def test_nobody_with_a_state_costs_nothing() -> None:
-    assert capture([1], iter([1]), as_they_are) is None
+    assert take_snapshot([1], iter([1]), as_they_are) is None
     states = WorkerStates(2, stream=False)
     states.delivered(Made(None, Work(), 0))
     assert states.state() is None
@@ -270,7 +252,7 @@ def test_nobody_with_a_state_costs_nothing() -> None:
 def of(workers: int, make: Callable[[int], Any], *, stream: bool) -> Any:
     states = WorkerStates(workers, stream=stream)
     for number in range(workers):
-        states.delivered(Made(None, Work(), 0, number, capture(make(number), None, None)))
+        states.delivered(Made(None, Work(), 0, number, take_snapshot(make(number), None, None)))
     return states.state()
 
 
@@ -287,7 +269,7 @@ def test_another_number_of_workers() -> None:
     states.load(same)
     assert states.state() == same
     fresh = CountingMap(9)
-    restore(states.resume(1), fresh, None, None)
+    restore(states.resume(1).snapshot, dataset=fresh)  # type: ignore[union-attr]
     assert fresh.served == 1
     with pytest.raises(LayoutError, match="3 workers and the loader has 2"):
         WorkerStates(2, stream=False).load(of(3, moved, stream=False))
@@ -325,9 +307,9 @@ def test_damaged_states_are_refused(damage: Any) -> None:
 
 
 def test_a_state_needs_somebody_to_load_it() -> None:
-    frozen = capture(CountingMap(3), None, None)
+    frozen = take_snapshot(CountingMap(3), None, None)
     with pytest.raises(StateError, match="list has no load_state_dict"):
-        restore(frozen, [1, 2], None, None)
+        restore(frozen, dataset=[1, 2])
 
 
 def test_data_sets_with_a_place_of_their_own_are_left_alone() -> None:
@@ -337,24 +319,39 @@ def test_data_sets_with_a_place_of_their_own_are_left_alone() -> None:
     assert not hasattr(RankDataset, "start_pass") or not has_state(RankDataset.__new__(RankDataset))
 
 
-def test_passes_leave_a_trace_only_with_a_state() -> None:
-    plain = Trail()
+def test_iterators_leave_a_trace_only_with_a_state() -> None:
+    plain = WorkerState()
     for _ in range(3):
-        plain.begin()
-        plain.step(None)
-    assert plain.since == [1]
-    trail = Trail(b"")
-    trail.begin()
-    trail.begin()
-    assert trail.since == []
-    trail.step(None)
-    trail.begin()
-    trail.begin()
-    assert trail.since == [1, 0]
-    trail.step(b"x")
-    assert (trail.snapshot, trail.since) == (b"x", [0])
-    trail.begin()
-    assert trail.since == [0, 0]
+        plain.delivered(None)
+        plain.next_iterator(over=True)
+    assert (plain.snapshot, plain.since) == (None, [])
+    worker = WorkerState()
+    worker.begun(own := Snapshot.of({"dataset": 1}))
+    worker.delivered(None)
+    worker.failed_once()
+    worker.next_iterator(over=False)
+    worker.next_iterator(over=True)
+    assert (worker.snapshot, worker.since, worker.failed) == (own, [2, 1, 0], [1])
+    worker.begun(Snapshot.of({"dataset": 2}))  # which may be that of the end of the earlier iterator
+    assert worker.snapshot == own
+    worker.begun(both := Snapshot.of({"dataset": 2, "iterator": 3}))
+    assert (worker.snapshot, worker.since, worker.failed) == (both, [0], [])
+    worker.delivered(alone := Snapshot.of({"iterator": 4}))
+    assert worker.snapshot == alone
+    worker.next_iterator(over=True)
+    assert (worker.snapshot, worker.since) == (None, [])
+
+
+def test_the_state_of_a_collate_function_outlives_the_iterator() -> None:
+    worker = WorkerState()
+    worker.begun(first := Snapshot.of({"collate_fn": 0}))
+    worker.delivered(Snapshot.of({"collate_fn": 1}))
+    worker.delivered(last := Snapshot.of({"collate_fn": 2}))
+    assert (worker.snapshot, worker.since) == (first, [2])
+    read = WorkerState.read(json.loads(json.dumps(worker.state())), of="test")
+    for one in (worker, read):
+        one.next_iterator(over=True)
+        assert (one.snapshot, one.since, one.collate) == (last, [], None)
 
 
 def test_generators_come_back() -> None:
@@ -372,10 +369,59 @@ def test_generators_come_back() -> None:
     set_generators(state)
 
 
-def test_generators_of_a_worker_are_part_of_its_snapshot() -> None:
-    frozen = capture(CountingMap(3), None, None, generators=True)
-    expected = random.random(), torch.rand(()).item()
+def test_generators_of_a_worker_are_in_its_snapshot_once_they_were_drawn_from() -> None:
+    generators = WorkerGenerators()
+    frozen = take_snapshot(CountingMap(3), None, None, generators)
+    assert frozen is not None
+    assert "generators" not in thaw(frozen.states)
+    torch.rand(700)
+    frozen = take_snapshot(CountingMap(3), None, None, generators)
+    assert frozen is not None
+    assert thaw(frozen.states)["generators"].keys() == {"torch"}
+    assert len(json.dumps(thaw(frozen.states)["generators"])) < 3_500
+    python, expected = random.getstate(), torch.rand(()).item()
     random.random()
-    restore(frozen, CountingMap(3), None, None)
-    assert (random.random(), torch.rand(()).item()) == expected
-    assert capture([1], None, None, generators=True) is None
+    restore(frozen, generators, dataset=CountingMap(3))
+    assert (random.getstate(), torch.rand(()).item()) == (python, expected)
+    assert take_snapshot([1], None, None, generators) is None
+
+
+class Wrong(CountingMap):
+    def __init__(self, error: Exception) -> None:
+        super().__init__(3)
+        self.error = error
+
+    def state_dict(self) -> dict[str, Any]:
+        raise self.error
+
+
+def test_a_missing_attribute_before_the_first_item_means_no_state_yet() -> None:
+    late = Wrong(AttributeError("place"))
+    assert take_first_snapshot(late, None, None) is None
+    assert state_before(late) is None
+    with pytest.raises(AttributeError, match="place"):
+        take_snapshot(late, None, None)
+
+
+def test_other_errors_before_the_first_item_are_raised() -> None:
+    wrong = Wrong(LookupError("no state"))
+    for take in (take_first_snapshot, take_snapshot):
+        with pytest.raises(LookupError, match="no state"):
+            take(wrong, None, None)
+    with pytest.raises(LookupError, match="no state"):
+        state_before(wrong)
+
+
+class LambdaStream(PlainStream):
+    """A stream whose state cannot leave its worker."""
+
+    def state_dict(self) -> Any:
+        return {"next": lambda: 1}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+def test_a_state_that_cannot_be_pickled_is_an_error_of_its_first_batch() -> None:
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError), match="pickle"):
+        list(ps.DataLoader(LambdaStream(4), num_workers=1))

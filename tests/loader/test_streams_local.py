@@ -15,8 +15,7 @@ from loader_support import ended, outcomes
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.loader.inline import InlineBatches
-from penstock.loader.snapshots import Resume, capture
-from penstock.loader.stateful import WorkerStates
+from penstock.loader.stateful import WorkerState, WorkerStates
 from penstock.loader.stream import StreamFetch
 from penstock.loader.thread import ThreadBatches, ThreadPool
 from penstock.loader.work import Task, Work
@@ -329,7 +328,7 @@ def test_going_on_from_any_batch(kind: type[Parts], counts: list[int]) -> None:
         return threads(data, workers, makers=makers, first=first)
 
     def fresh() -> WorkerStates:
-        return WorkerStates(workers, stream=True, initial=capture(kind(counts), None, list))
+        return WorkerStates(workers, stream=True)
 
     whole = [one.batch for one in begin(fresh())]
     assert len(whole) == sum(-(-n // 2) for n in counts)
@@ -347,7 +346,7 @@ def test_going_on_in_a_later_epoch() -> None:
     """What was had is made again in the epoch that runs, also where the snapshot is of the one before."""
     data = Parts([5])
     maker = fetch(data)
-    maker.load_state_dict(Resume(None, [1]))
+    maker.load_state_dict(WorkerState(None, [1]))
     assert outcomes(InlineBatches(endless(), maker, epoch=3)) == [[30_002, 30_003], [30_004]]
     seen: list[int] = []
 
@@ -357,7 +356,7 @@ def test_going_on_in_a_later_epoch() -> None:
             super().set_epoch(epoch)
 
     maker = fetch(Telling([5]))
-    maker.load_state_dict(Resume(None, [3, 1]))
+    maker.load_state_dict(WorkerState(None, [3, 1]))
     assert outcomes(InlineBatches(endless(), maker, epoch=3)) == [[30_002, 30_003], [30_004]]
     assert seen == [2, 3]
 
@@ -365,7 +364,7 @@ def test_going_on_in_a_later_epoch() -> None:
 def test_states_of_iterators_travel_with_their_batches() -> None:
     made = list(InlineBatches(endless(), fetch(Resumable([6]))))
     assert all(one.state is not None for one in made)
-    assert len({bytes(one.state) for one in made}) == 3
+    assert len({bytes(one.state.states) for one in made}) == 3
     assert [one.state for one in InlineBatches(endless(), fetch(Parts([6])))] == [None] * 3
 
 

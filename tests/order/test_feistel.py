@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.order import Permutation, derive_key
+from penstock.hashing import derive_key
+from penstock.order import Permutation
 from penstock.order.feistel import ROUNDS, Feistel
 
 keys = st.lists(st.integers(0, 2**32 - 1), min_size=ROUNDS, max_size=ROUNDS)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from penstock.errors import OrderError
-from penstock.order import ORDER_VERSION, Permutation, derive_key, make_order
-from penstock.order.hashing import mix, mix_array, splitmix64
+from penstock.hashing import derive_key, mix, mix_array, splitmix64
+from penstock.order import ORDER_VERSION, Permutation, make_order
+from penstock.order import permutation as permutation_module
 from penstock.order.permutation import MAX_N, TABLE_LIMIT, normalise
 
 # All keys here are fixed, so no test can fail by chance; p-values say how extraordinary a sound permutation would be.
@@ -311,3 +312,11 @@ GOLDEN = {
         3378254009821821129,
     ],
 }
+
+
+def test_tables_of_a_thousand_orders_are_kept() -> None:
+    """Making one costs as much as thousands of look-ups, and a mixture of small sources asks all of them by turns."""
+    permutation_module._tables.cache_clear()
+    orders = [Permutation(20, key) for key in range(1000)]
+    assert [order[3] for order in orders] == [order[3] for order in orders]
+    assert permutation_module._tables.cache_info().misses == len(orders)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.loader.options import Options, how_of
+from penstock.loader.config import LoaderConfig
 from penstock.manifest import Manifest
 from penstock.planning import Assumptions, Job, deal, epochs_of, make_plan, memory_of, needs_of, start_up_of
 from penstock.planning.resources import LIGHT_FACTOR
@@ -59,12 +59,11 @@ def test_the_ring_is_as_large_as_planned(size: int, workers: int, prefetch: int)
 
 
 def test_small_batches_are_made_ahead_as_the_loader_does() -> None:
-    options = Options("process", 3, 1, "auto", None, None, None, None, "raise", None, None)
-    how = how_of(options, 2, chosen=False, releases_gil=False)
-    assert (how.depth, how.light) == (3 * 2, 3 * 2 * LIGHT_FACTOR)
+    config = LoaderConfig(executor="process", num_workers=3)
+    assert (config.depth, config.light) == (3 * 2, 3 * 2 * LIGHT_FACTOR)
     small = memory_of(Job(samples=10**6, sample_bytes=10, batch_size=64, workers=3), Assumptions())
-    assert small.slots == how.light + 3
-    assert memory_of(Job(samples=10**6, sample_bytes=10**6, workers=3), Assumptions()).slots == how.depth + 3
+    assert small.slots == config.light + 3
+    assert memory_of(Job(samples=10**6, sample_bytes=10**6, workers=3), Assumptions()).slots == config.depth + 3
 
 
 def test_a_node_has_all_its_processes() -> None:

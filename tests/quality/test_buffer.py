@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import OrderError
-from penstock.order import derive_key
+from penstock.hashing import derive_key
 from penstock.quality import ShuffleBuffer
 
 

@@ -30,13 +30,14 @@ PROGRAM = """
 import os, signal, sys, time
 sys.path[:0] = {path!r}
 from penstock import DataLoader, RayOptions
-from ray_support import Numbers, rows
+from ray_support import Numbers, rows, workers_of
 
 def begin(name):
     options = RayOptions({address!r}, name=name)
-    loader = DataLoader(Numbers(400, seconds=0.01), 4, seed=1, executor="ray", num_workers=2, ray_options=options)
+    loader = DataLoader(Numbers(40_000, seconds=0.01), 4, seed=1, executor="ray", num_workers=2, ray_options=options)
     iterator = iter(loader)
-    next(iterator)
+    while workers_of(loader) < 2:  # else the second one may come too late for Ray to know it
+        next(iterator)
     print("first", flush=True)
     return loader, iterator
 

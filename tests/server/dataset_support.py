@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from penstock.server import Server
 port, *files = sys.argv[1:]
 with Server(dict(pair.split("=", 1) for pair in files), port=int(port)) as server:
     print(server.address, flush=True)
-    sys.stdin.read()
+    sys.stdin.readline()
+    server.close(grace=1)  # readers that a failed test left do not hold it up
 """
 
 
@@ -47,9 +48,12 @@ def serving(port: int = 0, **files: Path) -> Iterator[tuple[str, Callable[[], No
         try:
             yield process.stdout.readline().strip(), lambda: (process.kill(), process.wait(20), None)[-1]
         finally:
-            process.stdin.close()
+            # A line, since forked workers that still run keep the other end of the pipe open.
+            with suppress(BrokenPipeError):
+                process.stdin.write("\n")
+                process.stdin.close()
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise

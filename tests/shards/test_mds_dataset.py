@@ -13,8 +13,9 @@ import torch
 from mds_writer import write_mds
 
 from penstock import DataLoader, DistributedSampler, generator
+from penstock.datasets import MDSDataset
 from penstock.errors import ConfigError, StateError
-from penstock.shards.mds import MDSDataset, MDSFolder
+from penstock.shards.mds import MDSFolder
 
 N = 53
 
@@ -138,7 +139,7 @@ def test_travels_and_knows_its_options(root: Path) -> None:
     dataset.set_epoch(3)
     again = pickle.loads(pickle.dumps(dataset))
     assert [again[i] for i in range(N)] == [dataset[i] for i in range(N)]
-    assert again.folder is again.manifest
+    assert again.folder is again.source
     opened = MDSDataset(dataset.folder, rank=0, world_size=1, seed=9)
     assert opened.fingerprint == dataset.fingerprint
     with pytest.raises(ConfigError, match=r"images belong to MDSFolder"):

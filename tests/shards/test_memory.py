@@ -13,7 +13,8 @@ import pytest
 from shard_support import make_tar
 
 import penstock as ps
-from penstock.shards import ShardDataset, ShardSet, StreamShards
+from penstock.datasets import ShardDataset
+from penstock.shards import ShardSet, StreamShards
 
 MEMBER = 20_000
 

@@ -1,4 +1,4 @@
-"""The fast scan of a map against the plain walk: the same members, samples and errors, whatever the archive."""
+"""Samples of whole windows against samples of members one by one: the same, and the same errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import random
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from shard_support import FORMATS, make_tar, mutated, samples
 from penstock.shards.archive import Archive
 from penstock.shards.files import ShardFile
 from penstock.shards.grouping import Handler, Sample, group
+from penstock.shards.members import Member, Members
 from penstock.shards.runs import scan_runs
-from penstock.shards.scan import Files, scan_files
-from penstock.shards.tar import walk
+from penstock.shards.tar import member_at, walk, walk_stream
 
 PARTS = st.text(st.sampled_from("ab_.é\n"), min_size=0, max_size=5)
 NAMES = st.builds(
@@ -49,18 +50,18 @@ def fast(data: bytes, handler: Handler | None = None, local: str | None = None) 
     return outcome(s for run in scan_runs(data, "u", handler=handler) for s in run.samples(data, "u", local_path=local))
 
 
+def stepwise(data: bytes) -> Iterator[Member]:
+    """Members, none of them found in a window."""
+    archive, position = Archive(data), 0
+    while (member := member_at(archive, "u", position)) is not None:
+        yield member
+        position = member.end
+
+
 def check(data: bytes) -> None:
-    ours = [
-        (files.name(i), *(int(array[i]) for array in (files.offset, files.size, files.header, files.end)))
-        for files in outcome(scan_files(data, "u"))[0]
-        for i in range(files.total)
-    ]
-    theirs = [
-        (m.name.encode("utf-8", "surrogateescape"), m.offset, m.size, m.header, m.end)
-        for m in outcome(walk(data, "u"))[0]
-        if m.kind == "file"
-    ]
-    assert ours == theirs
+    one_by_one = outcome(stepwise(data))
+    assert outcome(walk(data, "u")) == one_by_one
+    assert outcome(m for m, _ in walk_stream(io.BytesIO(data), "u")) == one_by_one
     for handler, local in ((None, None), (lambda e: True, None), (lambda e: False, None), (None, "/p")):
         expected, got = slow(data, handler, local), fast(data, handler, local)
         assert got == expected
@@ -180,11 +181,15 @@ def test_a_file_equals_its_bytes(tmp_path: Path, size: int) -> None:
 
 
 def test_joining_names_of_several_widths() -> None:
-    whole = list(scan_files(make_tar(samples(3)), "u"))
-    joined = Files.join([*whole, *scan_files(make_tar([("n" * 120 + ".x", b"")]), "u"), *whole])
+    def members(files: list[tuple[str, bytes]]) -> Members:
+        return Members.of(list(walk(make_tar(files), "u")))
+
+    whole = members(samples(3))
+    joined = Members.join([whole, members([("n" * 120 + ".x", b"")]), whole])
     assert joined.total == 13
     assert joined.name(6) == b"n" * 120 + b".x"
     assert joined.name(12) == joined.name(5) == b"s00002.cls"
+    assert list(joined.one_by_one())[:6] == list(whole.one_by_one())
 
 
 def test_start_in_the_middle() -> None:

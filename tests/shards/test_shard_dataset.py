@@ -18,8 +18,9 @@ from PIL import Image
 from shard_support import make_tar, write_shards
 
 import penstock as ps
+from penstock.datasets import ShardDataset
 from penstock.errors import ConfigError, PartitionError, ShardError, StateError, TruncatedShardError
-from penstock.shards import Decode, ShardDataset, ShardSet, StreamShards
+from penstock.shards import Decode, ShardSet, StreamShards
 
 COUNTS = {1: [50], 3: [20, 1, 29], 8: [6, 7, 6, 7, 6, 6, 6, 6]}
 

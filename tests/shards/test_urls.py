@@ -55,7 +55,7 @@ def test_too_many() -> None:
 
 def test_nothing() -> None:
     for urls in ([], "", "a::"):
-        with pytest.raises(ConfigError, match="no shards"):
+        with pytest.raises(ConfigError, match="no source is named"):
             expand(urls)
 
 
@@ -65,7 +65,7 @@ def test_patterns(tmp_path: Path) -> None:
     assert expand(str(tmp_path / "?.tar")) == [str(tmp_path / "a.tar"), str(tmp_path / "b.tar")]
     assert expand(str(tmp_path / "{a,c}.t*")) == [str(tmp_path / "a.tar"), str(tmp_path / "c.tgz")]
     assert expand(str(tmp_path / "w[1].tar")) == [str(tmp_path / "w[1].tar")]
-    with pytest.raises(ShardIOError, match="no shard matches"):
+    with pytest.raises(ShardIOError, match="no file matches"):
         expand(str(tmp_path / "*.zip"))
 
 

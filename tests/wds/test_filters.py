@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,14 @@ def test_collation_stacks_tensors_and_arrays_and_lists_the_rest() -> None:
     assert batch[3] == ["a", "b"]
     with pytest.raises(ValueError, match="keys don't match in different samples"):
         filters.default_collation_fn([{"a": 1}, {"b": 1}])
+
+
+@pytest.mark.parametrize("sample", [1, "ab", torch.ones(2)])
+def test_collation_of_samples_without_columns_says_what_to_do(sample: Any) -> None:
+    with pytest.raises(
+        ValueError, match=f"of type {type(sample).__name__}: use to_tuple before, or give collation_fn="
+    ):
+        filters.default_collation_fn([sample, sample])
 
 
 def test_map_drops_none_and_keeps_the_key(urls: str) -> None:

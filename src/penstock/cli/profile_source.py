@@ -121,8 +121,8 @@ def load_path(source: str, *, how: Reading, batch_size: int, size: int | None) -
     given = {name: value for name, value in how.arguments().items() if value != usual[name]}
     try:
         dataset: Any = ps.open(source, **given)
-    except TypeError as error:
-        if "unexpected keyword" not in str(error):
+    except ConfigError as error:
+        if " have no " not in str(error):
             raise
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ConfigError(
@@ -190,9 +190,9 @@ def _image_column(dataset: Any) -> str | None:
 
 def _holds_images(dataset: Any) -> bool:
     import penstock as ps
-    from penstock.datasets.loading import SampleRecord
     from penstock.errors import ImageError
     from penstock.images.files import is_image
+    from penstock.images.sample_record import SampleRecord
 
     if isinstance(dataset, ps.TableDataset):
         return bool(dataset.table.image_columns)

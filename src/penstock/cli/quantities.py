@@ -64,7 +64,7 @@ def check_seed(value: int) -> int:
     Raises:
         BadParameter: outside the range of seeds.
     """
-    from penstock.order.hashing import derive_key
+    from penstock.hashing import derive_key
 
     try:
         derive_key(value)

@@ -148,7 +148,7 @@ def _makers(
     n: int, kinds: list[_Kind] | None, buffers: list[int] | None, *, seed: int, block_size: int, window: int
 ) -> dict[str, Make]:
     """What makes the order of an epoch, by the order's name."""
-    from penstock.order.hashing import derive_key
+    from penstock.hashing import derive_key
     from penstock.quality import ShuffleBuffer, TableOrder
 
     def ours(kind: str) -> Make:

@@ -17,11 +17,11 @@ import cv2
 from torch.utils.data import IterableDataset
 
 from penstock import datasets, distributed, samplers
-from penstock.datasets.place import Place, SharedPlace
 from penstock.errors import ConfigError, ManifestError
 from penstock.images.decode import read_image
 from penstock.manifest import Manifest, Record
 from penstock.order import Partition, make_order
+from penstock.plan.shared import SharedIntegers
 
 __all__ = ["DistributedSampler", "MPDataset"]
 
@@ -68,18 +68,19 @@ class MPDataset(IterableDataset[Any]):
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._partition = Partition(length, num_gpus, rank_id, remainder="drop" if drop_last else "pad")
-        self._place = SharedPlace(Place(epoch, 0, length))
+        self._epoch = SharedIntegers([epoch])
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass, in running workers too."""
-        self._place.set(Place(epoch, 0, self.length))
+        self._epoch.set([epoch])
 
     def __len__(self) -> int:
         n = len(self._partition)
         return n - n % self.batch_size if self.drop_last else n
 
     def __iter__(self) -> Iterator[int]:
-        order = make_order("global" if self.shuffle else "none", self.length, epoch=self._place.get().epoch)
+        (epoch,) = self._epoch.get()
+        order = make_order("global" if self.shuffle else "none", self.length, epoch=epoch)
         worker = distributed.worker()
         step = worker.total * self.batch_size
         for start in range(worker.id * self.batch_size, len(self), step):

@@ -12,22 +12,28 @@ __all__ = [
     "LoadArray",
     "LoadBytes",
     "LoadImage",
+    "MDSDataset",
     "MPDataset",
     "Mixture",
     "RankDataset",
     "RankServerDataset",
     "ServerDataset",
+    "ShardDataset",
+    "TableDataset",
     "TokenDataset",
 ]
 
 if TYPE_CHECKING:
     from penstock.datasets.arrays import ArrayDataset, LoadArray
     from penstock.datasets.images import ImageDataset, LoadImage
+    from penstock.datasets.mds import MDSDataset
     from penstock.datasets.mixture import Mixture
     from penstock.datasets.rank import RankDataset
     from penstock.datasets.raw import LoadBytes
     from penstock.datasets.server import RankServerDataset, ServerDataset
+    from penstock.datasets.shards import ShardDataset
     from penstock.datasets.stream import MPDataset
+    from penstock.datasets.tables import TableDataset
     from penstock.datasets.tokens import TokenDataset
 
 __getattr__, __dir__ = lazy.names(
@@ -38,11 +44,14 @@ __getattr__, __dir__ = lazy.names(
         "LoadArray": "arrays",
         "LoadBytes": "raw",
         "LoadImage": "images",
+        "MDSDataset": "mds",
         "MPDataset": "stream",
         "Mixture": "mixture",
         "RankDataset": "rank",
         "RankServerDataset": "server",
         "ServerDataset": "server",
+        "ShardDataset": "shards",
+        "TableDataset": "tables",
         "TokenDataset": "tokens",
     },
 )

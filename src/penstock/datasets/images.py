@@ -6,25 +6,33 @@ image, label = images[0]        # uint8 tensor (3, 224, 224), RGB, channels_last
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from penstock.datasets.base import BatchedDataset, StreamDataset
-from penstock.datasets.loading import Item, LoadImage, SampleRecord
-from penstock.datasets.place import Place
-from penstock.datasets.share_dataset import ShareDataset
+from penstock.datasets.loading import Item, LoadImage
+from penstock.datasets.rank import RankDataset
+from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
 from penstock.images.decode import MAX_PIXELS
+from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
 from penstock.manifest import Manifest, Record
+from penstock.manifest.classes import HasClasses, unknown_classes
+from penstock.plan.share import MiniEpoch
 from penstock.random import in_sample, load_each, sample_scope
+from penstock.sources.batched import BatchedDataset, StreamDataset
 from penstock.storage import Storage, is_remote
+
+if TYPE_CHECKING:
+    from penstock.datasets.mds_images import MDSImages
 
 __all__ = ["ImageDataset", "LoadImage"]
 
@@ -55,13 +63,14 @@ class _Records(Protocol):
     def records(self, indices: Any) -> list[Record]: ...
 
 
-class ImageDataset(BatchedDataset):
-    """Images and labels of a manifest, or of anything else that yields records.
+class ImageDataset(HasClasses, BatchedDataset):
+    """Images and labels of a manifest, or of anything else that yields records. `penstock.open` makes it of a folder.
 
     Args:
         source: a `Manifest`, a path to one, a `RankDataset`, a `ServerDataset` or `RankServerDataset`, a `ShardDataset`
             or `ShardSet` (the first image of each sample, and its ``cls``), a `TableDataset` or `TableFiles` (the first
-            column of images, and the label), or an `MPDataset` (the result is then iterable-style).
+            column of images, and the label), an `MDSDataset` or `MDSFolder` with ``images="bytes"`` (the same), or an
+            `MPDataset` (the result is then iterable-style).
         size, flip, row, transform, target, max_pixels: see `LoadImage`.
         storage: how images at remote addresses are reached; by default as the manifest was told.
 
@@ -104,17 +113,34 @@ class ImageDataset(BatchedDataset):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.source: _Records = _records(source, storage)
+        """What gives the records, with their order, place and state."""
+        self._mds = _mds_images(source)
         storage = storage if storage is not None else _storage(self.source)
         how: dict[str, Any] = {"size": size, "flip": flip, "row": row, "transform": transform, "target": target}
         self.load = LoadImage(storage=storage, max_pixels=max_pixels, **how)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.source!r}"
 
     @property
     def pure(self) -> bool:
         """Whether items depend on their record and `penstock.generator` alone; see `LoadImage`."""
         return not self.own_items and self.load.pure
 
+    def class_names(self) -> list[str] | None:
+        """Return the names of the source's classes by label; None if it says none."""
+        return _class_names(self.source)
+
     def __getnewargs__(self) -> tuple[Any]:
         return (self.source,)
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        # A copy goes its own way, see `SourceDataset`.
+        made.source = copy.copy(self.source)
+        made._mds = _mds_images(made.source)
+        return made
 
     def __len__(self) -> int:
         return len(self.source)
@@ -127,7 +153,7 @@ class ImageDataset(BatchedDataset):
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
         """Several items, their records looked up at once."""
         source, keys = self.source, None
-        if isinstance(source, ShareDataset) and not in_sample():
+        if isinstance(source, SourceDataset) and not in_sample():
             keys = source.keys(indices)
         return ImageDataset.load_samples(self, indices, keys)
 
@@ -135,7 +161,7 @@ class ImageDataset(BatchedDataset):
         self,
         indices: Sequence[int],
         keys: Sequence[int] | None,
-        place: Place | None = None,
+        place: MiniEpoch | None = None,
         *,
         into: Into | None = None,
     ) -> list[Item]:
@@ -144,7 +170,11 @@ class ImageDataset(BatchedDataset):
         """
         rows = np.asarray(indices, dtype=np.int64)
         source: Any = self.source
-        read = getattr(source, "image_records", source.records)  # of tables: `records` would decode them
+        if self._mds is not None:
+            read: Any = self._mds.records
+        else:
+            # Of tables, since `records` would decode the images.
+            read = getattr(source, "image_records", source.records)
         records = read(rows) if place is None else read(rows, place)
         if records and isinstance(records[0], dict):
             if self.load.row:
@@ -161,7 +191,7 @@ class ImageDataset(BatchedDataset):
             return _load_into(self.load, records, keys, images, ahead.next)
 
     def fetch_batch(
-        self, indices: Sequence[int], keys: Sequence[int] | None, empty: Into, place: Place | None = None
+        self, indices: Sequence[int], keys: Sequence[int] | None, empty: Into, place: MiniEpoch | None = None
     ) -> tuple[Any, ...]:
         """A whole batch ``(images, labels)``, as the default collate function makes it of `load_samples`.
 
@@ -189,6 +219,9 @@ class ImageDataset(BatchedDataset):
     def __getattr__(self, name: str) -> Any:
         if name in _OF_THE_SOURCE:
             return getattr(self.source, name)
+        if name in ("classes", "class_to_idx"):
+            # Python comes here when the property has raised an AttributeError.
+            raise unknown_classes(self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
@@ -206,7 +239,7 @@ def _load_into(
     return load_each(lambda record: load(record, data, next(rows)), records, keys)
 
 
-class _ImageStream(StreamDataset):
+class _ImageStream(HasClasses, StreamDataset):
     """`ImageDataset` over an `MPDataset`."""
 
     releases_gil = False  # not enough of its time: threads wait for each other's Python (docs/performance.md)
@@ -220,6 +253,9 @@ class _ImageStream(StreamDataset):
         self.batch_size = source.batch_size
         self.drop_last = source.drop_last
 
+    def class_names(self) -> list[str] | None:
+        return _class_names(self.source.manifest)
+
     @property
     def samples(self) -> ImageDataset:
         """The same images as a map-style data set."""
@@ -227,6 +263,11 @@ class _ImageStream(StreamDataset):
         samples = ImageDataset(self.source.samples, storage=load.storage)
         samples.load = load
         return samples
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        made.__dict__ = {**self.__dict__, "source": copy.copy(self.source)}
+        return made
 
     def __len__(self) -> int:
         return len(self.source)
@@ -240,7 +281,34 @@ class _ImageStream(StreamDataset):
     def __getattr__(self, name: str) -> Any:
         if name in _OF_THE_SOURCE:
             return getattr(self.source, name)
+        if name in ("classes", "class_to_idx"):
+            # Python comes here when the property has raised an AttributeError.
+            raise unknown_classes(self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _class_names(source: Any) -> list[str] | None:
+    if isinstance(source, HasClasses):
+        return source.class_names()
+    if isinstance(source, Manifest):
+        return source.classes
+    from penstock.tables import TableFiles  # pyarrow is not needed by those who have no tables
+
+    return source.label_names() if isinstance(source, TableFiles) else None
+
+
+def _mds_images(source: Any) -> MDSImages | None:
+    """Return which columns of MDS samples are image and label; None for other sources."""
+    if isinstance(source, str | os.PathLike | Manifest | RankDataset):
+        return None
+    from penstock.datasets.mds import MDSDataset
+    from penstock.shards.mds import MDSFolder
+
+    if not isinstance(source, MDSDataset | MDSFolder):
+        return None
+    from penstock.datasets.mds_images import MDSImages
+
+    return MDSImages(source)
 
 
 def _storage(source: Any) -> Storage | None:

@@ -10,7 +10,6 @@ batch, the last step writes there, so nothing is copied afterwards.
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,9 +19,9 @@ import torch
 
 from penstock.errors import ConfigError, ImageError
 from penstock.images.decode import MAX_PIXELS, decode, read_bytes
-from penstock.images.files import is_image
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.region import Box, decode_region
+from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
 from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.images.transforms.view import Pixels
@@ -32,12 +31,9 @@ from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
 
-__all__ = ["Encoded", "Item", "LoadImage", "SampleRecord"]
+__all__ = ["Encoded", "Item", "LoadImage"]
 
 Item = tuple[Any, ...]
-
-_NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
-_LABELS = ("cls", "class", "label", "index")
 
 
 class Encoded:
@@ -148,13 +144,15 @@ class LoadImage:
 
     def __call__(
         self,
-        record: Record | SampleRecord,
+        record: Record | SampleRecord | dict[str, Any],
         data: Callable[[], bytes] | None = None,
         out: torch.Tensor | None = None,
     ) -> Item:
         """Decode one record's image, of the bytes that ``data`` gives, or of the file; into `out` if that is given,
-        which has the shape and type of `form`.
+        which has the shape and type of `form`. A dict is a sample of tar shards.
         """
+        if isinstance(record, dict):
+            record = SampleRecord(record)
         if isinstance(record, SampleRecord):
             data = record.read
         label: Any = record.label
@@ -216,34 +214,6 @@ def _sides(size: Any) -> tuple[int, int]:
         height, width = map(operator.index, size if isinstance(size, Iterable) else (size, size))
     except (TypeError, ValueError):
         height = width = 0  # no two whole numbers
-    if min(height, width) < 1:
+    if isinstance(size, bool) or min(height, width) < 1:
         raise ConfigError(f"size must be positive, (height, width) or one int, got {size!r}")
     return height, width
-
-
-class SampleRecord:
-    """A sample of shards as a record: its image, and its label.
-
-    Raises:
-        ImageError: (when made) the sample has no image.
-    """
-
-    row: int = -1
-
-    def __init__(self, sample: dict[str, Any]) -> None:
-        where = f"{shown(str(sample.get('__url__'))).removesuffix('?...')}/{sample.get('__key__')}"
-        name = next((name for name in sample if is_image(f".{name}")), None)
-        if name is None:
-            raise ImageError(f"{where}: a sample without an image: {', '.join(sample)}")
-        self.path = f"{where}.{name}"
-        self.sample = sample
-        self._data = sample[name]
-        label = next((sample[name] for name in _LABELS if name in sample), None)
-        self.label = int(label) if isinstance(label, bytes) and _NUMBER.fullmatch(label) else label
-
-    def __repr__(self) -> str:
-        return f"<{self.path}>"
-
-    def read(self) -> Any:
-        """The bytes of the image."""
-        return self._data

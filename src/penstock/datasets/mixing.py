@@ -1,4 +1,4 @@
-"""The arithmetic of a `Mixture`: from weights, a mode and a stop to an interleaving and the length of an epoch."""
+"""The arithmetic of a `Mixture`: from weights, a mode and a stop to proportions and the length of an epoch."""
 
 from __future__ import annotations
 
@@ -6,24 +6,35 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.order.interleave import Interleave
+from penstock.order.mixture import BlockMixture, exact_counts
+from penstock.order.permutation import MAX_N
 
-__all__ = ["MODES", "Plan", "SourceStatistics", "make_plan", "split_sources"]
+__all__ = ["MODES", "Proportions", "SourceStatistics", "make_proportions", "split_sources"]
 
 _FINEST = 1 << 40  # shares are exact as long as their common denominator is below this, else to within one in 10 ** 12
 
 Stop = str | int | None
 
 
-class Plan(NamedTuple):
-    """How sources are interleaved, and how many samples an epoch has; 0 if only the sources know."""
+class Proportions(NamedTuple):
+    """The weights of sources as coprime integers, and how many samples an epoch has; 0 if only the sources know."""
 
-    interleave: Interleave
+    weights: tuple[int, ...]
     length: int
     stop: str | int
+
+    @property
+    def per_epoch(self) -> tuple[int, ...]:
+        """How many samples of each source an epoch has, the same in all epochs."""
+        return exact_counts(self.weights, self.length)
+
+    def order(self, key: int, length: int | None) -> BlockMixture:
+        """Return which source stands at each position of an epoch with this key."""
+        return _order(self.weights, key, length)
 
 
 class SourceStatistics(NamedTuple):
@@ -100,12 +111,20 @@ def split_sources(sources: Any) -> tuple[list[Any], list[Fraction]]:
     return [dataset for dataset, _ in pairs], weights
 
 
-def make_plan(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str, stop: Stop) -> Plan:
-    """The interleaving of sources with these weights and sizes (None where nobody knows).
+def make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str, stop: Stop) -> Proportions:
+    """Return the proportions of sources with these weights and sizes (None where nobody knows).
 
     Raises:
-        ConfigError: a mode or stop that is unknown, or that does not go with the other arguments.
+        ConfigError: a mode or stop that is unknown, or that does not go with the other arguments; an epoch that has no
+            end in practice.
     """
+    found = _make_proportions(weights, sizes, mode, stop)
+    if found.length > MAX_N:
+        raise ConfigError(f"an epoch of this mixture would have {found.length} samples, which is more than 2**62")
+    return found
+
+
+def _make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str, stop: Stop) -> Proportions:
     if mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}: use one of {', '.join(map(repr, MODES))}")
     if stop is not None and mode in _COUNTED:
@@ -113,36 +132,49 @@ def make_plan(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: st
     if 0 in sizes:
         raise ConfigError(f"source {list(sizes).index(0)} is empty: leave it out")
     shares = MODES[mode](weights, sizes)
-    interleave = Interleave(_integers(shares, exact=mode in _COUNTED))
+    integers = _integers(shares, exact=mode in _COUNTED)
     if mode in _COUNTED:
         total = int(sum(shares))
-        return Plan(interleave, total, total)
+        return Proportions(integers, total, total)
     if stop is None:
         stop = "all"
     if isinstance(stop, str):
         if stop not in ("first", "all"):
             raise ConfigError(f"unknown stop {stop!r}: use 'first', 'all' or a number of samples")
-        return Plan(interleave, 0 if None in sizes else _length(interleave, sizes, stop), stop)
+        return Proportions(integers, 0 if None in sizes else _length(integers, sizes, stop), stop)
     if isinstance(stop, bool) or not hasattr(stop, "__index__") or operator.index(stop) < 1:
         raise ConfigError(f"stop={stop!r} has to be a positive number of samples, 'first' or 'all'")
-    return Plan(interleave, operator.index(stop), operator.index(stop))
+    return Proportions(integers, operator.index(stop), operator.index(stop))
 
 
-def _length(interleave: Interleave, sizes: Sequence[int | None], stop: str) -> int:
-    """Samples until the first source would begin anew, or until the last one has been had once."""
-    known = [(source, size) for source, size in enumerate(sizes) if size is not None]
+@lru_cache(maxsize=8)
+def _order(weights: tuple[int, ...], key: int, length: int | None) -> BlockMixture:
+    return BlockMixture(weights, key, length=length)
+
+
+def _length(weights: Sequence[int], sizes: Sequence[int | None], stop: str) -> int:
+    """Return the most samples of which no source has to give more than it has, or the fewest of which each has to give
+    all that it has.
+
+    At both of them the counts, which are shares rounded up or down, keep that promise as well.
+    """
+    total = sum(weights)
+    known = [(weight, size) for weight, size in zip(weights, sizes, strict=True) if size is not None]
     if stop == "first":
-        return min(interleave.position(source, size) for source, size in known)
-    return max(interleave.position(source, size - 1) + 1 for source, size in known)
+        return min(size * total // weight for weight, size in known)
+    return max(-(-size * total // weight) for weight, size in known)
 
 
-def _integers(shares: Sequence[Fraction], *, exact: bool) -> list[int]:
-    """Integers in the proportions of the shares."""
+def _integers(shares: Sequence[Fraction], *, exact: bool) -> tuple[int, ...]:
+    """Return coprime integers in the proportions of the shares."""
     scale = math.lcm(*(share.denominator for share in shares))
     total = sum(shares)
     if exact or total * scale <= _FINEST:
-        return [int(share * scale) for share in shares]
-    return [max(1, round(share / total * _FINEST)) for share in shares]
+        found = [int(share * scale) for share in shares]
+    else:
+        found = [max(1, round(share / total * _FINEST)) for share in shares]
+    divisor = math.gcd(*found)
+    return tuple(integer // divisor for integer in found)
 
 
 def _known(size: int | None, number: int, mode: str) -> int:

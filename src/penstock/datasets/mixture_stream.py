@@ -1,24 +1,28 @@
 """`MixtureStream`: iterable-style data sets mixed in fixed proportions, in each worker by itself.
 
-Streams shard themselves over ranks and workers, so each worker interleaves what its own iterators give it; the
-proportions hold to within less than one sample in every worker at every moment.
+Streams shard themselves over ranks and workers, so each worker mixes what its own iterators give it; the proportions
+hold in every worker by itself, as in an epoch of a `Mixture` (`penstock.order.mixture`).
+
+    position p of a worker  ->  order of the mixture: source  ->  next item of its pass (`SourceStream`)
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import IterableDataset
 
 from penstock import distributed
-from penstock.datasets.clock import Clock
-from penstock.datasets.mixing import make_plan, split_sources
+from penstock.datasets.mixing import make_proportions, split_sources
 from penstock.errors import ConfigError, StateError
-from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int, read_ints
+from penstock.hashing import derive_key, mix
+from penstock.order.mixture import MIXTURE_ORDER, BlockMixture
+from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
+from penstock.plan.source_stream import SourceStream, check_pass, keeps_position
+from penstock.plan.stream import ResumableDataset, Stream
 from penstock.stages import stage
+from penstock.wording import counted
 
 __all__ = ["MixtureStream"]
 
@@ -26,7 +30,7 @@ _CHUNK = 256  # positions computed at a time
 _END = object()
 
 
-class MixtureStream(IterableDataset[Any]):
+class MixtureStream(ResumableDataset):
     """A `Mixture` of iterable-style data sets; `Mixture` makes it.
 
     Args:
@@ -38,13 +42,16 @@ class MixtureStream(IterableDataset[Any]):
         names: of the sources, for errors and the loader's statistics, which have the seconds of each as a stage.
         tag: items are ``(item, number of the source)``.
 
-    Every iteration is a new epoch, unless `set_epoch` was called.
+    Every iteration is a new epoch, unless `set_epoch` was called. Sources of ours are opened at the mixture's epoch,
+    others are told it if they have ``set_epoch``; one that begins anew is in the epoch after.
 
     Raises:
-        ConfigError: arguments that make no sense, or (while iterating) a source that gives nothing.
+        ConfigError: arguments that make no sense, among them a data set given twice that says by itself where its pass
+            is; or (while iterating) a source that gives nothing. An error of a source ends the iteration, and its state
+            is behind the item before.
 
-    State: how many items this object has yielded, and the states of the sources, of their iterators where those have
-    them; a source without any is gone through again up to its place. It fits the same ranks and workers alone.
+    State: how many items were had, and the cursors of the sources: ours, or states of users' iterators or data sets; a
+    source without any is gone through again up to its place. It fits the same ranks and workers alone.
     """
 
     def __init__(
@@ -56,196 +63,173 @@ class MixtureStream(IterableDataset[Any]):
         names: Sequence[str] | None = None,
         tag: bool = False,
     ) -> None:
+        super().__init__()
         self.sources, weights = split_sources(sources)
         self.names = [f"source {i}" for i in range(len(self.sources))] if names is None else list(names)
         if len(set(self.names)) != len(self.sources):
             raise ConfigError(f"{len(self.sources)} sources need as many different names, got {self.names}")
+        _check_uses(self.sources)
         sizes = [_size(source) for source in self.sources]
-        self._plan = make_plan(weights, sizes, mode, stop)
+        self._proportions = make_proportions(weights, sizes, mode, stop)
+        self._order(None, 0)  # weights that cannot be mixed are refused here, not at the first sample
         self.tag = tag
-        self._clock = Clock()
-        self._told = -1  # how often the clock had been set when this object's epoch began
-        self._epoch = -1
-        self._resume: Mapping[str, Any] | None = None
-        self._begin()
 
-    def _begin(self) -> None:
-        self._iterators: list[Iterator[Any] | None] = [None] * len(self.sources)
-        self._yielded = 0
-        self._turns = [0] * len(self.sources)  # how often each source has begun anew
-        self._had = [0] * len(self.sources)  # items since it did
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_iterators": [None] * len(self.sources)}
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is being read, or was last; before that the one that comes."""
-        return self._clock.now() if self._resume is None else self._epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch of the next iteration; told to sources that have ``set_epoch``."""
-        if epoch < 0:
-            raise ConfigError(f"epoch must be 0 or more, got {epoch}")
-        if self._resume is None or epoch != self._epoch:
-            self._resume = None
-            self._clock.set(epoch)
+    def __repr__(self) -> str:
+        sources = f"<{counted(len(self.sources), 'source')}: {', '.join(map(str, self.names))}>"
+        return f"{type(self).__name__} of {sources}\n  order: mixture in each worker, epoch {self.epoch}"
 
     def counts(self, samples: int) -> dict[str, int]:
-        """How many samples of each source are among the first ones that one worker yields."""
-        return dict(zip(self.names, self._plan.interleave.counts(samples), strict=True))
+        """How many samples of each source are among the first ones that one worker yields, here the calling process."""
+        return dict(zip(self.names, self._order(self._limit(), self.epoch).counts(samples), strict=True))
 
-    def __iter__(self) -> Iterator[Any]:
-        self._begin()
-        resume, self._resume = self._resume, None
-        if resume is not None:
-            self._clock.resumed(self._epoch)
-            self._restore(resume)
-        else:
-            self._epoch, self._told = self._clock.next()
-        limit = self._limit()
-        while limit is None or self._yielded < limit:
-            chunk = np.arange(self._yielded, self._yielded + _CHUNK)
-            for number in self._plan.interleave.locate(chunk)[0].tolist():
-                if limit is not None and self._yielded >= limit:
-                    return
-                try:
-                    with stage(self.names[number]):
-                        item = self._next(number)
-                except _Ended:
-                    return
-                self._had[number] += 1
-                self._yielded += 1
-                yield (item, number) if self.tag else item
+    def _order(self, limit: int | None, epoch: int) -> BlockMixture:
+        """Return which source each sample of this worker is from; exact at its limit.
+
+        Each worker of each rank has an order of its own, so that a step of the job has sources by their weights.
+        """
+        number, _ = _number_of_worker()
+        return self._proportions.order(mix(derive_key(0, epoch, MIXTURE_ORDER), number), limit)
 
     def _limit(self) -> int | None:
         """How many samples this worker yields, if that is known beforehand."""
-        stop = self._plan.stop
+        stop = self._proportions.stop
         if isinstance(stop, str):
             return None
-        worker, world = distributed.worker(), distributed.current()
-        number, total = world.rank * worker.total + worker.id, world.world_size * worker.total
+        number, total = _number_of_worker()
         return stop // total + (number < stop % total)
-
-    def _next(self, number: int) -> Any:
-        iterator = self._iterators[number] or self._open(number)
-        for item in iterator:
-            return item
-        self._turns[number] += 1
-        if self._plan.stop == "first" or (self._plan.stop == "all" and all(self._turns)):
-            raise _Ended
-        if not self._had[number]:
-            raise ConfigError(f"{self.names[number]} gave no sample at all: leave it out, or give it more shards")
-        self._had[number] = 0
-        for item in self._open(number):
-            return item
-        raise ConfigError(f"{self.names[number]} gave samples once and none when it began anew: it has to repeat")
-
-    def _open(self, number: int) -> Iterator[Any]:
-        source = self.sources[number]
-        if hasattr(source, "set_epoch"):
-            source.set_epoch(self._epoch + self._turns[number])
-        iterator: Iterator[Any] = iter(source)
-        self._iterators[number] = iterator
-        return iterator
 
     # State.
 
     def _identity(self) -> State:
         return {
             "version": STATE_VERSION,
-            "weights": list(self._plan.interleave.weights),
-            "stop": self._plan.stop,
+            "order": MIXTURE_ORDER,
+            "weights": list(self._proportions.weights),
+            "stop": self._proportions.stop,
         }
 
-    def _world(self) -> list[int]:
-        return [*distributed.current(), *distributed.worker()]
+    def first_cursor(self, epoch: int) -> State:
+        begun = [{"turns": 0, "had": 0} for _ in self.sources]
+        return {**self._identity(), "epoch": epoch, "world": None, "yielded": 0, "sources": begun}
 
-    def state_dict(self) -> State:
-        """Where this object is, in this process."""
-        if self._resume is not None:
-            return dict(self._resume)
-        epoch, told = self._clock.peek()
-        if self._epoch >= 0 and told == self._told:
-            epoch = self._epoch
+    def check_cursor(self, cursor: Mapping[str, Any]) -> None:
+        of = "Mixture"
+        check_state(cursor, self._identity(), of=of)
+        read_int(cursor, "epoch", of=of)
+        # Where nothing was yielded, any worker may go on.
+        check_state(cursor, {"world": _world() if read_int(cursor, "yielded", of=of) else None}, of=of)
+        entries = cursor.get("sources")
+        if not isinstance(entries, list) or len(entries) != len(self.sources):
+            raise StateError(f"the state of this {of} needs those of its {len(self.sources)} sources, got {entries!r}")
+        for entry, source, name in zip(entries, self.sources, self.names, strict=True):
+            check_pass(entry, source, name=name, of=of)
+            read_int(entry, "turns", of=of)
+            if not entry["had"] and entry.keys() != {"turns", "had"}:
+                raise StateError(f"the state of this {of} is damaged: {name} has given nothing, and {sorted(entry)}")
+
+    def open_at(self, cursor: State) -> Stream:
+        limit = self._limit()
+        order = self._order(limit, int(cursor["epoch"]))
+        return _MixedStream(_Mix(self.sources, self.names, self._proportions.stop, self.tag, order, limit), cursor)
+
+
+class _Mix(NamedTuple):
+    """What a stream reads: the sources of one epoch, in this worker's order."""
+
+    sources: list[Any]
+    names: list[str]
+    stop: str | int
+    tag: bool
+    order: BlockMixture
+    limit: int | None
+
+    def places(self, begin: int) -> Iterator[int]:
+        """Yield the source of each position, from one on."""
+        while self.limit is None or begin < self.limit:
+            end = begin + _CHUNK if self.limit is None else min(begin + _CHUNK, self.limit)
+            yield from self.order.locate(np.arange(begin, end))[0].tolist()
+            begin = end
+
+    def is_over(self, turns: list[int]) -> bool:
+        """Return whether the sources have come to their ends so often that the mixture has, too."""
+        return any(turns) if self.stop == "first" else self.stop == "all" and all(turns)
+
+
+class _MixedStream(Stream):
+    """The items of a mixture's sources.
+
+    It does not hold its data set, which remembers it: files would stay open until the next garbage collection.
+    """
+
+    def __init__(self, parts: _Mix, cursor: State) -> None:
+        self._mix, self._cursor, self._world = parts, cursor, _world()
+        self._yielded = int(cursor["yielded"])
+        self._turns = [int(entry["turns"]) for entry in cursor["sources"]]
+        """How often each source has begun anew."""
+        self._passes = [self._pass(number, entry) for number, entry in enumerate(cursor["sources"])]
+        self._places = parts.places(self._yielded)
+        self._over = parts.is_over(self._turns)
+
+    def _pass(self, number: int, cursor: Mapping[str, Any] | None = None) -> SourceStream:
+        epoch = int(self._cursor["epoch"]) + self._turns[number]
+        return SourceStream(self._mix.sources[number], name=self._mix.names[number], epoch=epoch, cursor=cursor)
+
+    def __next__(self) -> Any:
+        if self._over:
+            raise StopIteration
+        self._over = True  # until there is an item: an error ends the stream as well
+        number = next(self._places)
+        with stage(self._mix.names[number]):
+            item = self._take(number)
+        self._over = False
+        self._yielded += 1
+        return (item, number) if self._mix.tag else item
+
+    def _take(self, number: int) -> Any:
+        """Return the next item of a source, which begins anew at its end unless that is the mixture's."""
+        item = next(self._passes[number], _END)
+        if item is not _END:
+            return item
+        name, had = self._mix.names[number], self._passes[number].had
+        self._turns[number] += 1
+        if self._mix.is_over(self._turns):
+            raise StopIteration
+        if not had:
+            raise ConfigError(f"{name} gave no sample at all: leave it out, or give it more shards")
+        self._passes[number] = self._pass(number)
+        item = next(self._passes[number], _END)
+        if item is _END:
+            raise ConfigError(f"{name} gave samples once and none when it began anew: it has to repeat")
+        return item
+
+    def cursor(self) -> State:
+        pairs = zip(self._turns, self._passes, strict=True)
         return {
-            **self._identity(),
-            # Where nothing was yielded yet the state is that of any worker.
-            "world": self._world() if self._yielded else None,
-            "epoch": epoch,
+            **self._cursor,
+            "world": list(self._world) if self._yielded else None,
             "yielded": self._yielded,
-            "turns": list(self._turns),
-            "had": list(self._had),
-            "sources": [self._state_of(number) for number in range(len(self.sources))],
+            "sources": [{"turns": turns, **one.cursor()} for turns, one in pairs],
         }
 
-    def _state_of(self, number: int) -> Any:
-        for owner, name in ((self._iterators[number], "iterator"), (self.sources[number], "source")):
-            if owner is not None and hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict"):
-                return {name: owner.state_dict()}
-        return None
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next ``iter()``.
-
-        Raises:
-            StateError: it is of another mixture, or of another worker.
-        """
-        here = {} if isinstance(state, Mapping) and state.get("world", 0) is None else {"world": self._world()}
-        check_state(state, {**self._identity(), **here}, of="Mixture")
-        for name in ("epoch", "yielded"):
-            read_int(state, name, of="Mixture")
-        for name in ("turns", "had"):
-            read_ints(state, name, len(self.sources), of="Mixture")
-        own = state.get("sources")
-        if not isinstance(own, list) or len(own) != len(self.sources) or not all(map(_is_own, own)):
-            raise StateError(f"the state of this Mixture needs those of its {len(self.sources)} sources, got {own!r}")
-        self._resume = dict(state)
-        self._epoch, self._told = int(state["epoch"]), self._clock.peek()[1]
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        self._yielded = int(state["yielded"])
-        self._turns = [int(turns) for turns in state["turns"]]
-        self._had = [int(had) for had in state["had"]]
-        for number, own in enumerate(state["sources"]):
-            if not self._had[number] and not self._turns[number]:
-                continue  # not begun yet
-            source = self.sources[number]
-            if own is not None and "source" in own:
-                if hasattr(source, "set_epoch"):
-                    source.set_epoch(self._epoch + self._turns[number])
-                source.load_state_dict(own["source"])
-                self._iterators[number] = iter(source)
-                continue
-            iterator: Any = self._open(number)
-            if own is not None:
-                if not hasattr(iterator, "load_state_dict"):
-                    raise StateError(
-                        f"this state holds one of the iterator of {self.names[number]}, which has none: it is of other "
-                        "sources"
-                    )
-                iterator.load_state_dict(own["iterator"])
-                continue
-            warnings.warn(
-                f"{self.names[number]} has no state_dict: its first {self._had[number]} samples are read again and "
-                "dropped, which is exact only if it repeats its order",
-                stacklevel=3,
+def _check_uses(sources: Sequence[Any]) -> None:
+    """Refuse a user's object that is a source twice, if it says by itself where its pass is: it would have two."""
+    seen: list[Any] = []
+    for source in _positions(sources):
+        if any(source is other for other in seen):
+            raise ConfigError(
+                f"this {type(source).__name__} is a source twice, and its state_dict says where one pass is: give a "
+                "copy.deepcopy of it the second time"
             )
-            for had in range(self._had[number]):
-                if next(iterator, _END) is _END:
-                    raise StateError(
-                        f"{self.names[number]} had given {self._had[number]} samples when this state was taken, and "
-                        f"now it has {had}: it is another one"
-                    )
+        seen.append(source)
 
 
-def _is_own(state: Any) -> bool:
-    """Whether this can be the state of a source, or of its iterator, or none."""
-    return state is None or (isinstance(state, Mapping) and list(state) in (["source"], ["iterator"]))
-
-
-class _Ended(Exception):
-    """The mixture is at its end."""
+def _positions(sources: Sequence[Any]) -> Iterator[Any]:
+    for source in sources:
+        if keeps_position(source):
+            yield source
+        elif isinstance(source, MixtureStream):
+            yield from _positions(source.sources)
 
 
 def _size(source: Any) -> int | None:
@@ -253,3 +237,13 @@ def _size(source: Any) -> int | None:
         return len(source)
     except (TypeError, NotImplementedError):
         return None
+
+
+def _world() -> list[int]:
+    return [*distributed.current(), *distributed.worker()]
+
+
+def _number_of_worker() -> tuple[int, int]:
+    """Return the number of this worker among those of all ranks, and how many these are."""
+    worker, world = distributed.worker(), distributed.current()
+    return world.rank * worker.total + worker.id, world.world_size * worker.total

@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.datasets.place import Place
 from penstock.datasets.readahead import ReadAhead, is_run
-from penstock.datasets.share import Share, Slice
 from penstock.errors import ConfigError
 from penstock.manifest import Manifest, Record
 from penstock.order.permutation import Indices
-from penstock.server.protocol import Slice as Request
+from penstock.plan.share import EpochView, MiniEpoch, SharePlan
+from penstock.server.protocol import Slice
 
 if TYPE_CHECKING:
     from penstock.server import Client
@@ -46,16 +45,16 @@ class Pages:
 
     Args:
         client: whom to ask.
-        name: of the data set, whose version is that of ``share.manifest``.
-        share: which rows, in which order.
+        name: of the data set, whose version is that of ``plan.source``.
+        plan: which rows, in which order.
         cache_bytes: memory for pages.
         page_rows: rows of a page.
     """
 
-    def __init__(self, client: Client, name: str, share: Share, *, cache_bytes: int, page_rows: int) -> None:
+    def __init__(self, client: Client, name: str, plan: SharePlan, *, cache_bytes: int, page_rows: int) -> None:
         if cache_bytes < 1 or page_rows < 1:
             raise ConfigError(f"cache_bytes and page_rows must be positive, got {cache_bytes} and {page_rows}")
-        self._share, self._slices = share, _ServedSlices(client, name, share, page_rows)
+        self._plan, self._slices = plan, _ServedSlices(client, name, plan, page_rows)
         self._cache_bytes, self._page_rows = cache_bytes, page_rows
         self._own()
 
@@ -65,49 +64,49 @@ class Pages:
         self._lock = threading.Lock()
         self._ahead: ReadAhead | None = None
         self._finalizer: Any = None
-        self._expected: tuple[Place, int] | None = None  # where the request that was answered last ended
+        self._expected: tuple[MiniEpoch, int] | None = None  # where the request that was answered last ended
         self._neighbours = 0  # requests in a row that each began where the one before it ended
         self._doubts = 1  # how many of them it takes; twice as many each time that pages were read ahead in vain
-        self._place: Place | None = None
+        self._place: MiniEpoch | None = None
         self._requests = 0  # answered one by one in this place
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("_share", "_slices", "_cache_bytes", "_page_rows")}
+        return {name: self.__dict__[name] for name in ("_plan", "_slices", "_cache_bytes", "_page_rows")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._own()
 
-    def records(self, slice_: Slice, local: Indices) -> list[Record]:
-        """The records of some samples of a slice, in this order."""
+    def records(self, view: EpochView, local: Indices) -> list[Record]:
+        """Return the records of some samples of a view, in this order."""
         if self._pid != os.getpid():
             self._own()  # forked: the thread is the parent's
-        rows, at = slice_.rows(slice_.positions(local)), local + slice_.place.skip
+        rows, at = view.rows(local), local + view.place.skip
         records: list[Record] = []
         for begin in range(0, len(rows), self._page_rows):
             end = begin + self._page_rows
-            records += self._some(slice_.place.whole, at[begin:end], rows[begin:end])
+            records += self._some(view.place.whole, at[begin:end], rows[begin:end])
         return records
 
-    def record(self, slice_: Slice, local: int, row: int) -> Record:
+    def record(self, view: EpochView, local: int, row: int) -> Record:
         """The record of one sample, which stands in this row of the manifest."""
         if self._pid != os.getpid():
             self._own()
-        return self._some(slice_.place.whole, np.array([local + slice_.place.skip]), np.array([row]))[0]
+        return self._some(view.place.whole, np.array([local + view.place.skip]), np.array([row]))[0]
 
     def close(self) -> None:
         """End the thread. Whatever is asked for later begins anew."""
         with self._lock:
             self._replace(None)
 
-    def _some(self, place: Place, at: Indices, rows: Indices) -> list[Record]:
+    def _some(self, place: MiniEpoch, at: Indices, rows: Indices) -> list[Record]:
         ahead = self._ahead
         try:
             found = None if ahead is None else ahead.get(place, at)
         except Exception:
             self._drop(ahead)  # who tries again begins anew
             raise
-        manifest: Manifest = self._share.manifest
+        manifest: Manifest = self._plan.source
         if ahead is None or found is None:
             records = manifest.records(rows)
             with self._lock:
@@ -119,7 +118,7 @@ class Pages:
             self._doubts *= 2
         return manifest.parse(found, rows)
 
-    def _answered(self, place: Place, at: Indices) -> None:
+    def _answered(self, place: MiniEpoch, at: Indices) -> None:
         """A request was answered by itself: will the next one be a neighbour, or have there been too many?"""
         size, begin, end = self._slices.size(place), int(at[0]), int(at[-1]) + 1
         in_order = is_run(at)
@@ -134,7 +133,7 @@ class Pages:
         elif in_order:
             self._expected = follower
 
-    def _read_ahead(self, place: Place, first: int, *, whole: bool) -> ReadAhead:
+    def _read_ahead(self, place: MiniEpoch, first: int, *, whole: bool) -> ReadAhead:
         return ReadAhead(
             self._slices,
             place,
@@ -148,7 +147,7 @@ class Pages:
     @property
     def _row_bytes(self) -> float:
         """What a row takes in memory, about."""
-        manifest: Manifest = self._share.manifest
+        manifest: Manifest = self._plan.source
         return manifest.nbytes / max(1, len(manifest)) + 8
 
     def _drop(self, ahead: ReadAhead | None) -> None:
@@ -171,31 +170,31 @@ def _stop(ahead: ReadAhead, pid: int) -> None:
 class _ServedSlices:
     """The slices of a share as a server gives them. Knows nothing of `Pages`, so that the thread does not keep it."""
 
-    def __init__(self, client: Client, name: str, share: Share, page_rows: int) -> None:
-        self._client, self._name, self._share, self._page_rows = copy.copy(client), name, share, page_rows
+    def __init__(self, client: Client, name: str, plan: SharePlan, page_rows: int) -> None:
+        self._client, self._name, self._plan, self._page_rows = copy.copy(client), name, plan, page_rows
         self._client.patience = min(_PATIENCE, client.patience)
 
-    def size(self, place: Place) -> int:
-        return len(self._share.make_slice(place).partition)
+    def size(self, place: MiniEpoch) -> int:
+        return len(self._plan.make_view(place).partition)
 
-    def after(self, place: Place) -> Place:
-        return self._share.after(place)
+    def after(self, place: MiniEpoch) -> MiniEpoch:
+        return self._plan.following(place)
 
-    def read(self, place: Place, begin: int, end: int) -> Iterator[pa.RecordBatch]:
-        share, partition = self._share, self._share.make_slice(place).partition
-        request = Request(
+    def read(self, place: MiniEpoch, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        plan, partition = self._plan, self._plan.make_view(place).partition
+        request = Slice(
             name=self._name,
-            fingerprint=share.manifest.fingerprint,
+            fingerprint=plan.source.fingerprint,
             samples=place.samples,
-            seed=share.seed,
+            seed=plan.seed,
             epoch=place.epoch,
-            shuffle=share.shuffle,
-            **share.block,
+            shuffle=plan.shuffle,
+            **plan.block,
             world_size=partition.world_size,
             rank=partition.rank,
             mini_epochs=partition.mini_epochs,
             mini_epoch=partition.mini_epoch,
-            remainder=share.remainder,
+            remainder=plan.remainder,
             consumed=partition.consumed,
             begin=begin,
             end=end,

@@ -26,12 +26,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from penstock.datasets.place import Place
 from penstock.errors import ManifestIOError
+from penstock.hashing import mix
 from penstock.manifest import Manifest, Record
 from penstock.manifest.indices import as_arrow
-from penstock.order.hashing import mix
 from penstock.order.permutation import Indices
+from penstock.plan.share import EpochView, MiniEpoch
 from penstock.progress import progress_bar
 from penstock.threads import Daemon
 
@@ -59,13 +59,11 @@ class Preload:
 
     Args:
         manifest: whose rows are gathered.
-        rows_of: the rows of the slice at a place, in the order of the slice.
         progress: True shows a progress bar on stderr, False none, None one if stderr is a terminal.
     """
 
-    def __init__(self, manifest: Manifest, rows_of: Callable[[Place], Indices], *, progress: bool | None) -> None:
+    def __init__(self, manifest: Manifest, *, progress: bool | None) -> None:
         self._manifest = manifest
-        self._rows_of = rows_of
         self._progress = progress
         self._publish()
         self._open: tuple[int, Gathered] | None = None
@@ -86,7 +84,7 @@ class Preload:
         self._finalizer = weakref.finalize(self, _close_all, self._files, self._pid)
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ["_manifest", "_rows_of", "_progress"]
+        names = ["_manifest", "_progress"]
         if get_spawning_popen() is not None:  # on the way to a worker; any other copy gathers for itself
             names += ["_nonce", "_slots"]
         return {name: self.__dict__[name] for name in names}
@@ -98,9 +96,20 @@ class Preload:
         self._open = None
         self._own()
 
-    def get(self, place: Place) -> Gathered:
-        """The slice at a place: mapped if some process has gathered it, else gathered here and now."""
-        key = self._key(place)
+    def records(self, view: EpochView, local: Indices) -> list[Record]:
+        """Return the records of some samples of a view, out of memory."""
+        return self.get(view).records(self._manifest, local + view.place.skip)
+
+    def prepare(self, view: EpochView, following: EpochView) -> None:
+        """Have the rows of a view, and begin to gather those of the next one."""
+        self.get(view)
+        self.prefetch(following)
+
+    def get(self, view: EpochView) -> Gathered:
+        """Return the rows of the whole mini-epoch of a view: mapped if some process has gathered them, else gathered
+        here and now.
+        """
+        key = self._key(view.place.whole)
         opened = self._open
         if opened is None or opened[0] != key:
             if self._pid != os.getpid():
@@ -110,7 +119,7 @@ class Preload:
                 thread.result()
             found = self._map(key)
             if found is None:
-                found = self._gather(place, lambda: False)
+                found = self._gather(view, lambda: False)
             self._open = opened = key, found
         return opened[1]
 
@@ -121,28 +130,28 @@ class Preload:
         for descriptor in inherited:
             os.close(descriptor)
 
-    def prefetch(self, place: Place) -> None:
+    def prefetch(self, view: EpochView) -> None:
         """Begin to gather another slice in the background; it takes the place of the one that is not in use."""
-        key = self._key(place)
+        key = self._key(view.place.whole)
         if key not in self._threads and not bool((self._slots[:, 0] == key).any()):
-            self._threads = {key: _Gathering(lambda stopping: self._gather(place, stopping))}
+            self._threads = {key: _Gathering(lambda stopping: self._gather(view, stopping))}
 
-    def _gather(self, place: Place, stopping: Callable[[], bool]) -> Gathered:
+    def _gather(self, view: EpochView, stopping: Callable[[], bool]) -> Gathered:
         """Gather a slice and publish it. What was written is returned mapped: by the time a caller looked it up, other
         threads might have published other slices in its stead."""
-        key = self._key(place)
+        key = self._key(view.place.whole)
         with self._lock, _anonymous_file() as file:
             found = self._map(key)
             if found is not None:
                 return found  # another thread was quicker
             in_use = 0 if self._open is None else self._open[0]
             slot = 1 if int(self._slots[0, 0]) == in_use else 0
-            _write(file, self._manifest, self._rows_of(place), key, self._progress, stopping)
+            _write(file, self._manifest, view.whole_rows(), key, self._progress, stopping)
             size = file.tell()
             file.flush()
             gathered = _read(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), key)
             if gathered is None:
-                raise ManifestIOError(f"the rows gathered for {place} could not be mapped")
+                raise ManifestIOError(f"the rows gathered for {view.place} could not be mapped")
             old = self._files.get(slot)
             self._files[slot] = os.dup(file.fileno())
             self._slots[slot] = torch.tensor([key, self._pid, self._files[slot], size])
@@ -150,7 +159,7 @@ class Preload:
                 os.close(old)
             return gathered
 
-    def _key(self, place: Place) -> int:
+    def _key(self, place: MiniEpoch) -> int:
         return mix(self._nonce, *place) >> 1 or 1
 
     def _map(self, key: int) -> Gathered | None:

@@ -13,22 +13,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack, cast
 
-import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from penstock.datasets.preload import Preload
-from penstock.datasets.share import Share, Slice
-from penstock.datasets.share_dataset import ShareDataset
+from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.manifest import Manifest, Record
-from penstock.order.permutation import Indices
+from penstock.manifest.classes import HasClasses
+from penstock.plan.share import EpochView, SharePlan
+from penstock.plan.share_options import ShareOptions, check_share
 
 __all__ = ["RankDataset"]
 
 
-class RankDataset(ShareDataset):
+class RankDataset(HasClasses, SourceDataset):
     """The samples of one rank in one mini-epoch, as a map-style data set of exactly that length.
 
     Args:
@@ -65,56 +65,38 @@ class RankDataset(ShareDataset):
         self,
         source: Manifest | str | os.PathLike[str],
         *,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mini_epochs: int = 1,
-        group: int | None = None,
-        seed: int = 0,
-        remainder: str = "pad",
-        shuffle: str = "global",
-        block_size: int | None = None,
-        window: int | None = None,
         load: Callable[[Record], Any] | None = None,
         preload: bool = False,
-        process_group: dist.ProcessGroup | None = None,
         progress: bool | None = None,
+        **share: Unpack[ShareOptions],
     ) -> None:
+        check_share(type(self), share, load)
         if progress is not None and isinstance(source, Manifest) and not preload:
             raise ConfigError(
                 "progress= is for indexing a file or gathering rows (preload=True): there is neither here"
             )
         manifest = source if isinstance(source, Manifest) else Manifest.open(source, progress=progress)
-        share = Share(
-            manifest,
-            rank=rank,
-            world_size=world_size,
-            process_group=process_group,
-            mini_epochs=mini_epochs,
-            seed=seed,
-            shuffle=shuffle,
-            remainder=remainder,
-            group=group,
-            block_size=block_size,
-            window=window,
-        )
-        super().__init__(share, load)
-        self._preload = Preload(manifest, share.rows_at, progress=progress) if preload else None
+        gathered = Preload(manifest, progress=progress) if preload else None
+        prepare = None if gathered is None else gathered.prepare
+        super().__init__(manifest, SharePlan(manifest, prepare=prepare, **share), load, reader=gathered)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest behind the data set."""
+        return cast(Manifest, self.source)
+
+    def class_names(self) -> list[str] | None:
+        """Return the names of the manifest's classes by label; None if it says none."""
+        return self.manifest.classes
 
     def __len__(self) -> int:
-        if self._preload is not None and get_worker_info() is None:
-            self._prepare()  # whatever loader asks will fork or spawn: its workers find the rows gathered
+        # Whatever loader asks will fork or spawn: its workers find the rows gathered.
+        if get_worker_info() is None:
+            self.plan.prepare()
         return super().__len__()
 
-    def _read(self, slice_: Slice, local: Indices) -> list[Record]:
-        if self._preload is not None:
-            return self._preload.get(slice_.place.whole).records(self.manifest, local + slice_.place.skip)
-        return self.manifest.records(slice_.rows(slice_.positions(local)))
+    def _read_one(self, view: EpochView, local: int, row: int) -> Record:
+        return self.manifest[row] if self._reader is None else super()._read_one(view, local, row)
 
-    def _read_one(self, slice_: Slice, local: int, row: int) -> Record:
-        return self.manifest[row] if self._preload is None else super()._read_one(slice_, local, row)
-
-    def _prepare(self) -> None:
-        if self._preload is not None:
-            place = self._share.place.get().whole
-            self._preload.get(place)
-            self._preload.prefetch(self._share.after(place))
+    def _items(self, records: list[Any]) -> list[Any]:
+        return [(record.path, record.label, record.row) for record in records]

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.errors import ConfigError, DataFileIOError
+from penstock.errors import ConfigError
 from penstock.manifest import Record
 from penstock.random import generator
-from penstock.stages import stage
-from penstock.storage import Storage, io_error, is_remote, read_object
+from penstock.storage import Storage
+from penstock.storage.whole_file import read_file
 
-__all__ = ["LoadBytes", "item_of", "read_file"]
+__all__ = ["LoadBytes", "item_of"]
 
 
 class LoadBytes:
@@ -67,22 +67,3 @@ def item_of(value: Any, record: Record, *, row: bool) -> Any:
     """What a record's value, its label if it has one, and its row if that is asked for, are as an item."""
     parts = (value, *(() if record.label is None else (record.label,)), *((record.row,) if row else ()))
     return parts if len(parts) > 1 else value
-
-
-def read_file(path: str, storage: Storage | None = None) -> bytes:
-    """All of a file, here or in a store.
-
-    Raises:
-        DataFileIOError: it is missing, or cannot be read.
-        StorageError: a store says no.
-    """
-    with stage("read"):
-        if is_remote(path):
-            return read_object(path, storage=storage)
-        try:
-            with open(path, "rb") as file:
-                return file.read()
-        except OSError as error:
-            result = DataFileIOError(str(io_error(path, error)))
-            result.errno = error.errno
-            raise result from error

@@ -20,11 +20,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from penstock.datasets.place import Place
 from penstock.errors import PenstockError
 from penstock.manifest.formats.columns import as_batch
 from penstock.manifest.indices import as_arrow
 from penstock.order.permutation import Indices
+from penstock.plan.share import MiniEpoch
 from penstock.threads import Daemon
 
 __all__ = ["ReadAhead", "Slices", "is_run"]
@@ -35,15 +35,15 @@ _FEW = 4  # pages after which it shows whether the consumer wants what is read a
 class Slices(Protocol):
     """Where pages come from. A place stands for the whole slice there."""
 
-    def size(self, place: Place) -> int:
+    def size(self, place: MiniEpoch) -> int:
         """Rows of a slice."""
         ...
 
-    def after(self, place: Place) -> Place:
+    def after(self, place: MiniEpoch) -> MiniEpoch:
         """The slice that is wanted after this one; the same place if there is none."""
         ...
 
-    def read(self, place: Place, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+    def read(self, place: MiniEpoch, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         """Rows ``begin`` to ``end`` of a slice, in order, in batches of any size."""
         ...
 
@@ -51,7 +51,7 @@ class Slices(Protocol):
 class _Leg(NamedTuple):
     """The part of one slice that is read: its page k has the number ``number + k``."""
 
-    place: Place
+    place: MiniEpoch
     first: int
     size: int
     number: int
@@ -77,7 +77,7 @@ class ReadAhead:
     def __init__(
         self,
         slices: Slices,
-        place: Place,
+        place: MiniEpoch,
         first: int,
         *,
         page_rows: int,
@@ -95,13 +95,13 @@ class ReadAhead:
         self._changed = threading.Condition()
         self._thread = Daemon(self._work, name="penstock-pages", wake=self._wake)
 
-    def _leg(self, place: Place, first: int, number: int) -> _Leg:
+    def _leg(self, place: MiniEpoch, first: int, number: int) -> _Leg:
         size = self._slices.size(place)
         return _Leg(place, first, size, number, -(-max(0, size - first) // self._page_rows))
 
     # The consumer's side.
 
-    def get(self, place: Place, at: Indices) -> pa.RecordBatch | None:
+    def get(self, place: MiniEpoch, at: Indices) -> pa.RecordBatch | None:
         """The rows ``at`` of a slice, in this order; None if they are neither here nor next to come.
 
         Waits for pages that are next to come. Where the server failed, that is None too: whoever asks for rows himself
@@ -127,7 +127,7 @@ class ReadAhead:
             pages = [self._pages[number] for number in range(first, last + 1)]
         return _pick(pages, at - (leg.first + (first - leg.number) * self._page_rows), self._page_rows)
 
-    def covers(self, place: Place, row: int) -> bool:
+    def covers(self, place: MiniEpoch, row: int) -> bool:
         """Whether the thread has got, or will get, this row of a slice."""
         with self._changed:
             leg = None if self._thread.stopping or self._error is not None else self._find(place)
@@ -143,10 +143,10 @@ class ReadAhead:
         """End the thread, and whoever waits for it. Does not wait for it."""
         self._thread.stop()
 
-    def _find(self, place: Place) -> _Leg | None:
+    def _find(self, place: MiniEpoch) -> _Leg | None:
         return next((leg for leg in reversed(self._legs) if leg.place == place), None)
 
-    def _next_leg(self, place: Place) -> _Leg | None:
+    def _next_leg(self, place: MiniEpoch) -> _Leg | None:
         """Go on to a slice, if it comes after the last one, and most of that is here."""
         last = self._legs[-1]
         if place == last.place or last.end > self._next + 1 or place != self._slices.after(last.place):
@@ -182,7 +182,7 @@ class ReadAhead:
                 self._error = error
                 self._changed.notify_all()
 
-    def _wanted(self, thread: Daemon) -> tuple[Place, int, int] | None:
+    def _wanted(self, thread: Daemon) -> tuple[MiniEpoch, int, int] | None:
         """What to get next, once there is room for it: a place, and rows of its slice. None to end."""
         with self._changed:
             while not thread.stopping:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.datasets.place import Place
-from penstock.datasets.share import Share, Slice
 from penstock.order.permutation import Indices, normalise
+from penstock.plan.share import EpochView
 
 __all__ = ["RowsAhead"]
 
@@ -21,27 +20,26 @@ _BLOCK = 4096  # 32 KiB
 
 
 class RowsAhead:
-    """``rows(share, indices, place)``: rows of the table for local indices. Safe in threads."""
+    """``rows(view, indices)``: rows of the source for local indices. Safe in threads."""
 
     def __init__(self) -> None:
-        self._kept: tuple[Slice, int, Indices] | None = None
+        self._kept: tuple[EpochView, int, Indices] | None = None
 
-    def rows(self, share: Share, indices: Sequence[int], place: Place | None) -> Indices:
-        """Rows at the present place of a share, or at another one.
+    def rows(self, view: EpochView, indices: Sequence[int]) -> Indices:
+        """Return the rows of some samples of a view, int64 of shape (indices,).
 
         Raises:
             IndexError: an index is outside this rank's share.
         """
-        slice_ = share.current() if place is None else share.slice_at(place)
-        local = normalise(indices, len(slice_))
+        local = normalise(indices, len(view))
         begin = int(local[0]) if len(local) else 0
         if len(local) < 2 or int(local[-1]) - begin != len(local) - 1 or (local[1:] - local[:-1] != 1).any():
-            return slice_.rows(slice_.positions(local))
+            return view.rows(local)
         kept = self._kept
-        if kept is None or kept[0] is not slice_ or not kept[1] <= begin <= kept[1] + len(kept[2]) - len(local):
-            end = min(begin + max(_BLOCK, len(local)), len(slice_))
-            rows = slice_.rows(slice_.positions(np.arange(begin, end)))
-            self._kept = kept = slice_, begin, rows
+        if kept is None or kept[0] is not view or not kept[1] <= begin <= kept[1] + len(kept[2]) - len(local):
+            end = min(begin + max(_BLOCK, len(local)), len(view))
+            rows = view.rows(np.arange(begin, end))
+            self._kept = kept = view, begin, rows
         return kept[2][begin - kept[1] : begin - kept[1] + len(local)]
 
     def __reduce__(self) -> tuple[type[RowsAhead], tuple[()]]:

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-import torch.distributed as dist
-
-from penstock.datasets.base import BatchedDataset
 from penstock.datasets.pages import Pages
-from penstock.datasets.share import Share, Slice
-from penstock.datasets.share_dataset import ShareDataset
+from penstock.datasets.source_dataset import SourceDataset
 from penstock.manifest import Manifest, Record
-from penstock.order.permutation import Indices, normalise
+from penstock.order.permutation import normalise
+from penstock.plan.share import EpochView, SharePlan
+from penstock.plan.share_options import ShareOptions, check_share
 from penstock.random import load_each
 from penstock.server.protocol import PAGE_ROWS
+from penstock.sources.batched import BatchedDataset
 
 if TYPE_CHECKING:
     from penstock.server import Client
@@ -69,25 +68,27 @@ class ServerDataset(BatchedDataset):
         page_rows: int = PAGE_ROWS,
     ) -> None:
         client, name, manifest = _connect(address, name)
-        self._share = Share(manifest, rank=0, world_size=1, shuffle="none", remainder="uneven")
-        self._pages = Pages(client, name, self._share, cache_bytes=cache_bytes, page_rows=page_rows)
+        self._plan = SharePlan(manifest, rank=0, world_size=1, shuffle="none", remainder="uneven")
+        self._pages = Pages(client, name, self._plan, cache_bytes=cache_bytes, page_rows=page_rows)
         self.load = load
         self.pure: bool = not self.own_items and (load is None or bool(getattr(load, "pure", False)))
         """Whether items depend on the manifest and `penstock.generator` alone, see `RankDataset`."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.manifest!r}"
+
     @property
     def manifest(self) -> Manifest:
         """The served manifest."""
-        manifest: Manifest = self._share.manifest
-        return manifest
+        return cast(Manifest, self._plan.source)
 
     def __len__(self) -> int:
-        return len(self._share.manifest)
+        return len(self._plan.source)
 
     def __getitem__(self, index: int) -> Any:
-        slice_ = self._share.current()
-        position, row = slice_.locate(operator.index(index))
-        record = self._pages.record(slice_, position, row)
+        view = self._plan.view()
+        position, row = view.locate(operator.index(index))
+        record = self._pages.record(view, position, row)
         return (record.path, record.label, record.row) if self.load is None else self.load(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -103,14 +104,14 @@ class ServerDataset(BatchedDataset):
 
     def records(self, indices: Sequence[int]) -> list[Record]:
         """The manifest's records at these indices, whatever ``load`` makes of them."""
-        return self._pages.records(self._share.current(), normalise(indices, len(self)))
+        return self._pages.records(self._plan.view(), normalise(indices, len(self)))
 
     def close(self) -> None:
         """Stop reading ahead. Happens by itself when the data set goes; one that is used again begins anew."""
         self._pages.close()
 
 
-class RankServerDataset(ShareDataset):
+class RankServerDataset(SourceDataset):
     """`RankDataset` over a served manifest: the same rows in the same order, the same methods and states.
 
     Args:
@@ -136,42 +137,27 @@ class RankServerDataset(ShareDataset):
         address: str | Sequence[str] | Client,
         name: str | None = None,
         *,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mini_epochs: int = 1,
-        group: int | None = None,
-        seed: int = 0,
-        remainder: str = "pad",
-        shuffle: str = "global",
-        block_size: int | None = None,
-        window: int | None = None,
         load: Callable[[Record], Any] | None = None,
-        process_group: dist.ProcessGroup | None = None,
         cache_bytes: int = _CACHE_BYTES,
         page_rows: int = PAGE_ROWS,
+        **share: Unpack[ShareOptions],
     ) -> None:
+        check_share(type(self), share, load)
         client, name, manifest = _connect(address, name)
-        share = Share(
-            manifest,
-            rank=rank,
-            world_size=world_size,
-            process_group=process_group,
-            mini_epochs=mini_epochs,
-            seed=seed,
-            shuffle=shuffle,
-            remainder=remainder,
-            group=group,
-            block_size=block_size,
-            window=window,
-        )
-        super().__init__(share, load)
-        self._pages = Pages(client, name, share, cache_bytes=cache_bytes, page_rows=page_rows)
+        plan = SharePlan(manifest, **share)
+        self._pages = Pages(client, name, plan, cache_bytes=cache_bytes, page_rows=page_rows)
+        super().__init__(manifest, plan, load, reader=self._pages)
 
-    def _read(self, slice_: Slice, local: Indices) -> list[Record]:
-        return self._pages.records(slice_, local)
+    @property
+    def manifest(self) -> Manifest:
+        """The served manifest."""
+        return cast(Manifest, self.source)
 
-    def _read_one(self, slice_: Slice, local: int, row: int) -> Record:
-        return self._pages.record(slice_, local, row)
+    def _read_one(self, view: EpochView, local: int, row: int) -> Record:
+        return self._pages.record(view, local, row)
+
+    def _items(self, records: list[Any]) -> list[Any]:
+        return [(record.path, record.label, record.row) for record in records]
 
     def close(self) -> None:
         """Stop reading ahead. Happens by itself when the data set goes; one that is used again begins anew."""

@@ -12,20 +12,21 @@ comes out is batch 0, 1, 2, ... with the same samples for every number of worker
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self, Unpack
 
 import numpy as np
-import torch.distributed as dist
 
 from penstock import distributed
-from penstock.datasets.base import StreamDataset
-from penstock.datasets.place import Place
 from penstock.datasets.rank import RankDataset
 from penstock.errors import ConfigError, StateError
 from penstock.manifest import Manifest, Record
 from penstock.plan.cursor import State, read_int, read_ints
+from penstock.plan.share import MiniEpoch
+from penstock.plan.share_options import ShareOptions, check_share
+from penstock.sources.batched import StreamDataset
 
 __all__ = ["MPDataset"]
 
@@ -61,37 +62,29 @@ class MPDataset(StreamDataset):
         *,
         batch_size: int,
         drop_last: bool = False,
-        shuffle: str = "global",
-        seed: int = 0,
-        rank: int | None = None,
-        world_size: int | None = None,
-        remainder: str = "pad",
-        group: int | None = None,
-        block_size: int | None = None,
-        window: int | None = None,
         load: Callable[[Record], Any] | None = None,
-        process_group: dist.ProcessGroup | None = None,
+        **share: Unpack[ShareOptions],
     ) -> None:
+        check_share(type(self), share, load)
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise ConfigError(f"batch_size must be a positive integer, got {batch_size!r}")
-        self.samples = RankDataset(
-            source,
-            rank=rank,
-            world_size=world_size,
-            seed=seed,
-            shuffle=shuffle,
-            remainder=remainder,
-            group=group,
-            block_size=block_size,
-            window=window,
-            load=load,
-            process_group=process_group,
-        )
+        if share.get("mini_epochs", 1) != 1:
+            raise ConfigError("an MPDataset goes through whole epochs: mini_epochs= is for RankDataset")
+        self.samples = RankDataset(source, load=load, **share)
         """The same samples as a map-style data set; an index is the ordinal of a sample in this rank's share."""
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._yielded = 0
         self._resume: Mapping[str, Any] | None = None
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        # A copy goes its own way, see `SourceDataset`.
+        made.__dict__ = {**self.__dict__, "samples": copy.copy(self.samples)}
+        return made
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.manifest!r}\n{self.samples.plan!r}"
 
     @property
     def manifest(self) -> Manifest:
@@ -136,7 +129,7 @@ class MPDataset(StreamDataset):
                 self._yielded += 1
                 yield key, record
 
-    def _batches(self) -> Iterator[tuple[list[int], Place]]:
+    def _batches(self) -> Iterator[tuple[list[int], MiniEpoch]]:
         """The local indices of this worker's batches, from where a loaded state left off, and the place that they are
         of: a new epoch that somebody sets meanwhile is for the next pass.
         """

@@ -8,21 +8,19 @@ for batch in DataLoader(dataset, batch_size=64, num_workers=1):     # int64 (64,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
-from penstock.datasets.place import Place
 from penstock.datasets.rows_ahead import RowsAhead
-from penstock.datasets.share import Share, Slice
-from penstock.datasets.share_dataset import ShareDataset
-from penstock.datasets.token_files import TokenFiles
+from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
-from penstock.order.permutation import Indices
+from penstock.plan.share import MiniEpoch, SharePlan
+from penstock.plan.share_options import ShareOptions, check_share
 from penstock.shards.urls import Urls
+from penstock.sources.tokens import TokenFiles
 from penstock.stages import stage
 from penstock.storage import Storage
 
@@ -31,7 +29,7 @@ __all__ = ["TokenDataset"]
 Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
-class TokenDataset(ShareDataset):
+class TokenDataset(SourceDataset):
     """The sequences of one rank in one mini-epoch, as a map-style data set of exactly that length.
 
     Args:
@@ -83,18 +81,10 @@ class TokenDataset(ShareDataset):
         pad_token: int = 0,
         token_type: str = "int64",
         load: Callable[[torch.Tensor], Any] | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        process_group: dist.ProcessGroup | None = None,
-        mini_epochs: int = 1,
-        group: int | None = None,
-        seed: int = 0,
-        remainder: str = "pad",
-        shuffle: str = "global",
-        block_size: int | None = None,
-        window: int | None = None,
         storage: Storage | None = None,
+        **share: Unpack[ShareOptions],
     ) -> None:
+        check_share(type(self), share, load)
         self._type = _integers(token_type)
         self.tokens = TokenFiles(
             files,
@@ -107,20 +97,7 @@ class TokenDataset(ShareDataset):
             storage=storage,
         )
         """The sequences as they are in the files."""
-        share = Share(
-            self.tokens,
-            rank=rank,
-            world_size=world_size,
-            process_group=process_group,
-            mini_epochs=mini_epochs,
-            seed=seed,
-            shuffle=shuffle,
-            remainder=remainder,
-            group=group,
-            block_size=block_size,
-            window=window,
-        )
-        super().__init__(share, load)
+        super().__init__(self.tokens, SharePlan(self.tokens, **share), load)
         self._ahead = RowsAhead()
         self.makes_batches = load is None and type(self).makes_batches
 
@@ -131,33 +108,16 @@ class TokenDataset(ShareDataset):
         """Tokens in a sequence."""
         return self.tokens.length
 
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the sequences, and how they are cut."""
-        return self.tokens.fingerprint
-
     def fetch_batch(
-        self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: Place | None = None
+        self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: MiniEpoch | None = None
     ) -> torch.Tensor:
         """The sequences at several indices, (indices, sequence_length), written into the tensor that ``empty(shape,
-        dtype)`` gives. See `penstock.datasets.base.BatchedDataset`."""
-        rows = self._ahead.rows(self._share, indices, place)
+        dtype)`` gives. See `penstock.sources.batched.BatchedDataset`."""
+        rows = self._ahead.rows(self.plan.view(place), indices)
         out = empty((len(rows), self.tokens.length), self._type)
         with stage("read"):
             self.tokens.read_into(out.numpy(), rows)
         return out
-
-    def _read(self, slice_: Slice, local: Indices) -> list[Any]:
-        with stage("read"):
-            found = self.tokens.read(slice_.rows(slice_.positions(local)))
-        return list(torch.from_numpy(found))
-
-    def _read_one(self, slice_: Slice, local: int, row: int) -> Any:
-        with stage("read"):
-            return torch.from_numpy(self.tokens.read(np.array([row]))[0])
-
-    def _items(self, records: list[Any]) -> list[Any]:
-        return records
 
 
 def _integers(name: str) -> torch.dtype:

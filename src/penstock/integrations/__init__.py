@@ -1,1 +1,1 @@
-"""What other libraries need to work with ours without noticing. Nothing here imports them before they are used."""
+"""Classes that programs use in place of those of other libraries; each module imports the library that it is for."""

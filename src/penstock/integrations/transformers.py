@@ -11,20 +11,27 @@ everything else that the Trainer does with the number of the step stays as it is
 
     class MyTrainer(TrainerLoaders, SFTTrainer): ...
 
-A trainer with a ``get_train_dataloader`` of its own needs `LoaderPosition` among its callbacks, and no more.
+A trainer with a ``get_train_dataloader`` of its own needs `TrainerLoaders` in front too, since the accelerator of the
+plain Trainer takes no loaders of ours, and `LoaderPosition` among its callbacks.
+
+Nothing of Transformers is changed: `TrainerLoaders` overrides public methods of the Trainer.
+
+    Trainer.train                        get_train_dataloader        a loader, prepared by our Accelerator
+      set_initial_training_values        steps of an epoch           noted
+      skip_first_batches(loader, n)                                  makes a loader of torch's, which nobody reads
+      get_batch_samples(iterator, k)     the first iterator          ours in its place, behind the n batches
 
 This module imports transformers, and nothing of Penstock imports this module.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import penstock.integrations.accelerate
 from penstock.errors import ConfigError, StateError
+from penstock.integrations.accelerate import Accelerator, PreparedLoader, skip_first_batches
 from penstock.loader.dataloader import DataLoader
 from penstock.plan.cursor import check_state, read_mapping
 
@@ -63,10 +70,12 @@ class LoaderPosition(_callbacks.TrainerCallback, _callbacks.ExportableState):  #
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """The loader and the step are known now, and no batch has been asked for."""
         loader: Any = objects.get("train_dataloader")
+        _check_prepared(loader)
         if not isinstance(getattr(loader, "base_dataloader", None), DataLoader):
             raise ConfigError(
                 f"the Trainer trains from a {type(loader).__name__} that is none of Penstock's: pass train_loader= to "
-                "PenstockTrainer, or return accelerator.prepare(loader) from get_train_dataloader"
+                "PenstockTrainer, or put TrainerLoaders in front of the Trainer's class and return "
+                "self.accelerator.prepare(loader) from get_train_dataloader"
             )
         batches = len(loader) if _trainer.has_length(loader) else None
         self._loader, self._shape = loader, {"batches": batches, "accumulated": args.gradient_accumulation_steps}
@@ -101,8 +110,7 @@ class LoaderPosition(_callbacks.TrainerCallback, _callbacks.ExportableState):  #
                     "steps: keep batch_size times ranks, and gradient_accumulation_steps, as they were"
                 )
         self._loader.load_state_dict(loader)
-        _keep_position()
-        self._loader.__dict__["stands"] = True
+        self._loader.stands = True  # `TrainerLoaders` skips nothing of it
 
 
 class TrainerLoaders:
@@ -117,7 +125,8 @@ class TrainerLoaders:
             (``dataloader_num_workers`` and so on) belong to the loader, and are refused.
 
     Raises:
-        ConfigError: ``args`` or a data set says something about the data that the loader does not.
+        ConfigError: ``args`` or a data set says something about the data that the loader does not; or a version of
+            Transformers whose Trainer resumes in another way than those we know.
     """
 
     def __init__(
@@ -127,7 +136,10 @@ class TrainerLoaders:
         eval_loader: DataLoader[Any] | None = None,
         **named: Any,
     ) -> None:
+        _check_version()
         self._loaders = {"train": train_loader, "eval": eval_loader}
+        self._steps_of_epoch = 1
+        self._first: tuple[Any, Iterator[Any]] | None = None
         if eval_loader is not None:
             named.setdefault("eval_dataset", eval_loader.dataset)  # without one the Trainer does not evaluate
         super().__init__(*arguments, **named)
@@ -142,6 +154,13 @@ class TrainerLoaders:
             isinstance(callback, LoaderPosition) for callback in trainer.callback_handler.callbacks
         ):
             trainer.add_callback(LoaderPosition())
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the Trainer's accelerator, as one that keeps loaders of ours."""
+        base: Any = super()
+        base.create_accelerator_and_postprocess()
+        trainer: Any = self
+        trainer.accelerator = _TrainersAccelerator.like(trainer.accelerator)
 
     def get_train_dataloader(self) -> Any:
         """``train_loader``, prepared; without one, what the trainer makes of its data set."""
@@ -159,9 +178,97 @@ class TrainerLoaders:
             return base.get_eval_dataloader(eval_dataset)
         return trainer.accelerator.prepare(loader)
 
+    def set_initial_training_values(self, *arguments: Any) -> Any:
+        """Return the Trainer's numbers of epochs and steps, before it trains."""
+        base: Any = super()
+        values = base.set_initial_training_values(*arguments)
+        self._steps_of_epoch, self._first = values[1], None
+        return values
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *arguments: Any) -> Any:
+        """Return the batches of a step, from our loader also where the Trainer has made another one to skip batches.
+
+        Args:
+            epoch_iterator: the Trainer's.
+            arguments: of the method of ``Trainer``.
+        """
+        if self._first is None:
+            self._first = epoch_iterator, self._behind_checkpoint(epoch_iterator)
+        theirs, ours = self._first
+        base: Any = super()
+        return base.get_batch_samples(ours if epoch_iterator is theirs else epoch_iterator, *arguments)
+
+    def _behind_checkpoint(self, epoch_iterator: Iterator[Any]) -> Iterator[Any]:
+        """Return an iterator of our loader that stands where the Trainer goes on; the given one if that is it.
+
+        Raises:
+            ConfigError: the loader is ours and not prepared.
+        """
+        trainer: Any = self
+        loader: Any = trainer.callback_handler.train_dataloader
+        epoch, steps = divmod(trainer.state.global_step, self._steps_of_epoch)
+        if not steps or trainer.args.ignore_data_skip:
+            return epoch_iterator
+        _check_prepared(loader)
+        if not isinstance(loader, PreparedLoader):
+            return epoch_iterator
+        loader.set_epoch(epoch)
+        if loader.stands:
+            loader.stands = False
+        else:
+            loader = skip_first_batches(loader, steps * trainer.args.gradient_accumulation_steps)
+        iterator: Iterator[Any] = iter(loader)
+        return iterator
+
+
+class _TrainersAccelerator(Accelerator):
+    """The accelerator of `TrainerLoaders`. The Trainer may make torch's loaders of prepared ones: nobody reads them."""
+
+    @classmethod
+    def like(cls, accelerator: Any) -> _TrainersAccelerator:
+        """Return one in the state of the Trainer's."""
+        ours = object.__new__(cls)
+        ours.__dict__.update(accelerator.__dict__)
+        return ours
+
+    def prepare_data_loader(self, *arguments: Any, **named: Any) -> Any:
+        """Return a loader for this rank and its device."""
+        prepared = super().prepare_data_loader(*arguments, **named)
+        if isinstance(prepared, PreparedLoader):
+            prepared.may_be_remade = True
+        return prepared
+
 
 class PenstockTrainer(TrainerLoaders, transformers.Trainer):  # type: ignore[misc]
     """``transformers.Trainer`` with ``train_loader=`` and ``eval_loader=``, see `TrainerLoaders`."""
+
+
+def _check_version() -> None:
+    """Refuse a Trainer that would not call the methods by which `TrainerLoaders` keeps loaders ours.
+
+    Raises:
+        ConfigError: it says the version.
+    """
+    names = "create_accelerator_and_postprocess", "set_initial_training_values", "get_batch_samples"
+    if not all(hasattr(transformers.Trainer, name) for name in names):
+        raise ConfigError(
+            f"the Trainer of transformers {transformers.__version__} resumes in a way that Penstock does not know: use "
+            "a later version"
+        )
+
+
+def _check_prepared(loader: Any) -> None:
+    """Refuse a loader of ours as it is: to resume, the Trainer would read one of torch's, in the order of epoch 0.
+
+    Raises:
+        ConfigError: it says what to return.
+    """
+    prepared: bool = isinstance(loader, PreparedLoader)
+    if not prepared and isinstance(loader, DataLoader):
+        raise ConfigError(
+            "get_train_dataloader returned a DataLoader of Penstock's that is not prepared: return "
+            "self.accelerator.prepare(loader) there, else the Trainer resumes with a loader of torch's in another order"
+        )
 
 
 def _check(loader: DataLoader[Any], args: Any, kind: str) -> None:
@@ -186,30 +293,3 @@ def _check(loader: DataLoader[Any], args: Any, kind: str) -> None:
     given = [option for option, default in defaults.items() if getattr(args, option, default) != default]
     if given:
         raise ConfigError(f"{', '.join(given)} would do nothing for {kind}_loader: give it to the DataLoader instead")
-
-
-def _keep_position() -> None:
-    """From now on the Trainer leaves a loader alone that stands at its batch already. Idempotent.
-
-    Raises:
-        ConfigError: a Trainer that resumes in another way than those we know.
-    """
-    skip = getattr(_trainer, "skip_first_batches", None)
-    if skip is None:
-        raise ConfigError(
-            f"transformers {transformers.__version__} resumes in a way that Penstock does not know: use "
-            "TrainingArguments(ignore_data_skip=True)"
-        )
-    if getattr(skip, "keeps_penstock", False):
-        return
-
-    @functools.wraps(skip)
-    def wrapper(dataloader: Any, num_batches: int = 0) -> Any:
-        stands = getattr(dataloader, "__dict__", {}).pop("stands", False)
-        return dataloader if stands else skip(dataloader, num_batches)
-
-    wrapper.keeps_penstock = True  # type: ignore[attr-defined]
-    _trainer.skip_first_batches = wrapper
-
-
-penstock.integrations.accelerate.keep_ours()  # a Trainer prepares its loaders

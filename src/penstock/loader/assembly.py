@@ -245,5 +245,5 @@ class Assembly:
 
     def _tell_layout(self) -> None:
         if self._plan.layout is not None:
-            for number in range(self._pool.options.processes):
+            for number in range(self._pool.config.workers):
                 self._pool.send(number, ("layout_is", self._plan.layout))

@@ -41,12 +41,12 @@ class Assigner:
 
     def group(self, depth: int) -> int:
         """How many batches are handed out together, of so many in flight."""
-        options = self._pool.options
-        return max(1, min(self._plan.group, depth // (2 * options.processes))) if options.threads == 1 else 1
+        config = self._pool.config
+        return max(1, min(self._plan.group, depth // (2 * config.workers))) if config.threads == 1 else 1
 
     def next_worker(self, depth: int) -> int | None:
         """Who makes the next batch, of so many in flight; None if nobody should be given more."""
-        count, plan = self._pool.options.processes, self._plan
+        count, plan = self._pool.config.workers, self._plan
         if plan.in_order and not plan.free:
             for _ in range(count):
                 worker, self._turn = self._turn, (self._turn + 1) % count
@@ -59,7 +59,7 @@ class Assigner:
 
     def least_busy(self) -> int:
         """The worker with the least to do."""
-        return min(range(self._pool.options.processes), key=self._pool.load.__getitem__)
+        return min(range(self._pool.config.workers), key=self._pool.load.__getitem__)
 
     def hand_out(self, batches: list[Batch], worker: int) -> None:
         """Have batches made, by this worker first of all. One with indices that do not pickle has that as its answer,
@@ -99,14 +99,14 @@ class Assigner:
             begin, end = part * size // chunks, (part + 1) * size // chunks
             batch.parts.append(Part(worker, begin, end))
             load[worker] += 1
-            worker = min(range(self._pool.options.processes), key=load.__getitem__)
+            worker = min(range(self._pool.config.workers), key=load.__getitem__)
         self._give(batch)
 
     def _chunks(self, size: int) -> int:
-        plan, options = self._plan, self._pool.options
+        plan, config = self._plan, self._pool.config
         if not plan.chunks:
             return 1
-        most = min(size, options.processes * options.threads)
+        most = min(size, config.workers * config.threads)
         if plan.eager or not plan.sample_seconds:
             return most  # nothing is known yet, and the first batch is waited for
         return max(1, min(most, int(size * plan.sample_seconds / _WORTH_A_CHUNK)))

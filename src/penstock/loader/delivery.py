@@ -14,6 +14,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from penstock.errors import WorkerError
 from penstock.loader.failure_log import FailureLog
+from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
 from penstock.loader.work import Made
@@ -48,6 +49,16 @@ class Batches(Protocol):
     @property
     def depth(self) -> int:
         """Batches that may be begun at the moment."""
+
+    @property
+    def first_states(self) -> dict[int, Snapshot]:
+        """Snapshots of users' objects right after their beginning, by worker: of those where they have a state.
+        Complete once a batch was handed out; who has noted them takes them out.
+        """
+
+    @property
+    def failed_state(self) -> Snapshot | None:
+        """Snapshot of the objects of a map-style data set right after the batch that was raised last."""
 
     def __iter__(self) -> Iterator[Made]: ...
     def __next__(self) -> Made: ...
@@ -161,6 +172,7 @@ class Delivery:
         self._last = batches.number  # the batch that was counted last
         self._turn = threading.Lock()
         self._closed = False
+        states.begun(batches.first_states)
 
     def __iter__(self) -> Delivery:
         return self
@@ -213,6 +225,7 @@ class Delivery:
         progress, log = self.progress, self._log
         progress.delivered(made.number)
         self._last = made.number
+        self._states.begun(self._batches.first_states)
         self._states.delivered(made)
         self._statistics.delivered(made, size_of(made.batch), perf_counter() - start, ready, self._batches.depth)
         if log is not None:
@@ -252,7 +265,8 @@ class Delivery:
             self._statistics.failed(wait)
             self._last = self._batches.number
             self.progress.delivered(self._last)
-            self._states.failed(self._batches.worker)
+            self._states.begun(self._batches.first_states)
+            self._states.failed(self._batches.worker, self._batches.failed_state)
 
     def _warn_of_length(self, had: int, claimed: int) -> None:
         text = (

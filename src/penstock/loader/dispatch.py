@@ -23,7 +23,9 @@ from penstock.loader.assign import Assigner
 from penstock.loader.delivery import CLOSED, PATIENCE, timed_out
 from penstock.loader.process import Pool
 from penstock.loader.remote import rebuild
+from penstock.loader.snapshots import Snapshot
 from penstock.loader.work import Made, Task, Work
+from penstock.plan.opening import Told
 
 __all__ = ["ProcessBatches"]
 
@@ -53,6 +55,8 @@ class ProcessBatches:
         number: of the batch that was last returned or raised, in the order of the tasks; of a stream's batch, how many
             were returned or raised before.
         worker: that it came from.
+        first_states: snapshots of workers that have begun; complete as soon as a batch is handed out.
+        failed_state: snapshot right after the batch that was raised last.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class ProcessBatches:
         pool: Pool,
         plan: Plan,
         *,
-        epoch: int | None,
+        epoch: Told,
         states: dict[int, Any],
         first: int,
         timeout: float,
@@ -77,6 +81,10 @@ class ProcessBatches:
         self._release: Callable[[], None] | None = release
         with pool.turn():
             self._run = pool.begin(epoch, states)
+        self._begun: dict[int, Snapshot | None] = {}  # first snapshots, until a batch is handed out
+        self._waits_for_begun = True
+        self.first_states: dict[int, Snapshot] = {}
+        self.failed_state: Snapshot | None = None
         self._numbers = itertools.count()
         self._open: dict[int, Batch] = {}  # of this pass, in the order of their numbers
         self._load = pool.load  # parts that each worker has to make, of all passes
@@ -108,11 +116,11 @@ class ProcessBatches:
 
     def _room(self) -> int:
         """Batches that may be in flight."""
-        options = self.pool.options
-        if options.max_bytes is not None and not self._plan.sized:
+        config = self.pool.config
+        if config.max_bytes_in_flight is not None and not self._plan.sized:
             return 1  # until it is known how large they are
         light = self._plan.light and self.number >= 0  # the first batch is waited for
-        return min(options.light if light else options.depth, self.pool.ring.in_flight)
+        return min(config.light if light else config.depth, self.pool.ring.in_flight)
 
     def __next__(self) -> Made:
         self._check()
@@ -134,7 +142,7 @@ class ProcessBatches:
         while True:
             with turn:
                 self._heed_closing()
-                if self._held is None and (batch := self._head()) is not None:
+                if self._held is None and (batch := self._head()) is not None and self._all_begun(batch):
                     self._held = self._deliver(batch)
                 self._fill()
                 if self._held is not None:
@@ -179,7 +187,10 @@ class ProcessBatches:
             kind, payload = part.answer
             if kind in ("error", "unsent"):
                 self._assembly.give_back(batch)
-                raise rebuild(payload) if kind == "error" else payload
+                if kind == "unsent":
+                    raise payload
+                told, self.failed_state = payload
+                raise rebuild(told)
         try:
             return self._assembly.made(batch, self.number)
         except RingError:
@@ -288,12 +299,27 @@ class ProcessBatches:
                 return self._head()
         return None
 
+    def _all_begun(self, batch: Batch) -> bool:
+        """Return whether a batch may be handed out. The first one of a worker with a state waits for the first
+        snapshots of all workers: a state has to say where those are that nothing was had of.
+        """
+        if self._waits_for_begun:
+            stateful = self._begun.get(batch.parts[0].worker) is not None
+            if stateful and len(self._begun) < self.pool.config.workers:
+                return False
+            self._waits_for_begun = False
+            self.first_states = {worker: first for worker, first in self._begun.items() if first is not None}
+        return True
+
     def _take(self, events: list[tuple[int, int]], deadline: float | None) -> None:
         frames, dead = self.pool.receive(events)
         for worker, frame in frames:
             answer = pickle.loads(frame.message)
             for kind, run, number, index, payload, work in answer if type(answer) is list else (answer,):
-                self._take_in(worker, kind, run, number, index, payload, work, frame.buffers)
+                if kind != "begun":
+                    self._take_in(worker, kind, run, number, index, payload, work, frame.buffers)
+                elif run == self._run:
+                    self._begun[worker] = payload
         for worker in dead:
             self._lost(worker)
         if not frames and not dead and deadline is not None and time.monotonic() >= deadline:
@@ -317,7 +343,7 @@ class ProcessBatches:
             batch.beside[index] = beside
         if kind == "end" and run == self._run:
             self._assigner.ended.add(worker)  # what else it was asked for, it answers in the same way
-            if len(self._assigner.ended) == self.pool.options.processes:
+            if len(self._assigner.ended) == self.pool.config.workers:
                 self._tasks = None
         if batch.missing:
             return
@@ -358,7 +384,7 @@ class ProcessBatches:
             raise WorkerError(self._dead)
         self._load[worker] = 0
         self.pool.restart(worker)
-        self.pool.send(worker, ("begin", None, None))
+        self.pool.send(worker, ("begin", self._run, None, None))
         if self._plan.layout is not None:
             self.pool.send(worker, ("layout_is", self._plan.layout))
         for batch, number in lost:

@@ -11,44 +11,26 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import ConcatDataset, StackDataset, Subset
-
 from penstock.errors import ConfigError
 from penstock.loader.collate import Collate, is_default
+from penstock.loader.config import LoaderConfig
 from penstock.loader.delivery import Batches
 from penstock.loader.fetch import Fetch, Maker
 from penstock.loader.inline import InlineBatches
-from penstock.loader.stateful import has_state
 from penstock.loader.stream import StreamFetch
 from penstock.loader.work import Task
+from penstock.plan.opening import Told
+from penstock.plan.user_states import has_state
+from penstock.samplers.identity import parts_of
 
 if TYPE_CHECKING:
     from penstock.loader.assembly import Plan
     from penstock.loader.process import Pool
     from penstock.loader.ray.executor import RayExecutor
-    from penstock.loader.ray.options import RayOptions
     from penstock.loader.ring import Ring
     from penstock.loader.thread import ThreadPool
 
-__all__ = ["Engine", "How", "Run"]
-
-
-class How(NamedTuple):
-    """Which executor, of what size.
-
-    Attributes:
-        name: "inline", "thread", "process" or "ray".
-        workers: how many workers users see: processes, threads of the thread executor, actors; 0 inline.
-        threads: in each process or actor.
-        depth: batches in flight at most.
-        light: the same for small batches that are made quickly, where handing over costs more than making.
-    """
-
-    name: str
-    workers: int
-    threads: int
-    depth: int
-    light: int
+__all__ = ["Engine", "Run"]
 
 
 class Run(NamedTuple):
@@ -65,7 +47,7 @@ class Run(NamedTuple):
 
     tasks: Iterator[Task]
     maker: Maker
-    epoch: int | None
+    epoch: Told
     base_seed: int
     resume: Callable[[int], Any]
     first: int
@@ -75,39 +57,11 @@ class Engine:
     """Makes batches for one loader.
 
     Args:
-        how: which executor.
-        dispatch: "auto", "batch" or "chunk", see `DataLoader`.
-        pure: whether samples depend on index and key alone.
-        persistent: whether workers outlive a pass.
-        in_order, timeout, restart, max_bytes, init, context: as the loader's arguments.
-        ray_options: of the Ray executor.
+        config: the loader's settings.
     """
 
-    def __init__(
-        self,
-        how: How,
-        *,
-        dispatch: str,
-        pure: bool,
-        persistent: bool,
-        in_order: bool,
-        timeout: float,
-        restart: bool,
-        max_bytes: int | None,
-        init: Callable[[int], object] | None,
-        context: Any,
-        ray_options: RayOptions | None,
-    ) -> None:
-        self.how = how
-        self.persistent = persistent
-        self._dispatch = dispatch
-        self._pure = pure
-        self._in_order = in_order
-        self._timeout = timeout
-        self._restart = restart
-        self._max_bytes = max_bytes
-        self._init = init
-        self._context = context
+    def __init__(self, config: LoaderConfig) -> None:
+        self.config = config
         self._threads: ThreadPool | None = None
         self._pool: Pool | None = None
         self._next: Pool | None = None  # prepared, for the pass that begins
@@ -115,32 +69,43 @@ class Engine:
         self._plan: Plan | None = None
         self.restarts = 0
         self.ray: RayExecutor | None = None
-        if how.name == "ray":
-            from penstock.loader.ray.executor import RayExecutor, Settings
-            from penstock.loader.ray.options import RayOptions
+        if config.kind == "ray":
+            from penstock.loader.ray.executor import RayExecutor
 
-            prefetch, light = how.depth // how.workers, how.light // how.workers
-            settings = Settings(
-                *(how.workers, how.threads, max(1, prefetch), max(1, light), persistent),
-                *(in_order, timeout, max_bytes, init),
-            )
-            self.ray = RayExecutor(ray_options or RayOptions(), settings)
+            self.ray = RayExecutor(config)
 
-    def prepare(self, maker: Maker, base_seed: int) -> None:
+    def prepare(self, maker: Maker, base_seed: int, *, anew: bool = False) -> None:
         """Have the worker processes of the next pass. What goes wrong with starting them goes wrong here, before the
         pass begins and the loader's position moves.
+
+        Args:
+            anew: with new workers in the place of those that persist, which have seen what a loaded state knows
+                nothing of.
 
         Raises:
             ConfigError: the maker cannot do what is asked of it.
             ClusterError: there is no cluster.
         """
+        if anew:
+            self._end_persistent()
         if self.ray is not None:
-            self.ray.prepare(maker)
-        if self.how.name != "process":
+            self.ray.prepare(maker, anew=anew)
+        if self.config.kind != "process":
             return
         self._plan = self._plan or self.plan(maker)
         if not self.keeps_workers and (self._next is None or self._next.closed):
             self._next = self._new_pool(maker, base_seed)
+
+    def _end_persistent(self) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.run += 1  # older iterators say that a newer one has taken over
+            # An older iterator may release the pool long after: its ring is not to be used again then.
+            pool.broken = True
+            pool.close()
 
     def dismiss(self) -> None:
         """Nothing comes of the pass that was prepared."""
@@ -150,12 +115,12 @@ class Engine:
 
     def start(self, run: Run) -> Batches:
         """The batches of a pass, for which `prepare` was called."""
-        if self.how.name == "inline":
+        if self.config.kind == "inline":
             return self._inline(run)
         if self.ray is not None:
             batches: Batches = self.ray.start(run)
             return batches
-        return self._in_threads(run) if self.how.name == "thread" else self._in_processes(run)
+        return self._in_threads(run) if self.config.kind == "thread" else self._in_processes(run)
 
     @property
     def keeps_workers(self) -> bool:
@@ -180,7 +145,7 @@ class Engine:
         makers: Maker | list[Maker] = run.maker
         stream = isinstance(run.maker, StreamFetch)
         if isinstance(run.maker, StreamFetch):
-            makers = [run.maker.copy() for _ in range(self.how.workers)]
+            makers = [run.maker.copy() for _ in range(self.config.workers)]
             for number, maker in enumerate(makers):
                 if (state := run.resume(number)) is not None:
                     maker.load_state_dict(state)
@@ -189,17 +154,19 @@ class Engine:
         pool = self._threads
         if pool is None or pool.pid != os.getpid() or pool.lanes != stream or not pool.close.alive:
             dataset = run.maker.dataset
-            pool = ThreadPool(self.how.workers, self._init, seed=run.base_seed, dataset=dataset, lanes=stream)
-            self._threads = pool if self.persistent else None
+            pool = ThreadPool(
+                self.config.workers, self.config.worker_init_fn, seed=run.base_seed, dataset=dataset, lanes=stream
+            )
+            self._threads = pool if self.config.persistent_workers else None
         return ThreadBatches(
             run.tasks,
             makers,
             pool,
-            depth=self.how.depth,
-            timeout=self._timeout,
-            in_order=self._in_order,
+            depth=self.config.depth,
+            timeout=self.config.timeout,
+            in_order=self.config.in_order,
             epoch=run.epoch,
-            max_bytes=self._max_bytes,
+            max_bytes=self.config.max_bytes_in_flight,
             first=run.first,
         )
 
@@ -211,8 +178,8 @@ class Engine:
         if pool is None:
             pool, self._next = self._next, None
             assert pool is not None
-            self._pool = pool if self.persistent else None
-        states = {number: run.resume(number) for number in range(self.how.workers)}
+            self._pool = pool if self.config.persistent_workers else None
+        states = {number: run.resume(number) for number in range(self.config.workers)}
         return ProcessBatches(
             run.tasks,
             pool,
@@ -220,36 +187,33 @@ class Engine:
             epoch=run.epoch,
             states={number: state for number, state in states.items() if state is not None},
             first=run.first,
-            timeout=self._timeout,
-            persistent=self.persistent,
+            timeout=self.config.timeout,
+            persistent=self.config.persistent_workers,
             release=_Release(self, pool),
         )
 
     def _new_pool(self, maker: Maker, base_seed: int) -> Pool:
-        from penstock.loader.process import Pool, WorkerOptions
+        from penstock.loader.process import Pool
 
-        how = self.how
-        options = WorkerOptions(
-            *(how.workers, how.threads, self._start_method(maker.dataset), self._init, base_seed),
-            *(how.depth, how.light, self._max_bytes),
-        )
         ring, self._ring = self._ring, None
         if ring is not None and ring.pid != os.getpid():
             ring = None  # a fork has it in common with its parent
-        return Pool(maker, options, ring)
+        context = self._start_method(maker.dataset)
+        return Pool(maker, self.config, context, base_seed, ring)
 
     def _start_method(self, dataset: Any) -> Any:
         """The context that workers are started in; not a fork if that would hang them."""
+        context = self.config.multiprocessing_context
         if _fork_safe(dataset):
-            return self._context
-        if self._context is None:
+            return context
+        if context is None:
             return multiprocessing.get_context("forkserver")
-        if self._context.get_start_method() == "fork":
+        if context.get_start_method() == "fork":
             raise ConfigError(
                 f"{type(dataset).__name__} cannot be forked: it uses a library whose threads a fork loses, so workers "
                 "would hang. Use multiprocessing_context='forkserver' or 'spawn', or leave it out"
             )
-        return self._context
+        return context
 
     def plan(self, maker: Maker) -> Plan:
         """How batches are handed out.
@@ -259,29 +223,30 @@ class Engine:
         """
         from penstock.loader.assembly import Plan
 
+        config, restarts = self.config, self.config.on_worker_death == "restart"
         stream = isinstance(maker, StreamFetch)
-        known = self._pure or self._dispatch == "chunk"
+        known = config.pure or config.dispatch == "chunk"
         own_state = has_state(maker.dataset) or has_state(maker.collate_fn)
         default = isinstance(maker.collate_fn, Collate) and is_default()
         divisible = isinstance(maker, Fetch) and maker.divisible and default
-        if self._dispatch == "chunk" and not divisible:
+        if config.dispatch == "chunk" and not divisible:
             raise ConfigError(
                 "dispatch='chunk' needs a map-style data set without __getitems__, which does not make whole batches "
                 "itself, batches, the default collate_fn and no types registered with torch's: use dispatch='auto'"
             )
-        if self._restart and own_state:
+        if restarts and own_state:
             raise ConfigError(
                 "on_worker_death='restart' cannot bring back a data set or collate function with a state of its own: "
                 "what a worker's copy has seen is gone with it"
             )
-        free = known and not stream and not own_state and self._dispatch != "batch"
+        free = known and not stream and not own_state and config.dispatch != "batch"
         return Plan(
             chunks=free and divisible,
             free=free,
             stream=stream,
-            in_order=self._in_order,
-            restart=self._restart,
-            eager=self._dispatch == "chunk",
+            in_order=config.in_order,
+            restart=restarts,
+            eager=config.dispatch == "chunk",
         )
 
     def released(self, pool: Pool) -> None:
@@ -311,13 +276,7 @@ class Engine:
 
 def _fork_safe(dataset: Any) -> bool:
     """Whether a data set may be forked; torch's wrappers say nothing of those that they hold."""
-    inner: list[Any] = []
-    if isinstance(dataset, Subset):
-        inner = [dataset.dataset]
-    elif isinstance(dataset, ConcatDataset | StackDataset):
-        held = dataset.datasets
-        inner = list(held.values() if isinstance(held, dict) else held)
-    return bool(getattr(dataset, "fork_safe", True)) and all(map(_fork_safe, inner))
+    return all(bool(getattr(one, "fork_safe", True)) for one in (dataset, *parts_of(dataset)))
 
 
 class _Release:

@@ -34,7 +34,7 @@ from penstock.errors import (
     StateError,
     TooManyErrors,
 )
-from penstock.order.hashing import mix
+from penstock.hashing import mix
 
 __all__ = ["NEVER_TOLERATED", "SKIP", "Failure", "LoadOne", "OnError", "is_tolerable"]
 

@@ -17,13 +17,17 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from penstock.datasets.base import BatchedDataset
 from penstock.loader.arena import place, place_ahead
 from penstock.loader.collate import Collate, is_default
 from penstock.loader.failures import SKIP, OnError, is_tolerable
-from penstock.loader.snapshots import Snapshots, has_state, restore
+from penstock.loader.generators import WorkerGenerators
+from penstock.loader.snapshots import Snapshot, restore, take_first_snapshot, take_snapshot
+from penstock.loader.stateful import WorkerState
 from penstock.loader.work import Task, Work
+from penstock.plan.opening import Told
+from penstock.plan.user_states import has_state
 from penstock.random import sample_scope
+from penstock.sources.batched import BatchedDataset
 from penstock.stages import collect
 
 __all__ = ["Fetch", "Maker", "preserved_generators"]
@@ -43,17 +47,24 @@ class Maker(Protocol):
     collate_fn: Callable[[Any], Any]
     batched: bool
 
-    def begin(self, epoch: int | None) -> None:
-        """A pass begins; streams begin anew."""
+    @property
+    def tells_states(self) -> bool:
+        """Whether users' objects may have states."""
+
+    def begin(self, epoch: Told) -> Snapshot | None:
+        """Begin a run, streams with a new iterator, and return the first snapshot of users' objects."""
 
     def __call__(self, task: Task, work: Work) -> Any:
         """The batch; StopIteration at the end of a stream."""
 
-    def state_dict(self) -> Any:
-        """State of the user's data set, iterator and collate function; None if none of them has any."""
+    def state_dict(self) -> Snapshot | None:
+        """Return a snapshot of the user's data set, iterator and collate function; None if none of them has a state."""
 
-    def load_state_dict(self, state: Any) -> None:
-        """Go on from such a state at the next `begin`."""
+    def state_after_error(self) -> Snapshot | None:
+        """Return the same in the place of a batch that failed; None for a stream, which fails again on a resume."""
+
+    def load_state_dict(self, state: WorkerState) -> None:
+        """Go on from there at the next `begin`."""
 
 
 class Fetch:
@@ -66,6 +77,8 @@ class Fetch:
         seed_globals: seed Python's, NumPy's and torch's global generators for each sample from its key, for
             transforms that draw from those. Whoever calls sees to their being restored.
         on_error: what to do about samples that cannot be loaded; None raises.
+        owns_generators: the global generators are this maker's alone, in a process of its own, and it does not seed
+            them: snapshots hold those that were drawn from.
     """
 
     def __init__(
@@ -76,13 +89,15 @@ class Fetch:
         batched: bool,
         seed_globals: bool,
         on_error: OnError | None = None,
+        owns_generators: bool = False,
     ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.batched = batched
         self.seed_globals = seed_globals
         self.on_error = on_error
-        self._snapshots = Snapshots(every=1)
+        self._owns_generators = owns_generators
+        self._generators: WorkerGenerators | None = None
         self._calls = 0
 
     @cached_property
@@ -115,19 +130,32 @@ class Fetch:
         return not special and hasattr(self.dataset, "__getitem__") and (not self.batched or self.divisible)
 
     @cached_property
-    def _has_state(self) -> bool:
+    def tells_states(self) -> bool:
+        """Whether data set or collate function has a state."""
         return has_state(self.dataset) or has_state(self.collate_fn)
 
-    def begin(self, epoch: int | None) -> None:
-        """Nothing: the place of a map-style data set travels with its tasks."""
+    def begin(self, epoch: Told) -> Snapshot | None:
+        """Return a snapshot of users' objects. The place of a data set of ours travels with its tasks."""
+        if not self.tells_states:
+            return None
+        self._note_generators()
+        return take_first_snapshot(self.dataset, None, self.collate_fn, self._generators)
 
-    def state_dict(self) -> Any:
-        """State of the user's data set and collate function; None if neither has any."""
-        return self._snapshots.take(self.dataset, None, self.collate_fn) if self._has_state else None
+    def state_dict(self) -> Snapshot | None:
+        """Return a snapshot of the user's data set and collate function; None if neither has a state."""
+        return take_snapshot(self.dataset, None, self.collate_fn, self._generators) if self.tells_states else None
 
-    def load_state_dict(self, state: Any) -> None:
-        """Go on from such a state."""
-        restore(state, self.dataset, None, self.collate_fn)
+    state_after_error = state_dict
+
+    def load_state_dict(self, state: WorkerState) -> None:
+        """Go on from there."""
+        self._note_generators()
+        restore(state.snapshot, self._generators, collate_fn=self.collate_fn, dataset=self.dataset)
+
+    def _note_generators(self) -> None:
+        """Note how the generators of this process were seeded, before anything is drawn for a batch."""
+        if self._owns_generators and self._generators is None:
+            self._generators = WorkerGenerators()
 
     def __call__(self, task: Task, work: Work) -> Any:
         """The batch of a task."""

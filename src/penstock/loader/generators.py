@@ -14,41 +14,56 @@ import torch
 from penstock.errors import StateError
 from penstock.plan.cursor import State
 
-__all__ = ["generator_states", "set_generators"]
+__all__ = ["WorkerGenerators", "generator_states", "set_generators"]
+
+_TORCH_BYTES = 5056
+"""Bytes of the state of torch's CPU generator: a head, 624 words in 8 bytes each of which 4 are zero, and a tail."""
+_HEAD, _WORDS = 24, 624
 
 
-def _text_of(generator: torch.Generator) -> str:
-    """The state of one of torch's generators."""
-    return _encode(generator.get_state().numpy().tobytes())
+class WorkerGenerators:
+    """The global generators of a worker process, which nobody else draws from.
 
-
-def _put_back(generator: torch.Generator, text: Any) -> None:
-    """Set it to the state that `_text_of` gave.
-
-    Raises:
-        StateError: it is none, or one of another kind of device.
+    A worker that resumes is seeded in the same way, so a generator that was not drawn from needs no state. Create one
+    where the worker has been seeded and nothing was drawn.
     """
-    try:
-        generator.set_state(torch.frombuffer(bytearray(_decode(text)), dtype=torch.uint8))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise StateError(f"the state of a generator in this state cannot be read: {error}") from error
+
+    def __init__(self) -> None:
+        self._python, self._numpy, self._torch = _present()
+
+    def drawn(self) -> State:
+        """Return the states of those that were drawn from since (50 us if none was)."""
+        python, legacy, own = _present()
+        moved = {
+            "python": python != self._python,
+            "numpy": legacy[2:] != self._numpy[2:] or not np.array_equal(legacy[1], self._numpy[1]),
+            "torch": not torch.equal(own, self._torch),
+        }
+        return {
+            name: _TEXT_OF[name](state)
+            for (name, yes), state in zip(moved.items(), (python, legacy, own), strict=True)
+            if yes
+        }
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Set those that have a state; the others to what they were when the worker began.
+
+        Raises:
+            StateError: a state is damaged.
+        """
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.default_generator.set_state(self._torch)
+        set_generators(states)
+
+
+def _present() -> tuple[Any, Any, torch.Tensor]:
+    return random.getstate(), np.random.get_state(legacy=True), torch.default_generator.get_state()
 
 
 def generator_states() -> State:
-    """The states of the three global generators (13 kB): lists of text and numbers."""
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": [version, _encode(np.array(words, dtype="<u4").tobytes()), gauss],
-        "numpy": [
-            kind,
-            _encode(np.asarray(keys).astype("<u4").tobytes()),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
-        "torch": _text_of(torch.default_generator),
-    }
+    """Return the states of the three global generators: lists of text and numbers."""
+    return {name: _TEXT_OF[name](state) for name, state in zip(_TEXT_OF, _present(), strict=True)}
 
 
 def set_generators(states: Mapping[str, Any]) -> None:
@@ -65,11 +80,52 @@ def set_generators(states: Mapping[str, Any]) -> None:
             kind, keys, *rest = states["numpy"]
             np.random.set_state((kind, np.frombuffer(_decode(keys), dtype="<u4").astype(np.uint32), *rest))
         if "torch" in states:
-            _put_back(torch.default_generator, states["torch"])
+            data = _expanded(_decode(states["torch"]))
+            torch.default_generator.set_state(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     except StateError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise StateError(f"the state of a generator in this state cannot be read: {error}") from error
+
+
+def _python_text(state: Any) -> Any:
+    version, words, gauss = state
+    return [version, _encode(np.array(words, dtype="<u4").tobytes()), gauss]
+
+
+def _numpy_text(state: Any) -> Any:
+    kind, keys, position, has_gauss, cached = state
+    return [
+        kind,
+        _encode(np.asarray(keys).astype("<u4").tobytes()),
+        int(position),
+        int(has_gauss),
+        float(cached),
+    ]
+
+
+def _torch_text(state: torch.Tensor) -> str:
+    return _encode(_compact(state.numpy().tobytes()))
+
+
+_TEXT_OF = {"python": _python_text, "numpy": _numpy_text, "torch": _torch_text}
+
+
+def _compact(data: bytes) -> bytes:
+    """Return the state of torch's generator without the zero half of each of its words; another layout as it is."""
+    end = _HEAD + 8 * _WORDS
+    if len(data) != _TORCH_BYTES:
+        return data
+    words = np.frombuffer(data[_HEAD:end], "<u8")
+    return data if (words >> 32).any() else data[:_HEAD] + words.astype("<u4").tobytes() + data[end:]
+
+
+def _expanded(data: bytes) -> bytes:
+    """Return what `_compact` was given."""
+    end = _HEAD + 4 * _WORDS
+    if len(data) != _TORCH_BYTES - 4 * _WORDS:
+        return data
+    return data[:_HEAD] + np.frombuffer(data[_HEAD:end], "<u4").astype("<u8").tobytes() + data[end:]
 
 
 def _encode(data: bytes) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from penstock.errors import WorkerError
 from penstock.loader.delivery import CLOSED
 from penstock.loader.fetch import Maker, preserved_generators
+from penstock.loader.snapshots import Snapshot
 from penstock.loader.work import Made, Task, Work
+from penstock.plan.opening import Told
 
 __all__ = ["InlineBatches"]
 
@@ -24,18 +27,22 @@ class InlineBatches:
         number: of the batch that was last returned or raised.
         worker: that it came from.
         depth: batches that may be in flight: none.
+        first_states: snapshots right after the beginning, by worker.
+        failed_state: snapshot right after the batch that was raised last.
     """
 
     worker = 0
     depth = 0
 
-    def __init__(self, tasks: Iterator[Task], maker: Maker, *, epoch: int | None = None) -> None:
+    def __init__(self, tasks: Iterator[Task], maker: Maker, *, epoch: Told = None) -> None:
         self._tasks = tasks
         self._maker = maker
         self._seeds = bool(getattr(maker, "seed_globals", False))
         self._ended = False
         self.number = -1
-        maker.begin(epoch)
+        self.failed_state: Snapshot | None = None
+        first = maker.begin(epoch)
+        self.first_states: dict[int, Snapshot] = {} if first is None else {0: first}
 
     def __iter__(self) -> InlineBatches:
         return self
@@ -50,11 +57,14 @@ class InlineBatches:
             raise
         self.number += 1
         work = Work()
-        if self._seeds:
-            with preserved_generators():
+        try:
+            with preserved_generators() if self._seeds else nullcontext():
                 batch = self._maker(task, work)
-        else:
-            batch = self._maker(task, work)
+        except StopIteration:
+            raise
+        except Exception:
+            self.failed_state = self._maker.state_after_error()
+            raise
         return Made(batch, work, self.number, state=self._maker.state_dict())
 
     def ready(self) -> int:

@@ -17,20 +17,22 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from penstock import distributed
-from penstock.datasets.base import StreamDataset
 from penstock.errors import ConfigError, StateError
+from penstock.hashing import mix
 from penstock.loader.delivery import Progress
 from penstock.loader.source import plan_tasks
 from penstock.loader.stateful import WorkerStates
 from penstock.loader.work import Task
-from penstock.order.hashing import mix
-from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, read_int, read_mapping
+from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
 from penstock.plan.epoch import BatchEpochPlan, BatchesLeft, EpochPlan
+from penstock.plan.opening import StreamPlan, Told
 from penstock.plan.reader import PlanReader
+from penstock.plan.stream import is_opened
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.shares import layers, rank_of
+from penstock.sources.batched import StreamDataset
 
 __all__ = ["Position", "base_seed_after"]
 
@@ -64,11 +66,13 @@ class Position:
         self._warned = False
         self._epoch_had: int | None = None  # of which a run has had batches, for that warning
         self._reader = None if plan is None else PlanReader(plan, seed=seed)
+        self._stream = PlanReader(StreamPlan(dataset)) if plan is None and is_opened(dataset) else None
+        """Of the epochs of a data set that gives streams. Where a stream is, its worker's state says."""
         self._progress: Progress | None = None
         self._base_seed: int | None = None  # of the next pass: loaded, or drawn when somebody asked
         self._ahead: frozenset[int] = frozenset()
         self._skipped = 0  # batches that the next pass leaves out
-        self.stream_epoch: int | None = None  # what a stream is told, once somebody has set it
+        self._users_epoch: int | None = None  # what a user's stream is told, once somebody has set it
         self._chosen = False  # for the pass that comes, which else is of the epoch after
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
         """The map-style data set; that inside an iterable one of ours."""
@@ -88,8 +92,11 @@ class Position:
         if self._under is not None and other._under is not None:
             self._under, own = copy.copy(other._under), self._under.plan
             self._under.plan = own
+        if self._stream is not None and other._stream is not None:
+            self._stream, epochs = copy.copy(other._stream), self._stream.plan
+            self._stream.plan = epochs
         self._base_seed, self._ahead, self._skipped = other._base_seed, other._ahead, other._skipped
-        self.stream_epoch, self._chosen = other.stream_epoch, other._chosen
+        self._users_epoch, self._chosen = other._users_epoch, other._chosen
 
     @property
     def rank(self) -> int:
@@ -109,12 +116,22 @@ class Position:
     @property
     def epoch(self) -> int:
         """The epoch that runs, or will run next."""
-        if self._reader is None:
-            return int(getattr(self.dataset, "epoch", 0) if self.stream_epoch is None else self.stream_epoch)
-        progress = self._progress
-        if self.running and progress is not None and progress.run is not None:
-            return progress.run.epoch
-        return self._reader.epoch
+        reader = self._any_reader
+        if reader is None:
+            return int(getattr(self.dataset, "epoch", 0) if self._users_epoch is None else self._users_epoch)
+        return reader.run.epoch if self.running and reader.run is not None else reader.epoch
+
+    @property
+    def told(self) -> Told:
+        """The epoch that workers are told: that of streams, for nothing else has to know it there."""
+        if self._reader is not None:
+            return None
+        return self._users_epoch if self._stream is None else self._stream.run
+
+    @property
+    def _any_reader(self) -> PlanReader[Any] | None:
+        """Of batches, or of the epochs of streams; None where a user's data set counts its epochs itself."""
+        return self._stream if self._reader is None else self._reader
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. The epoch of a state just loaded keeps its position."""
@@ -125,9 +142,11 @@ class Position:
             self._reader.set_epoch(epoch)
             if epoch != before:
                 self._ahead, self._skipped = frozenset(), 0
+        elif self._stream is not None:
+            self._stream.set_epoch(checked_epoch(epoch))
         elif hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
-            self.stream_epoch, self._chosen = epoch, True
+            self._users_epoch, self._chosen = epoch, True
         else:
             raise ConfigError(f"{type(self.dataset).__name__} is iterable-style and has no set_epoch of its own")
 
@@ -140,6 +159,8 @@ class Position:
         self._progress, self._ahead = None, frozenset()
         if self._reader is None:
             self.states.load(None)
+            if self._stream is not None:
+                self._stream.choose(Cursor(epoch=self._stream.epoch))
             return
         self._reader.choose(Cursor(epoch=self._reader.epoch))
         self._skipped = batches
@@ -151,14 +172,15 @@ class Position:
         since (Lightning sets it after ``iter()``). False if nothing was had yet and another epoch was set: that one is
         to begin in its place.
         """
-        if self._reader is None or self._progress is not progress or self._reader.run is None:
+        reader = self._any_reader
+        if reader is None or self._progress is not progress or reader.run is None:
             return True
-        return self._reader.goes_on(self._reader.run, had=progress.had > 0)
+        return reader.goes_on(reader.run, had=progress.had > 0)
 
     @property
     def running(self) -> bool:
         """Whether a pass is under way: nothing else was chosen since, or its consumer still holds the iterator."""
-        progress, reader = self._progress, self._reader
+        progress, reader = self._progress, self._any_reader
         if progress is None:
             return False
         return reader is None or reader.current or (reader.wished and progress.had > 0 and progress.is_held())
@@ -188,8 +210,12 @@ class Position:
             self._warn_of_same_epoch(run)
             skipped, self._skipped = self._skipped, 0
             run = BatchesLeft(run, skipped) if skipped else run
-        elif self.stream_epoch is not None:
-            self.stream_epoch += not self._chosen
+        elif self._stream is not None:
+            if self.states.resumes and not self._stream.resumes:
+                self.states.leave()  # of an epoch that nobody wants any more
+            self._stream.start(advance=True)
+        elif self._users_epoch is not None:
+            self._users_epoch += not self._chosen
         self._chosen = False
         ahead, self._ahead = self._ahead, frozenset()
         self._progress = Progress(run, base_seed, ahead)
@@ -218,13 +244,15 @@ class Position:
         """
         if self._progress is progress and (progress.run is None or progress.count >= _length(progress.run)):
             self._progress, self._epoch_had = None, _epoch(progress)
-            self.states.begin(fresh=fresh())
+            self.states.finish(fresh=fresh())
             if self._reader is not None:
                 if self._under is not None:
                     self._under.finish(advance=self.seeded)
                 self._reader.finish(advance=self._advances, had=_had(progress))
-            elif self.stream_epoch is not None and not self._chosen:
-                self.stream_epoch, self._chosen = self.stream_epoch + 1, True
+            elif self._stream is not None:
+                self._stream.finish(advance=True)
+            elif self._users_epoch is not None and not self._chosen:
+                self._users_epoch, self._chosen = self._users_epoch + 1, True
 
     @property
     def _advances(self) -> bool:
@@ -245,6 +273,11 @@ class Position:
                 f"its set_epoch(epoch) before each epoch, as without seed=",
                 stacklevel=5,
             )
+
+    @property
+    def had(self) -> int:
+        """Batches that the consumer has had of the run that is under way; 0 between runs."""
+        return self._progress.count if self._progress is not None and self.running else 0
 
     # What others ask of the plan.
 
@@ -267,12 +300,16 @@ class Position:
 
     def state_dict(self) -> State:
         """See `DataLoader.state_dict`."""
-        progress, running = self._progress, self.running
+        progress, running, left = self._progress, self.running, False
         state: State = {"version": STATE_VERSION, **self._identity()}
         if self._reader is None:
             state.update(self._layout)
-            if self.stream_epoch is not None:
-                state["epoch"] = self.stream_epoch
+            if self._stream is not None:
+                opening = self._stream.run if running and self._stream.run is not None else self._stream.peek()
+                state["stream"] = opening.state()
+                left = not running and not self._stream.resumes
+            elif self._users_epoch is not None:
+                state["epoch"] = self._users_epoch
         elif running and progress is not None and progress.run is not None:
             state["sampler"] = progress.run.cursor(progress.count).state()
             state.update(self._overtaking(number - progress.count for number in progress.ahead))
@@ -284,7 +321,7 @@ class Position:
         base_seed = progress.base_seed if progress is not None and running else self._base_seed
         if base_seed is not None and not self.seeded:
             state["base_seed"] = base_seed
-        if (workers := self.states.state()) is not None:
+        if (workers := self.states.state(left=left)) is not None:
             state["workers"] = workers
         return state
 
@@ -297,9 +334,11 @@ class Position:
         """See `DataLoader.load_state_dict`."""
         of = "DataLoader"
         check_state(state, {"version": STATE_VERSION, **self._identity()}, of=of)
-        cursor = under = None
+        cursor = under = opening = None
         if self.plan is None:
             check_state(state, self._layout, of=of)
+            if self._stream is not None:
+                opening = self._stream.plan.read(read_mapping(state, "stream", of=of))
         else:
             cursor = self.plan.read(read_mapping(state, "sampler", of=of))
         if self._under is not None:
@@ -310,6 +349,8 @@ class Position:
         # All is checked: what follows cannot fail and leave the loader between two states.
         if self._reader is not None and cursor is not None:
             self._reader.choose(cursor, loaded=True)
+        elif self._stream is not None and opening is not None:
+            self._stream.choose(opening, loaded=True)
         elif "epoch" in state:
             self.set_epoch(read_int(state, "epoch", of=of))
         if self._under is not None and under is not None:

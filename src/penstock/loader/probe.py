@@ -16,17 +16,19 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
+from penstock.loader.config import PROCESSES, LoaderConfig
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.delivery import Batches, Progress
-from penstock.loader.engine import Engine, How, Run
+from penstock.loader.engine import Engine, Run
+from penstock.loader.failures import OnError
 from penstock.loader.fetch import Fetch, Maker, preserved_generators
-from penstock.loader.options import PROCESSES, Options, how_of
 from penstock.loader.work import Made, Task, Work
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
@@ -66,26 +68,25 @@ class Probe:
     Attributes:
         tasks: the first batches of the next pass; empty for a stream.
         stream: whether only the data set knows the order.
-        given: the executor that the loader has.
+        config: the loader's settings, with what "auto" tries now.
         pure, releases_gil: what the data set says of itself.
         threads: whether several threads may ask the data set: it says that it is pure, or has threads already.
     """
 
     def __init__(self, loader: DataLoader[Any], *, batches: int, samples: int = 1 << 20) -> None:
         self.loader = loader
-        self.stream = loader._position.plan is None
-        self.given: How = loader._how
-        self.pure = bool(loader._pure)
-        releases = bool(getattr(loader._position.samples, "releases_gil", False))
-        self.releases_gil = not self.stream and self.pure and releases
-        in_threads = self.given.name == "thread" or self.given.threads > 1
+        self.config = loader.running_config
+        self._pipeline = loader.pipeline
+        self.stream = self._pipeline.stream
+        self.pure, self.releases_gil = self.config.pure, self.config.releases_gil
+        in_threads = self.config.kind == "thread" or self.config.threads > 1
         self.threads = not self.stream and (self.pure or in_threads)
         self.tasks = [] if self.stream else _tasks(loader, batches, samples)
 
     @property
     def samples(self) -> Any:
         """The data set; the map-style one inside an iterable one of ours."""
-        return self.loader._position.samples
+        return self._pipeline.samples
 
     @property
     def batch_size(self) -> int:
@@ -93,14 +94,13 @@ class Probe:
         sizes = [len(task.indices) for task in self.tasks]
         return max(sizes) if sizes else self.loader.batch_size or 1
 
-    def maker(self, *, threads: bool = False) -> Maker:
-        """A new one, that makes the loader's batches."""
+    def maker(self, config: LoaderConfig | None = None) -> Maker:
+        """Return a new one, that makes the loader's batches; by its own config if none is given."""
+        config = self.config if config is None else config
+        policy = OnError.of(config.on_error)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of global generators in threads: what is drawn is thrown away
-            maker = self.loader._maker()
-        if isinstance(maker, Fetch) and threads:
-            maker.seed_globals = False
-        return maker
+            return self._pipeline.maker(config, policy if policy.tolerant else None)
 
     def run(self, executor: str, workers: int, tasks: Iterable[Task]) -> Generator[Arrival, None, None]:
         """Batches of these tasks, as an executor makes them ("inline", "thread", "process", "auto"); what is left is
@@ -109,9 +109,8 @@ class Probe:
         Raises:
             Exception: whatever the data set raises, or starting workers does.
         """
-        how = self.how(executor, workers)
-        maker = self.maker(threads=how.name == "thread" or how.threads > 1)
-        engine = self._engine(how)
+        config = self.config_of(executor, workers)
+        maker, engine = self.maker(config), Engine(config)
         batches: Batches | None = None
         try:
             engine.prepare(maker, _SEED)
@@ -132,35 +131,26 @@ class Probe:
                 batches.close()
             engine.close()
 
-    def how(self, executor: str, workers: int) -> How:
-        """What an executor and a number of workers mean for this loader."""
-        loader = self.loader
-        options = Options(
-            *(executor, workers, 1, "auto", loader.multiprocessing_context, None, None, None, "raise", None, None)
+    def config_of(self, executor: str, workers: int) -> LoaderConfig:
+        """Return the loader's settings with another executor and number of workers, for one pass."""
+        config = replace(
+            self.config,
+            executor=executor,
+            num_workers=workers,
+            threads_per_worker=1,
+            persistent_workers=False,
+            on_worker_death="raise",
+            ray_options=None,
         )
-        return how_of(options, loader.prefetch_factor, chosen=loader._chosen, releases_gil=self.releases_gil)
+        if config.kind != "process":
+            config = replace(config, dispatch="auto")
+        return config if workers else replace(config, timeout=0, max_bytes_in_flight=None)
 
     def executors(self) -> list[str]:
         """Those with workers that can be tried here, the one that leaves most to the training first."""
         names = ["auto"] if self.releases_gil and PROCESSES else []
         names += ["process"] if PROCESSES else []
         return [*names, *(["thread"] if self.threads or not PROCESSES else [])]
-
-    def _engine(self, how: How) -> Engine:
-        loader = self.loader
-        return Engine(
-            how,
-            dispatch=loader.dispatch if how.name == "process" else "auto",
-            pure=self.pure,
-            persistent=False,
-            in_order=loader.in_order,
-            timeout=loader.timeout if how.workers else 0,
-            restart=False,
-            max_bytes=loader.max_bytes_in_flight if how.workers else None,
-            init=loader.worker_init_fn,
-            context=loader.multiprocessing_context,
-            ray_options=None,
-        )
 
 
 def make(maker: Maker, task: Task, work: Work, clock: Callable[[], float]) -> dict[str, float]:
@@ -226,7 +216,7 @@ def kept_generators(loader: DataLoader[Any]) -> Iterator[None]:
 
 def _tasks(loader: DataLoader[Any], batches: int, samples: int) -> list[Task]:
     """The batches that the next pass begins with. The pass is looked at and never begun."""
-    position = loader._position
+    position = loader.pipeline.position
     assert position.plan is not None
     # Ours are plans, which a preview does not move. To ask them for a state could draw a seed.
     moved = [one for one in layers(position.plan.source) if has_state(one) and not isinstance(one, PlanSampler)]

@@ -23,45 +23,23 @@ import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from penstock.loader.channel import Frame, Inbox, Outbox
+from penstock.loader.config import LoaderConfig
 from penstock.loader.delivery import PATIENCE
 from penstock.loader.fetch import Maker
 from penstock.loader.interrupts import holding_back_interrupts
 from penstock.loader.ring import SPARE, Region, Ring
 from penstock.loader.worker import Setup, board_bytes, board_width, main
+from penstock.plan.opening import Told
 
-__all__ = ["Pool", "WorkerOptions"]
+__all__ = ["Pool"]
 
 _HELD = 1.0  # seconds to wait for a thread that is inside a sampler, when the workers have ended
 _AT_EXIT = 1.0  # the same when the interpreter exits: Ctrl-C should not have to be waited for
-
-
-class WorkerOptions(NamedTuple):
-    """What the workers of a loader are.
-
-    Attributes:
-        processes: how many.
-        threads: in each of them.
-        context: how they are started (a `multiprocessing` context); None for the system's default.
-        init: ``worker_init_fn``.
-        base_seed: torch's; worker i gets base_seed + i.
-        depth: batches in flight at most.
-        light: the same for small batches that are made quickly.
-        max_bytes: of the batches in flight; None for no limit.
-    """
-
-    processes: int
-    threads: int
-    context: Any
-    init: Any
-    base_seed: int
-    depth: int
-    light: int
-    max_bytes: int | None
 
 
 class _Member:
@@ -172,21 +150,27 @@ class Pool:
 
     Args:
         maker: what each of them holds a copy of.
-        options: how many, how started.
+        config: the loader's settings.
+        context: how workers are started (a `multiprocessing` context); None for the system's default.
+        base_seed: torch's; worker i gets base_seed + i.
         ring: of an earlier pool of the same loader, whose pages need not be made again.
 
     Raises:
         Exception: whatever starting raises: data sets that do not pickle under spawn, for one.
     """
 
-    def __init__(self, maker: Maker, options: WorkerOptions, ring: Ring | None = None) -> None:
-        self.options = options
+    def __init__(
+        self, maker: Maker, config: LoaderConfig, context: Any, base_seed: int, ring: Ring | None = None
+    ) -> None:
+        self.config = config
+        self._context = context
+        self._base_seed = base_seed
         self.pid = os.getpid()
-        head = board_bytes(options.processes, options.threads)
-        self.ring = ring or Ring(options.depth, options.light, head=head, max_bytes=options.max_bytes)
+        head = board_bytes(config.workers, config.threads)
+        self.ring = ring or Ring(config.depth, config.light, head=head, max_bytes=config.max_bytes_in_flight)
         self.batches: dict[tuple[int, int], Any] = {}
         """Batches in the making, of all passes: their slots are not free."""
-        self.load = [0] * options.processes
+        self.load = [0] * config.workers
         """Parts of batches that each worker has to make."""
         self.broken = False
         """Whether a worker died and was not replaced."""
@@ -204,14 +188,14 @@ class Pool:
         """Whether the consumer is waiting and nothing else: a place where an interrupt does no harm."""
         self._close = weakref.finalize(self, _end, self.members, self._board, self.pid, self.life)
         try:
-            for number in range(options.processes):
+            for number in range(config.workers):
                 self._start(number)
         except BaseException:
             self.close()
             raise
 
     def _start(self, number: int) -> None:
-        context = self.options.context or multiprocessing.get_context()
+        context = self._context or multiprocessing.get_context()
         with _forks:
             theirs_in, ours_out = context.Pipe(duplex=False)
             ours_in, theirs_out = context.Pipe(duplex=False)
@@ -234,9 +218,9 @@ class Pool:
     def _start_process(
         self, member: _Member, context: Any, tasks: Connection, results: Connection, held_back: bool
     ) -> None:
-        options = self.options
+        config = self.config
         setup = Setup(
-            *(member.number, options.processes, self._maker, options.init, options.base_seed, options.threads),
+            *(member.number, config.workers, self._maker, config.worker_init_fn, self._base_seed, config.threads),
             *(self.ring.file, tasks, results, self.pid, held_back),
         )
         member.process = context.Process(
@@ -259,14 +243,14 @@ class Pool:
         """Whether the workers have been told to end, or this is a fork of the process that started them."""
         return not self._close.alive or self.pid != os.getpid()
 
-    def begin(self, epoch: int | None, states: dict[int, Any]) -> int:
+    def begin(self, epoch: Told, states: dict[int, Any]) -> int:
         """A pass begins, and what was asked for before is not wanted any more. Returns the pass's number."""
         self.run += 1
         self._board[0] = self.run
         for member in list(self.members):
             if member.dead:  # it died after the last pass was over
                 self.restart(member.number)
-            self.send(member.number, ("begin", epoch, states.get(member.number)))
+            self.send(member.number, ("begin", self.run, epoch, states.get(member.number)))
         return self.run
 
     def stop(self) -> None:
@@ -381,7 +365,7 @@ class Pool:
 
     def _shown(self, number: int) -> Any:
         """What a worker shows on the board."""
-        width = board_width(self.options.threads)
+        width = board_width(self.config.threads)
         return self._board[1 + width * number : 1 + width * (number + 1)]
 
     def close(self, patience: float = PATIENCE) -> None:

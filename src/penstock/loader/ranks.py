@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import ConcatDataset, StackDataset, Subset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from penstock import distributed
 from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.identity import holds_a_share
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.shares import dealer, layers
 
-__all__ = ["holds_a_share", "splits_by_rank", "warn_of_same_batches"]
+__all__ = ["says_rank", "splits_by_rank", "warn_of_same_batches"]
 
 _warned = False
 """Whether this process has been told."""
@@ -25,17 +24,12 @@ def splits_by_rank(loader: TorchDataLoader[Any], *, ranks: int) -> bool:
     return holds_a_share(loader.dataset) or dealer(_outermost(loader), ranks=ranks) is not None
 
 
-def holds_a_share(dataset: Any) -> bool:
-    """Return whether a data set, or one inside it, gives each rank a share of its own."""
-    if isinstance(dataset, Subset):
-        return holds_a_share(dataset.dataset)
-    if isinstance(dataset, ConcatDataset | StackDataset):
-        inner: Any = dataset.datasets
-        return any(map(holds_a_share, inner.values() if isinstance(inner, Mapping) else inner))
-    return bool(getattr(dataset, "splits_by_rank", False))
+def says_rank(sampler: Any) -> bool:
+    """Return whether a sampler, or one inside it, says whose share it yields, be it that of the only rank."""
+    return _is_told(sampler) or dealer(sampler, ranks=2) is not None
 
 
-def warn_of_same_batches(loader: TorchDataLoader[Any], source: EpochBatchSampler | None) -> None:
+def warn_of_same_batches(loader: TorchDataLoader[Any], source: EpochBatchSampler | None, *, chosen: bool) -> None:
     """Warn, once in a process, if all ranks are about to read the same batches.
 
     A shuffle without a seed does not count: each rank draws another order, as with torch's loader. Nor does a data set
@@ -43,28 +37,29 @@ def warn_of_same_batches(loader: TorchDataLoader[Any], source: EpochBatchSampler
 
     Args:
         source: of the loader's batches; None where only an iterable data set knows them.
+        chosen: whether the sampler is the loader's own choice, by ``shuffle=``.
     """
     global _warned
     ranks = distributed.current().world_size
-    if _warned or ranks == 1 or source is None or splits_by_rank(loader, ranks=ranks) or _is_told(loader):
+    if _warned or ranks == 1 or source is None or splits_by_rank(loader, ranks=ranks) or _is_told(_outermost(loader)):
         return
     if source.key_seed is None:
         return
     _warned = True
-    name, (share, everything) = type(loader.dataset).__name__, _what_to_write(loader)
+    name = type(loader.dataset).__name__
+    share, everything = ("split=True", "split=False") if chosen else _what_to_write(loader)
+    instead = "" if chosen else " in place of its shuffle or sampler"
     warnings.warn(
         f"each of the {ranks} ranks reads all of this {name}, in the same batches if data and seed are the same on all "
-        f"of them: give the DataLoader {share} in place of its shuffle or sampler, and each rank reads a share of its "
+        f"of them: give the DataLoader {share}{instead}, and each rank reads a share of its "
         f"own. If the data are this rank's share already, or every rank is to read all of them, say so by {everything}",
-        stacklevel=4,
+        stacklevel=5,
     )
 
 
-def _is_told(loader: TorchDataLoader[Any]) -> bool:
+def _is_told(sampler: Any) -> bool:
     """Return whether a sampler of ours deals, if only to one rank."""
-    return any(
-        isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(_outermost(loader))
-    )
+    return any(isinstance(getattr(layer, "_world", None), distributed.LateWorld) for layer in layers(sampler))
 
 
 def _what_to_write(loader: TorchDataLoader[Any]) -> tuple[str, str]:

@@ -285,6 +285,8 @@ def _title(stats: dict[str, Any]) -> str:
         of = f" of {threads} threads" if threads > 1 else ""
         within = f" in {counted(processes, 'process')}" if processes not in (0, workers) else ""
         parts.append(counted(workers, "worker") + of + within)
+    if stats.get("split_by") == "the loader":
+        parts.append("split by the loader")
     return ", ".join(parts if stats["executor"] == "ray" else [*parts, counted(stats["cores"], "core")])
 
 

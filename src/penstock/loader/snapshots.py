@@ -1,171 +1,224 @@
-"""Snapshots of the user's own objects, as torchdata's StatefulDataLoader takes them: data set, its iterator, and here
-the collate function and samplers too.
+"""Snapshots of the user's own objects, taken where these live: data set, its iterator, collate function.
 
-An object takes part if it has ``state_dict()`` and ``load_state_dict(state)``. A data set is put back before
-``iter(dataset)``, its iterator after it, and an object that is both, after it. Who has no state is put back by making
-again, and dropping, what has been had.
-
-A snapshot is frozen (pickled) where it is taken, so nothing changes it afterwards, tensors included. Cost without a
-state: 1 us a batch.
+An object takes part if it has ``state_dict()`` and ``load_state_dict(state)``, the protocol of torchdata's
+StatefulDataLoader. A data set of ours that gives streams has the `cursor` of its stream instead. A snapshot is frozen
+(pickled) where it is taken, so nothing changes it afterwards, tensors included. Cost without a state: 1 us a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import StateError
-from penstock.loader.generators import generator_states, set_generators
-from penstock.plan.user_states import Frozen, freeze, has_state, states_of, thaw
+from penstock.loader.generators import WorkerGenerators
+from penstock.plan.cursor import State
+from penstock.plan.stream import ResumableDataset, Stream, is_opened
+from penstock.plan.user_states import Frozen, freeze, has_state, same_states, states_of, thaw
 
 __all__ = [
-    "Frozen",
-    "Resume",
-    "Snapshots",
-    "capture",
-    "freeze",
-    "has_state",
+    "Snapshot",
+    "SnapshotInterval",
+    "cursor_of",
     "reopen",
-    "reopen_states",
-    "replay",
     "restore",
-    "restore_states",
-    "states_of",
-    "thaw",
+    "state_before",
+    "take_first_snapshot",
+    "take_snapshot",
 ]
 
-
-class Resume(NamedTuple):
-    """What a worker is told to go on from: a snapshot, and how many batches the consumer has had since, by pass."""
-
-    snapshot: Frozen | None
-    since: list[int]
-
+T = TypeVar("T")
 
 _AMORTISE = 1 << 16  # bytes of snapshot per batch: a larger one is taken every so many batches
 
 
-def capture(dataset: Any, iterator: Any, collate_fn: Any, *, generators: bool = False) -> Frozen | None:
-    """The states of a worker's objects right now, frozen; None if nobody has one (1 us).
+class Snapshot(NamedTuple):
+    """The states of one worker's objects.
+
+    Attributes:
+        states: by owner: ``stream``, ``dataset``, ``dataset_before``, ``iterator``, ``collate_fn``, ``generators``.
+        owners: the names of those that have one.
+    """
+
+    states: Frozen
+    owners: frozenset[str]
+
+    @classmethod
+    def of(cls, states: Mapping[str, Any]) -> Snapshot:
+        """Freeze states."""
+        return cls(freeze(dict(states)), frozenset(states))
+
+    def without_generators(self) -> Snapshot:
+        """Return the same for a worker that draws from its own seed."""
+        if "generators" not in self.owners:
+            return self
+        return Snapshot.of({name: state for name, state in thaw(self.states).items() if name != "generators"})
+
+    @property
+    def places(self) -> bool:
+        """Whether it says where a stream is: the state of a collate function does not."""
+        return not self.owners.isdisjoint(("stream", "dataset", "iterator"))
+
+    @property
+    def opens(self) -> bool:
+        """Whether it is exact right after ``iter()``. A data set that keeps its place may move it back as late as by
+        the first ``next()``.
+        """
+        return not self.owners.isdisjoint(("stream", "iterator"))
+
+
+def take_snapshot(
+    dataset: Any,
+    iterator: Any,
+    collate_fn: Any,
+    generators: WorkerGenerators | None = None,
+    before: Frozen | None = None,
+) -> Snapshot | None:
+    """Return the states of a worker's objects right now, frozen; None if nobody has one.
 
     Args:
         dataset, iterator, collate_fn: of the worker. The iterator is None for map-style data sets, and for an iterable
             one that nobody iterates yet.
-        generators: add Python's, NumPy's and torch's global generators (13 kB, 0.1 ms), for a worker process of an
-            iterable data set without a seed. Not in the trainer's process, whose generators are its own.
-
-    A collate function alone does not say where a stream is: there its batches are made again from the beginning of the
-    pass, and that puts it back too.
+        generators: of the worker process; those that were drawn from become part of the snapshot. None in the
+            trainer's process, whose generators are its own.
+        before: of the data set, from `state_before`.
     """
-    states = states_of(dataset=dataset, iterator=iterator, collate_fn=collate_fn)
-    if not states or (iterator is not None and states.keys() == {"collate_fn"}):
+    states = _states_of(dataset, iterator, collate_fn)
+    if not states:
         return None
-    return freeze({**states, "generators": generator_states()} if generators else states)
+    if before is not None and {"dataset", "iterator"} <= states.keys():
+        own = states["dataset"]
+        if freeze({"dataset": own}) != before:
+            states["dataset_before"] = thaw(before)["dataset"]
+    drawn = {} if generators is None else generators.drawn()
+    return Snapshot.of({**states, "generators": drawn} if drawn else states)
 
 
-class Snapshots:
-    """When a worker takes them: after each batch, but one of more than 64 KiB only after every (its size / 64 KiB)
-    batches, so that writing a buffer of samples down does not cost more than the samples.
+def _states_of(dataset: Any, iterator: Any, collate_fn: Any) -> dict[str, Any]:
+    if not isinstance(dataset, ResumableDataset) or not isinstance(iterator, Stream | None):
+        return states_of(dataset=dataset, iterator=iterator, collate_fn=collate_fn)
+    if iterator is None and is_opened(dataset):  # its epoch is the loader's
+        return states_of(collate_fn=collate_fn)
+    cursor = dataset.state_dict() if iterator is None else iterator.cursor()
+    return {"stream": cursor, **states_of(collate_fn=collate_fn)}
 
-    Args:
-        generators: as in `capture`.
-        every: take one every so many batches instead. Map-style data sets need 1, since from a count their batches
-            cannot be made again.
+
+def take_first_snapshot(
+    dataset: Any,
+    iterator: Any,
+    collate_fn: Any,
+    generators: WorkerGenerators | None = None,
+    before: Frozen | None = None,
+) -> Snapshot | None:
+    """Return the same of objects that have given nothing yet; None too if one of them has no state before it gives
+    something.
+    """
+    return _unless_missing(lambda: take_snapshot(dataset, iterator, collate_fn, generators, before))
+
+
+def state_before(dataset: Any) -> Frozen | None:
+    """Return the state of an iterable data set right before ``iter()``; None if it has none.
+
+    ``iter()`` may move a data set, such as one that counts epochs. Where an iterator has a state, too, its data set
+    goes on from here.
+    """
+    if isinstance(dataset, ResumableDataset):
+        return None
+    states = _unless_missing(lambda: states_of(dataset=dataset))
+    return freeze(states) if states else None
+
+
+def _unless_missing(take: Callable[[], T]) -> T | None:
+    """Return what is taken of objects that may have no state yet; None if an attribute is missing."""
+    try:
+        return take()
+    except AttributeError:
+        # Attributes may be made as late as by the first next(). One that is missing for good is raised after the first
+        # batch, which nothing catches.
+        return None
+
+
+class SnapshotInterval:
+    """When a snapshot is due: after each batch, but one of more than 64 KiB only after every (its size / 64 KiB)
+    batches, so that writing down a buffer of samples does not cost more than the samples.
     """
 
-    def __init__(self, *, generators: bool = False, every: int | None = None) -> None:
-        self._generators = generators
-        self._every = every
+    def __init__(self) -> None:
         self._wait = 0
 
-    def take(self, dataset: Any, iterator: Any, collate_fn: Any, *, ended: bool = False) -> Frozen | None:
-        """The snapshot after a batch, or None if nobody has a state or none is due.
-
-        Args:
-            dataset, iterator, collate_fn: as in `capture`.
-            ended: the iterator met its end in this batch (a short one).
-        """
-        return self.when_due(lambda: capture(dataset, iterator, collate_fn, generators=self._generators), ended=ended)
-
-    def when_due(self, snapshot: Callable[[], Frozen | None], *, ended: bool = False) -> Frozen | None:
-        """The same of what ``snapshot`` takes."""
-        if ended:
-            self._wait = 0
-            return None
+    def is_due(self) -> bool:
+        """Count one batch, and return whether a snapshot is to be taken after it."""
         if self._wait > 0:
             self._wait -= 1
-            return None
-        frozen = snapshot()
-        if self._every is not None:
-            self._wait = self._every - 1
-        elif isinstance(frozen, bytes):
-            self._wait = len(frozen) // _AMORTISE
-        return frozen
+            return False
+        return True
+
+    def taken(self, snapshot: Snapshot | None) -> None:
+        """Wait for the next one in proportion to the size of this one."""
+        size = len(snapshot.states) if snapshot is not None and isinstance(snapshot.states, bytes) else 0
+        self._wait = size // _AMORTISE
+
+    def reset(self) -> None:
+        """Have the next one taken at once."""
+        self._wait = 0
 
 
-def restore_states(snapshot: Frozen | Resume | None, **items: Any) -> None:
-    """Put back those objects that are not None, in the order given, and generators if there are any in the snapshot.
+def restore(snapshot: Snapshot | None, generators: WorkerGenerators | None = None, **items: Any) -> None:
+    """Load the states of those objects that are given, in this order, and the generators of a worker process.
 
     Raises:
         StateError: there is a state, and the object has no ``load_state_dict``.
     """
-    if isinstance(snapshot, Resume):
-        snapshot = snapshot.snapshot
-    states = {} if snapshot is None else thaw(snapshot)
+    states = {} if snapshot is None else thaw(snapshot.states)
     for name, item in items.items():
-        if item is None or name not in states:
-            continue
-        if not has_state(item):
-            raise StateError(
-                f"there is a state of the {name.replace('_', ' ')}, and {type(item).__name__} has no load_state_dict: "
-                "resume with the same objects, or start anew without the state"
-            )
-        item.load_state_dict(states[name])
-    set_generators(states.get("generators", {}))
+        _load(states, name, item)
+    if generators is not None and snapshot is not None:
+        generators.restore(states.get("generators", {}))
 
 
-def restore(snapshot: Frozen | Resume | None, dataset: Any, iterator: Any, collate_fn: Any) -> None:
-    """Put back the objects of a worker that are not None: what `capture` or `WorkerStates.resume` gave."""
-    restore_states(snapshot, collate_fn=collate_fn, dataset=dataset, iterator=iterator)
+def cursor_of(snapshot: Snapshot | None) -> State | None:
+    """Return the cursor of a stream of ours, if a snapshot holds one."""
+    cursor: State | None = None if snapshot is None else thaw(snapshot.states).get("stream")
+    return cursor
 
 
-def reopen(resume: Resume, dataset: Any, collate_fn: Any, begin: Callable[[int], Any], make: Callable[[], Any]) -> None:
-    """Put back the objects of a worker that iterates a data set, and go on to where the consumer was.
+def reopen(snapshot: Snapshot | None, dataset: Any, open_iterator: Callable[[], Any]) -> None:
+    """Put an iterable data set and its iterator back to a snapshot.
 
     Args:
-        resume: from `WorkerStates.resume`.
-        dataset, collate_fn: of the worker.
-        begin: ``begin(n)`` begins a pass: the worker then holds ``iter(dataset)``, which is returned. n is 0 for the
-            pass that is resumed, 1 for the one before it (the data set's epoch is as much smaller).
-        make: makes the next batch of the pass, which is dropped.
+        snapshot: to go on from; None begins anew.
+        dataset: the worker's.
+        open_iterator: calls ``iter(dataset)``, and returns the iterator.
+
+    Raises:
+        StateError: there is a state, and the object has no ``load_state_dict``.
+
+    The iterator is opened once, but where both have a state and ``iter()`` moved the data set: then it is opened again
+    from the state that the data set had before.
     """
-    reopen_states(resume, begin, make, collate_fn=collate_fn, dataset=dataset)
+    states = {} if snapshot is None else thaw(snapshot.states)
+    _load(states, "stream", dataset)
+    _load(states, "dataset", dataset)
+    _load(states, "iterator", open_iterator())
+    if "dataset_before" not in states or _is_at(dataset, states["dataset"]):
+        return
+    dataset.load_state_dict(states["dataset_before"])
+    _load(states, "iterator", open_iterator())
+    if not _is_at(dataset, states["dataset"]):
+        # The data set moves with its items, too.
+        _load(states, "dataset", dataset)
 
 
-def reopen_states(resume: Resume, begin: Callable[[int], Any], make: Callable[[], Any], **items: Any) -> None:
-    """`reopen` with objects of other names, put back before the pass begins."""
-    restore_states(resume, **items)
-    restore_states(resume, iterator=begin(max(0, len(resume.since) - 1)))
-    replay(resume.since, begin, make)
+def _is_at(dataset: Any, state: Any) -> bool:
+    return same_states(dataset.state_dict(), state)
 
 
-def replay(since: list[int], begin: Callable[[int], Any], make: Callable[[], Any]) -> None:
-    """From a snapshot, in a pass that has begun, to where the consumer was: what it has had is made again.
-
-    Of each pass that is over one batch more is asked for than was had: that is its end, and with generators the code
-    behind ``yield`` has run then.
-    """
-    for number, had in enumerate(since[:-1]):
-        _drop(had + 1, make)
-        begin(len(since) - 2 - number)
-    _drop(since[-1] if since else 0, make)
-
-
-def _drop(count: int, make: Callable[[], Any]) -> None:
-    for _ in range(count):
-        try:
-            make()
-        except StopIteration:
-            return
-        except Exception:  # the consumer has had that error in the place of this batch
-            continue
+def _load(states: Mapping[str, Any], name: str, item: Any) -> None:
+    if name not in states:
+        return
+    if not has_state(item):
+        raise StateError(
+            f"there is a state of the {name.replace('_', ' ')}, and {type(item).__name__} has no load_state_dict: "
+            "resume with the same objects, or start anew without the state"
+        )
+    item.load_state_dict(states[name])

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from penstock import distributed
-from penstock.errors import ConfigError, PartitionError
-from penstock.loader.ranks import holds_a_share
+from penstock.errors import ConfigError
 from penstock.loader.work import Task
 from penstock.plan.epoch import BatchEpochPlan
 from penstock.random import packed_sample_keys
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import BatchSampler, batch_plan_of
 from penstock.samplers.sequential import SequentialSampler
-from penstock.samplers.shares import dealer
 
-__all__ = ["batch_source", "plan_tasks", "refuse_double_split", "stream_source"]
+__all__ = ["batch_source", "plan_tasks", "stream_source"]
 
 
 _EPOCHS = 1 << 62
@@ -39,18 +36,6 @@ def stream_source(dataset: Any, batch_size: int | None, drop_last: bool) -> Epoc
             "whole batches to workers, so give both the same"
         )
     return BatchSampler(SequentialSampler(dataset.samples), dataset.batch_size, drop_last or dataset.drop_last)
-
-
-def refuse_double_split(dataset: Any, sampler: Any) -> None:
-    """Raise if both the data set and the sampler deal samples to ranks."""
-    if not holds_a_share(dataset):
-        return
-    second = dealer(sampler, ranks=distributed.current().world_size)
-    if second is not None:
-        raise PartitionError(
-            f"{type(dataset).__name__} holds this rank's share already, and {type(second).__name__} would split it "
-            "once more: leave the sampler out, or put it over the Manifest"
-        )
 
 
 def plan_tasks(run: BatchEpochPlan, seed: int, *, place: Any) -> Iterator[Task]:

@@ -1,89 +1,147 @@
 """Where each worker of a loader is, as far as its consumer has had its batches, in states of the user's own objects.
 
-    worker:    batch k  ->  Snapshots.take(...)  ->  Made.state     frozen right then, whatever is prefetched later
-    consumer:  WorkerStates.delivered(made)                         keeps the newest snapshot of each worker
-               WorkerStates.state()                                 snapshot + batches since it, for each worker
-    resume:    WorkerStates.load(state), .resume(worker)  ->  worker: reopen(...) or restore(...)
+    worker:    begin  ->  first snapshot; batch k  ->  Made.state    frozen right then, whatever is prefetched later
+    consumer:  WorkerStates.begun(worker, snapshot), .delivered(made)    keeps the newest snapshot of each worker
+               WorkerStates.state()                                  snapshot + batches since it, for each worker
+    resume:    WorkerStates.load(state), .resume(worker)  ->  the worker that it came from
 
-Invariant: a state is a snapshot and how many batches the *consumer* has had since it, pass by pass. Nothing is ever
-taken at the end of a stream: what an object does there is done again on resume, once, as it was done before.
+Invariants: a state is a snapshot and how many batches the *consumer* has had since it. Nothing is ever taken at the end
+of an iterator: what an object does there is done again on resume, once, as it was done before. Workers are never given
+the state of the trainer's copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, TypeGuard
 
 from penstock.errors import StateError
-from penstock.loader.snapshots import Frozen, Resume, Snapshots, capture, freeze, has_state, reopen, restore, thaw
+from penstock.loader.snapshots import Snapshot
 from penstock.loader.work import Made
 from penstock.plan.cursor import State, read_int
+from penstock.plan.user_states import Frozen, freeze, same_states, thaw
 
-__all__ = [
-    "Consumer",
-    "Frozen",
-    "LayoutError",
-    "Resume",
-    "Snapshots",
-    "Trail",
-    "WorkerStates",
-    "capture",
-    "has_state",
-    "reopen",
-    "restore",
-]
+__all__ = ["Consumer", "LayoutError", "WorkerState", "WorkerStates"]
 
 
 class LayoutError(StateError, AssertionError):
     """A state of so many workers, loaded into another number: AssertionError is what torchdata raises."""
 
 
-class Trail:
-    """Where something is: the newest snapshot, and how many batches have been had since, pass by pass: none, [2, 0] for
-    two in the pass of the snapshot, of which that is all, and none yet in the next.
+class WorkerState:
+    """Where one worker is: its newest snapshot, and what it was asked for since.
+
+    Args:
+        snapshot: of the user's objects; None if none has a state, or nothing was had.
+        since: of each iterator of the data set since the snapshot, how often it was asked for a batch. [2, 0] says that
+            the snapshot's iterator was asked twice, then left or found to be over, and that the next one was not asked
+            yet. Empty if none has begun.
+        failed: those questions that an error answered, counted over all of ``since``.
+        collate: snapshot after the batch that the consumer had last, where the data set has no state: then ``snapshot``
+            is that of the beginning of the iterator, whose batches are made again.
     """
 
-    def __init__(self, snapshot: Frozen | None = None, since: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot | None = None,
+        since: Iterable[int] = (),
+        failed: Iterable[int] = (),
+        collate: Snapshot | None = None,
+    ) -> None:
         self.snapshot = snapshot
         self.since = list(since)
+        self.failed = list(failed)
+        self.collate = collate
 
-    def step(self, snapshot: Frozen | None) -> None:
-        """One batch more, and the snapshot after it if one was taken."""
+    def copy(self) -> WorkerState:
+        """Return one that goes on by itself."""
+        return WorkerState(self.snapshot, self.since, self.failed, self.collate)
+
+    @property
+    def places(self) -> bool:
+        """Whether the snapshot says where a stream is."""
+        return self.snapshot is not None and self.snapshot.places
+
+    @property
+    def in_iterator(self) -> bool:
+        """Whether the state is known to be within an iterator, and not before the next one."""
+        return bool(self.since) and (self.since[-1] > 0 or len(self.since) == 1)
+
+    def begun(self, snapshot: Snapshot) -> None:
+        """Note the snapshot of an iterator that has begun and given nothing yet.
+
+        With an earlier iterator the snapshot of that, and the batches since, say more than one that is not exact yet.
+        """
+        if len(self.since) < 2 or snapshot.opens or not snapshot.places:
+            self.keep(snapshot)
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot, whatever was before."""
+        self.snapshot, self.since, self.failed, self.collate = snapshot, [0], [], None
+
+    def delivered(self, snapshot: Snapshot | None) -> None:
+        """Count one batch more, and keep the snapshot after it if one was taken."""
+        if snapshot is not None and snapshot.places:
+            self.keep(snapshot)
+            return
+        self._count()
         if snapshot is not None:
-            self.snapshot, self.since = snapshot, [0]
-        else:
-            self.since = self.after(1).since
+            self.collate = snapshot
 
-    def begin(self) -> None:
-        """A new pass. One of which nothing was had leaves no trace; without a state a pass owes nothing to the last."""
-        if self.snapshot is None:
-            self.since = []
-        elif self.since and (len(self.since) == 1 or self.since[-1]):
-            self.since.append(0)
+    def failed_once(self) -> None:
+        """Count an error in the place of a batch."""
+        self.failed.append(sum(self.since))
+        self._count()
 
-    def after(self, count: int) -> Trail:
-        """Another one, which has had so many batches more."""
+    def _count(self) -> None:
         since = self.since or [0]
-        return Trail(self.snapshot, [*since[:-1], since[-1] + count] if count else self.since)
+        self.since = [*since[:-1], since[-1] + 1]
+
+    def next_iterator(self, *, over: bool) -> None:
+        """Count an iterator more.
+
+        Args:
+            over: the one before was asked for a batch once more, and had none. False: it was left.
+        """
+        if self.snapshot is None or not self.snapshot.places:
+            # Nobody knows where the data set is, and it begins again.
+            self.snapshot, self.since, self.failed, self.collate = self.collate or self.snapshot, [], [], None
+        elif self.snapshot.owners == {"iterator"}:
+            # An iterator that is over leaves nothing behind.
+            self.snapshot, self.since, self.failed = None, [], []
+        else:
+            since = self.since or [0]
+            self.since = [*since[:-1], since[-1] + over, 0]
+
+    def leave(self) -> None:
+        """Count an iterator more, if the state is within one."""
+        if self.in_iterator:
+            self.next_iterator(over=False)
 
     def state(self) -> State:
-        """As part of a loader's state."""
-        head = {} if self.snapshot is None else {"snapshot": thaw(self.snapshot)}
-        return {**head, "since": list(self.since)}
+        """Return it as part of a loader's state."""
+        snapshots = {"snapshot": self.snapshot, "collate": self.collate}
+        state: State = {name: thaw(taken.states) for name, taken in snapshots.items() if taken is not None}
+        return {**state, "since": list(self.since), **({"failed": list(self.failed)} if self.failed else {})}
 
     @classmethod
-    def of(cls, state: Any, *, of: str) -> Trail:
-        """From a state.
+    def read(cls, state: Any, *, of: str) -> WorkerState:
+        """Return what `state` gave.
 
         Raises:
             StateError: it is damaged.
         """
-        since = state.get("since") if isinstance(state, Mapping) else None
-        snapshot = state.get("snapshot") if isinstance(state, Mapping) else None
-        counts = isinstance(since, list) and all(type(n) is int and n >= 0 for n in since)
-        if not counts or not isinstance(snapshot, Mapping | None):
+        state = state if isinstance(state, Mapping) else {}
+        since, failed = state.get("since"), state.get("failed", [])
+        taken = [state.get("snapshot"), state.get("collate")]
+        if not (_is_counts(since) and _is_counts(failed) and all(isinstance(one, Mapping | None) for one in taken)):
             raise StateError(f"the state of this {of} is damaged: resume from another one, or start anew without one")
-        return cls(None if snapshot is None else freeze(dict(snapshot)), cast(list[int], since))
+        snapshot, collate = (None if one is None else Snapshot.of(one) for one in taken)
+        return cls(snapshot, since, failed, collate)
+
+
+def _is_counts(numbers: Any) -> TypeGuard[list[int]]:
+    return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
 
 
 class WorkerStates:
@@ -92,23 +150,26 @@ class WorkerStates:
     Args:
         num_workers: 0 for inline, which is a worker with the number 0. A stream's share is the same for 0 and 1.
         stream: whether batches come from iterators that the workers hold, so that each worker's place matters.
-        initial: `capture` of the data set and collate function before anything began, without an iterator; or what
-            takes it, called when it is first needed, and where new workers get copies of them as they are then.
+        initial: takes the states of objects that live in the trainer's process, before anything began. None where
+            workers have copies of their own: nobody but them is asked, and one that nothing was had of begins as new.
 
-    ``next`` is the worker whose batch comes next, in a stream that is read in turn; a resumed pass asks all workers,
-    also those that had ended: they end again. ``number`` counts passes and loaded states.
+    ``next`` is the worker whose batch comes next, in a stream that is read in turn; a resumed epoch asks all workers,
+    also those that had ended: they end again. ``number`` counts runs and loaded states, and
+    ``resumes`` says that a state was loaded since the last run. ``base_seed`` is that of the
+    workers that outlive a run; None if it is the run's own.
     """
 
-    def __init__(
-        self, num_workers: int, *, stream: bool, initial: Frozen | Callable[[], Frozen | None] | None = None
-    ) -> None:
+    def __init__(self, num_workers: int, *, stream: bool, initial: Callable[[], Snapshot | None] | None = None) -> None:
         self.num_workers = num_workers
         self.stream = stream
         self.next = 0
-        self._source = self._initial = initial
-        self._known: list[Trail] | None = None
+        self.base_seed: int | None = None
+        self._initial = initial
+        self._known: list[WorkerState] | None = None
         self._loaded: Frozen | None = None
         self._resuming = False
+        self._between = True  # no run is under way
+        self.resumes = False
         self.number = 0
 
     @property
@@ -116,68 +177,113 @@ class WorkerStates:
         return max(1, self.num_workers)
 
     @property
-    def _trails(self) -> list[Trail]:
+    def _workers(self) -> list[WorkerState]:
         if self._known is None:
             self._known = self._untouched()
         return self._known
 
-    def _untouched(self) -> list[Trail]:
-        initial = self._initial = self._initial() if callable(self._initial) else self._initial
-        if initial is not None and self.stream and "dataset" not in thaw(initial):
-            initial = None  # a collate function does not say where a stream is
-        return [Trail(initial) for _ in range(self._count)]
+    def _untouched(self) -> list[WorkerState]:
+        initial = None if self._initial is None else self._initial()
+        return [WorkerState(initial) for _ in range(self._count)]
 
     def begin(self, *, fresh: bool) -> None:
-        """A pass begins, or the last one has ended (then the next call changes nothing more).
+        """Note that a run begins; one that is under way is left.
 
         Args:
-            fresh: with new workers, which have never seen anything; else with those of the last pass, or (inline)
+            fresh: with new workers, which have never seen anything; else with those of the last run, or (inline)
                 with the same objects.
         """
+        self._next_run(fresh=fresh, over=False)
+        self._between = False
+
+    def finish(self, *, fresh: bool) -> None:
+        """Note that a run is over: the consumer has had everything.
+
+        Args:
+            fresh: whether the next run has new workers.
+        """
+        self._next_run(fresh=fresh, over=True)
+        self._between = True
+
+    def _next_run(self, *, fresh: bool, over: bool) -> None:
         self.number += 1
-        self._resuming, self._loaded = self._loaded is not None, None
+        self.resumes, self._resuming, self._loaded = False, self._loaded is not None, None
         if self._resuming:
             return
         self.next = 0
         if fresh:
-            self._initial = self._source  # somebody may have told the data set of another epoch since
-            self._known = self._untouched()
-        for trail in self._trails:
-            trail.begin()
+            self._known = self.base_seed = None
+        elif not self._between and self.stream:
+            for worker in self._workers:
+                worker.next_iterator(over=over)
 
     def consumer(self) -> Consumer:
-        """For the iterator of the pass that has begun: it tells what it hands out, until another pass begins."""
+        """Return what the iterator of the run that has begun tells of what it hands out, until another run begins."""
         return Consumer(self, self.number)
 
+    def begun(self, worker: int, snapshot: Snapshot) -> None:
+        """Note the first snapshot of a worker, after which it has given nothing yet."""
+        if self.stream:
+            self._workers[worker].begun(snapshot)
+        else:
+            self._workers[worker].keep(snapshot)
+
     def delivered(self, made: Made) -> None:
-        """The consumer receives a batch."""
-        self._step(made.worker, made.state)
+        """Note that the consumer has a batch."""
+        worker = self._workers[made.worker]
+        if self.stream:
+            worker.delivered(made.state)
+        elif made.state is not None:
+            worker.keep(made.state)
+        self._turn(made.worker)
 
-    def failed(self, worker: int) -> None:
-        """The consumer receives an error in the place of a batch of this worker."""
-        self._step(worker, None)
+    def failed(self, worker: int, snapshot: Snapshot | None = None) -> None:
+        """Note that the consumer has an error in the place of a batch of this worker.
 
-    def _step(self, worker: int, snapshot: Frozen | None) -> None:
-        if not self.stream and snapshot is None:
-            return  # nothing to count: map-style batches belong to the sampler
-        self._trails[worker].step(snapshot)
-        self.next = (worker + 1) % self._count
+        Args:
+            worker: its number.
+            snapshot: right after the error. Batches of streams are made again instead, and fail again.
+        """
+        if self.stream:
+            self._workers[worker].failed_once()
+        elif snapshot is not None:
+            self._workers[worker].keep(snapshot)
+        self._turn(worker)
+
+    def _turn(self, worker: int) -> None:
+        # Where nobody has a state, any worker may make any batch of a map-style data set.
+        if self.stream or self._workers[worker].snapshot is not None:
+            self.next = (worker + 1) % self._count
 
     @property
     def dropped(self) -> int:
         """Batches that are made again and dropped on resume because nobody has a state; for a warning."""
-        return sum(sum(trail.since) for trail in self._trails if self.stream and trail.snapshot is None)
+        return sum(sum(worker.since) for worker in self._workers if self.stream and not worker.places)
 
-    def state(self) -> State | None:
-        """Deep copies, JSON-serialisable if the user's states are; None if there is nothing to say."""
-        if self._loaded is not None:
+    def leave(self) -> None:
+        """Let the run that begins now begin anew, whatever iterators workers were in as the loaded state says."""
+        self.next = 0
+        for worker in self._workers:
+            worker.leave()
+
+    def state(self, *, left: bool = False) -> State | None:
+        """Return deep copies, JSON-serialisable if the user's states are; None if there is nothing to say.
+
+        Args:
+            left: the next run begins anew, whatever iterators workers are in.
+        """
+        if self._loaded is not None and not left:
             return thaw(self._loaded)
-        if not self.stream and all(trail.snapshot is None for trail in self._trails):
+        if not self.stream and all(worker.snapshot is None for worker in self._workers):
             return None
-        workers = {str(number): trail.state() for number, trail in enumerate(self._trails)}
-        return {"num_workers": self.num_workers, "next": self.next, "workers": workers}
+        seed = {} if self.base_seed is None else {"base_seed": self.base_seed}
+        known = [worker.copy() for worker in self._workers]
+        for worker in known if left else ():
+            worker.leave()
+        workers = {str(number): worker.state() for number, worker in enumerate(known)}
+        return {"num_workers": self.num_workers, "next": 0 if left else self.next, **seed, "workers": workers}
 
-    def read(self, state: Mapping[str, Any] | None) -> tuple[list[Trail], int]:
+    def read(self, state: Mapping[str, Any] | None) -> tuple[list[WorkerState], int]:
         """Return where each worker is to go on, and which one comes next, as a state says; for `load`.
 
         Raises:
@@ -193,44 +299,64 @@ class WorkerStates:
         count = max(1, read_int(state, "num_workers", of=of))
         if not isinstance(entries, Mapping) or len(entries) != count or set(entries) != {str(n) for n in range(count)}:
             raise StateError(f"the state of this {of} is damaged: it needs the workers 0 to {count - 1}")
-        trails = [Trail.of(entries[str(number)], of=of) for number in range(count)]
+        if "base_seed" in state:
+            read_int(state, "base_seed", of=of, below=1 << 63)
+        workers = [WorkerState.read(entries[str(number)], of=of) for number in range(count)]
         following = read_int(state, "next", of=of)
         if count != self._count:
-            trails, following = self._deal(trails, count), 0
+            workers, following = self._for_other_number(workers, count), 0
         if following >= self._count:
             raise StateError(f"the state of this {of} is damaged: worker {following} of {self._count} comes next")
-        return trails, following
+        return workers, following
 
-    def load(self, state: Mapping[str, Any] | None, known: tuple[list[Trail], int] | None = None) -> None:
+    def load(self, state: Mapping[str, Any] | None, known: tuple[list[WorkerState], int] | None = None) -> None:
         """Go on from a state at the next `begin`; ``known`` is what `read` returned for it, if it was asked.
 
         Raises:
             StateError: what `read` raises; nothing has changed then.
         """
-        trails, following = self.read(state) if known is None else known
+        workers, following = self.read(state) if known is None else known
         self.number += 1
-        self._known, self.next = trails, following
+        self.resumes = True
+        self._known, self.next = workers, following
+        self.base_seed = None if state is None else state.get("base_seed")
         self._loaded = None if state is None else freeze(dict(state))
 
-    def _deal(self, trails: list[Trail], count: int) -> list[Trail]:
-        """For another number of workers: what is the same for all does not depend on it."""
-        first = trails[0]
-        untouched = not any(trail.since for trail in trails)
-        if (self.stream and not untouched) or not all(_same(trail.snapshot, first.snapshot) for trail in trails):
+    def follow(self, other: WorkerStates) -> None:
+        """Go on from the state that was loaded into other ones since their last run, if there was one.
+
+        Args:
+            other: of the same data set, maybe with another number of workers.
+
+        Raises:
+            LayoutError: the state does not fit the workers here.
+        """
+        if other.resumes:
+            self.load(None if other._loaded is None else thaw(other._loaded))
+
+    def _for_other_number(self, workers: list[WorkerState], count: int) -> list[WorkerState]:
+        """Return the states for another number of workers: what is the same for all does not depend on it."""
+        if self.stream and not any(worker.since for worker in workers):
+            # Nothing was had: they begin as new, if their objects are not the trainer's.
+            snapshot = None if self._initial is None else workers[0].snapshot
+            return [WorkerState(snapshot) for _ in range(self._count)]
+        # Generators are seeded by the number of the worker.
+        first, *others = (None if one.snapshot is None else one.snapshot.without_generators() for one in workers)
+        if self.stream or not all(_same(one, first) for one in others):
             raise LayoutError(
                 f"this state is of {count} workers and the loader has {self._count}: the data set is dealt to workers "
                 "and each has a state of its own. Resume with the same num_workers"
             )
-        return [Trail(first.snapshot) for _ in range(self._count)]
+        return [WorkerState(first) for _ in range(self._count)]
 
-    def resume(self, worker: int) -> Resume | None:
-        """For `reopen` or `restore` in a worker, picklable; None for one that begins as it is: in a pass that was not
+    def resume(self, worker: int) -> WorkerState | None:
+        """Return what a worker is to go on from, picklable; None for one that begins as it is: in a run that was not
         loaded all do.
         """
-        trail = self._trails[worker]
-        if not (self._resuming or self._loaded is not None) or (trail.snapshot is None and not trail.since):
+        known = self._workers[worker]
+        if not (self._resuming or self._loaded is not None) or (known.snapshot is None and not known.since):
             return None
-        return Resume(trail.snapshot, list(trail.since))
+        return known.copy()
 
 
 class Consumer:
@@ -240,21 +366,25 @@ class Consumer:
         self._states = states
         self._number = number
 
+    def begun(self, first: dict[int, Snapshot]) -> None:
+        """Note the first snapshots of workers, by their numbers, once."""
+        while first:
+            worker, snapshot = first.popitem()
+            if self._states.number == self._number:
+                self._states.begun(worker, snapshot)
+
     def delivered(self, made: Made) -> None:
-        """The consumer receives a batch."""
+        """Note that the consumer has a batch."""
         if (made.state is not None or self._states.stream) and self._states.number == self._number:
             self._states.delivered(made)
 
-    def failed(self, worker: int) -> None:
-        """The consumer receives an error in the place of a batch of this worker."""
+    def failed(self, worker: int, snapshot: Snapshot | None) -> None:
+        """Note that the consumer has an error in the place of a batch of this worker."""
         if self._states.number == self._number:
-            self._states.failed(worker)
+            self._states.failed(worker, snapshot)
 
 
-def _same(one: Frozen | None, other: Frozen | None) -> bool:
-    if one is None or other is None or one == other:
-        return one is other or one == other
-    try:
-        return bool(thaw(one) == thaw(other))
-    except Exception:  # tensors and arrays compare by element
-        return False
+def _same(one: Snapshot | None, other: Snapshot | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one == other or same_states(thaw(one.states), thaw(other.states))

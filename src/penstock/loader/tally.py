@@ -6,9 +6,10 @@ there are workers. Pauses of the program (validation, a checkpoint) count for no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from penstock.loader.config import LoaderConfig
 from penstock.loader.work import Work
 from penstock.wording import counted
 
@@ -31,6 +32,10 @@ class Setting:
 
     executor: str
     workers: int
+
+    def of(self, config: LoaderConfig) -> LoaderConfig:
+        """Return the config with this executor and number of workers."""
+        return replace(config, executor=self.executor, num_workers=self.workers)
 
     @property
     def arguments(self) -> str:

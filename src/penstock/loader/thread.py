@@ -29,9 +29,11 @@ from penstock.loader.arena import Shared, collating_into
 from penstock.loader.delivery import CLOSED, timed_out
 from penstock.loader.fetch import Maker
 from penstock.loader.pool import Failure, ThreadPool, thread_number
+from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
 from penstock.loader.work import Made, Task, Work
 from penstock.loader.workerinfo import worker_scope
+from penstock.plan.opening import Told
 
 __all__ = ["ThreadBatches", "ThreadPool"]
 
@@ -39,25 +41,40 @@ __all__ = ["ThreadBatches", "ThreadPool"]
 class _Lane:
     """What a thread makes batches with; a stream begins in its own thread."""
 
-    def __init__(self, maker: Maker, epoch: int | None, *, begun: bool) -> None:
+    def __init__(self, maker: Maker, epoch: Told, *, begun: bool) -> None:
         self.maker = maker
         self.active = True  # for the consumer: whether more can come
         self.waiting = 0  # batches begun
         self.broken = False  # never began: its error is told once
+        self.first: Snapshot | None = None  # the snapshot right after the beginning
+        self.begun = threading.Event()
+        self._error: BaseException | None = None
         self._epoch = epoch
-        self._begun = begun
+        if begun:
+            self.begun.set()
+
+    def begin(self, info: Any, failures: dict[int, Failure], failure: Failure | None) -> None:
+        """Begin the stream; what goes wrong is raised in the place of its first batch."""
+        failure = failure or failures.get(thread_number())
+        try:
+            if failure is not None:
+                raise failure[0].with_traceback(failure[1])
+            with worker_scope(info):
+                self.first = self.maker.begin(self._epoch)
+        except BaseException as error:
+            self.broken, self._error = True, error
+        finally:
+            self.begun.set()
 
     def make(self, task: Task, work: Work, failure: Failure | None) -> Any:
-        if failure is not None:
-            self.broken = True
-            raise failure[0].with_traceback(failure[1])
-        if not self._begun:
-            self._begun = True
+        error, self._error = self._error, None
+        if error is not None:
             try:
-                self.maker.begin(self._epoch)
-            except BaseException:
-                self.broken = True
-                raise
+                raise error
+            finally:
+                del error  # its traceback holds this frame
+        if failure is not None:
+            raise failure[0].with_traceback(failure[1])
         return self.maker(task, work)
 
 
@@ -88,7 +105,7 @@ class _Batch:
         self._left = chunks
         self._lock = threading.Lock()
         self._batch: Any = None
-        self._state: Any = None
+        self.state: Snapshot | None = None
         self._cancelled = False
 
     def submit_to(self, pool: ThreadPool) -> None:
@@ -133,8 +150,13 @@ class _Batch:
                         work.add(other)
                     maker: Any = self.lane.maker
                     self._batch = maker.collate([sample for part in self._parts for sample in part], self.task, work)
-                self._state = self.lane.maker.state_dict()
+                self.state = self.lane.maker.state_dict()
             except BaseException as error:  # as above
+                self._errors[0] = error
+        if self._errors and not self.ended:
+            try:
+                self.state = self.lane.maker.state_after_error()
+            except BaseException as error:
                 self._errors[0] = error
         self._parts.clear()
         del self._memory
@@ -161,7 +183,7 @@ class _Batch:
                 raise errors[min(errors)]
             finally:
                 del errors  # the error's traceback holds this frame
-        return Made(self._batch, self._works[0], number, self.worker, self._state)
+        return Made(self._batch, self._works[0], number, self.worker, self.state)
 
 
 class ThreadBatches:
@@ -184,6 +206,8 @@ class ThreadBatches:
         number: of the batch that was last returned or raised, in the order of the tasks; of a stream's batch, how many
             were returned or raised before.
         worker: that it came from.
+        first_states: snapshots right after the beginning, by worker; of streams complete once a batch is handed out.
+        failed_state: snapshot right after the batch that was raised last.
 
     `close` and `end` may be called from any thread, also while another one waits for a batch, which then gets
     StopIteration or a `WorkerError`.
@@ -198,7 +222,7 @@ class ThreadBatches:
         depth: int,
         timeout: float,
         in_order: bool,
-        epoch: int | None = None,
+        epoch: Told = None,
         max_bytes: int | None = None,
         first: int = 0,
     ) -> None:
@@ -213,16 +237,22 @@ class ThreadBatches:
         self._timeout = timeout or None
         self._in_order = in_order
         self._stream = isinstance(maker, Sequence)
+        self.first_states: dict[int, Snapshot] = {}
+        self._waits_for_begun = self._stream
         if isinstance(maker, Sequence):
             self._lanes = [_Lane(one, epoch, begun=False) for one in maker]
+            for number, lane in enumerate(self._lanes):
+                pool.submit(partial(lane.begin, pool.infos[number], pool.failures), number)
         else:
-            maker.begin(epoch)
+            snapshot = maker.begin(epoch)
+            self.first_states = {} if snapshot is None else {0: snapshot}
             self._lanes = [_Lane(maker, epoch, begun=True) for _ in range(pool.count if pool.lanes else 1)]
         self._turn = first
         self._planned = 0
         self._broken: Exception | None = None
         self._ended = False
         self.number, self.worker = -1, 0
+        self.failed_state: Snapshot | None = None
         self._fill()
 
     def __iter__(self) -> ThreadBatches:
@@ -246,6 +276,7 @@ class ThreadBatches:
         self.number = self.number + 1 if self._stream else batch.number
         self.worker = batch.worker
         self._fill()
+        self.failed_state = batch.state
         made = batch.result(self.number)
         if self._max_bytes is not None:
             self._largest = max(self._largest, size_of(made.batch))
@@ -266,6 +297,8 @@ class ThreadBatches:
         self._tasks, self._broken = iter(()), None
         begun = list(self._begun)
         self._begun.clear()
+        for lane in self._lanes:
+            lane.begun.set()
         for batch in begun:
             batch.cancel()
         self._ready.put(None)
@@ -298,11 +331,24 @@ class ThreadBatches:
         except ValueError:  # closed meanwhile
             if not self._ended:
                 raise StopIteration from None
+        if not self._ended and self._waits_for_begun and batch is not None:
+            self._note_first_states(batch.lane)
         if self._ended:  # the batch was cancelled, or given to threads that had ended
             raise WorkerError(CLOSED)
         assert batch is not None
         batch.lane.waiting -= 1
         return batch
+
+    def _note_first_states(self, lane: _Lane) -> None:
+        """Note the first snapshots of all lanes if one with a state is handed out: a state has to say where those are
+        that nothing was had of.
+        """
+        self._waits_for_begun = False
+        if lane.first is not None:
+            for other in self._lanes:
+                other.begun.wait(self._timeout)
+            firsts = enumerate(other.first for other in self._lanes)
+            self.first_states = {number: first for number, first in firsts if first is not None}
 
     def _late(self) -> RuntimeError:
         error = RuntimeError(timed_out(self._timeout))

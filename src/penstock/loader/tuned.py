@@ -22,6 +22,7 @@ from penstock.loader.engine import Engine, Run
 from penstock.loader.fetch import Maker
 from penstock.loader.ladder import Ladder
 from penstock.loader.memory import available_memory, private_memory
+from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
 from penstock.loader.tally import Measured, Setting, Tally
 from penstock.loader.work import Made, Task
@@ -102,7 +103,7 @@ class TunedBatches:
         run = self._run._replace(tasks=self._view, maker=segment.maker)
         self._tally: Tally | None = None
         if not self._ladder.decided:
-            self._tally = self._ladder.tally(segment.engine.how.depth, perf_counter())
+            self._tally = self._ladder.tally(segment.engine.config.depth, perf_counter())
         self._batches: Batches = segment.engine.start(run)
 
     # What an executor is.
@@ -122,6 +123,16 @@ class TunedBatches:
     def depth(self) -> int:
         """Batches that may be begun at the moment."""
         return self._batches.depth
+
+    @property
+    def first_states(self) -> dict[int, Snapshot]:
+        """None: nobody has a state of its own."""
+        return {}
+
+    @property
+    def failed_state(self) -> None:
+        """None, for the same reason."""
+        return None
 
     def ready(self) -> int:
         """Batches that are made and not handed out."""
@@ -196,19 +207,19 @@ class TunedBatches:
         if left is not None and left <= max(2, segment.setting.workers):
             return  # not worth other workers: they begin the next pass
         self._view.stopped = True
-        if segment.engine.how.name == "process":
+        if segment.engine.config.kind == "process":
             # While this segment's last batches are made. Not beside threads: a fork could lose one that holds a lock.
             self._prepare()
 
     def _room(self, nbytes: int) -> int | None:
         """Workers like these that there is memory for, if they may have half of it, beside those that there are."""
-        free, how = available_memory(), self._segment.engine.how
-        if free is None or how.name == "inline":
+        free, config = available_memory(), self._segment.engine.config
+        if free is None or config.kind == "inline":
             return self._ladder.most
-        pids = [worker.pid for worker in self._batches._workers] if how.name == "process" else []  # type: ignore[attr-defined]
+        pids = [worker.pid for worker in self._batches._workers] if config.kind == "process" else []  # type: ignore[attr-defined]
         each = private_memory(pids[0]) * len(pids) if pids else 0
         count = self._segment.setting.workers
-        return count + int(free / 2 / (max(1, each + how.depth * nbytes) / count))
+        return count + int(free / 2 / (max(1, each + config.depth * nbytes) / count))
 
     def _prepare(self) -> None:
         """Have the workers of the next segment; of one that can be had."""

@@ -32,6 +32,8 @@ from penstock.loader.pool import thread_number
 from penstock.loader.remote import describe
 from penstock.loader.ring import Region
 from penstock.loader.rows import Layout, flatten
+from penstock.loader.snapshots import Snapshot
+from penstock.loader.stateful import WorkerState
 from penstock.loader.stream import StreamFetch
 from penstock.loader.thread import ThreadPool
 from penstock.loader.work import Task, Work
@@ -164,17 +166,23 @@ class _Worker:
         self._layout = layout
         self._columns = {}
 
-    def _begin(self, epoch: int | None, state: Any) -> None:
-        """A pass begins. What goes wrong is the answer to its first task."""
-        self._broken = self.unusable
-        if self._broken is not None:
+    def _begin(self, run: int, epoch: int | None, state: WorkerState | None) -> None:
+        """Begin a run, and send the first snapshot. What goes wrong is the answer to its first task."""
+        self._broken, first = self.unusable, None
+        if self._broken is None:
+            try:
+                if state is not None:
+                    self._maker.load_state_dict(state)
+                first = self._maker.begin(epoch)
+            except Exception as error:
+                self._broken = error
+        if not self._maker.tells_states:
             return
         try:
-            if state is not None:
-                self._maker.load_state_dict(state)
-            self._maker.begin(epoch)
-        except Exception as error:
+            self._send("begun", run, 0, 0, first, Work())
+        except Exception as error:  # a state that cannot be pickled
             self._broken = error
+            self._send("begun", run, 0, 0, None, Work())
 
     def _group(self, messages: list[tuple[Any, ...]]) -> None:
         """Several batches that are little work: the answers go together, too."""
@@ -228,7 +236,7 @@ class _Worker:
             packed = pack(batch, slot)
             self._send("batch", run, number, 0, (packed.data, packed.table, self._maker.state_dict()), work, packed)
         except Exception as error:
-            self._send("error", run, number, 0, describe(error, self._where), work)
+            self._send("error", run, number, 0, self._told(error), work)
 
     def _part(self, run: int, number: int, address: Any, chunk: _Chunk, task: Task) -> None:
         work, (part, begin, end, _) = Work(), chunk
@@ -239,7 +247,7 @@ class _Worker:
             with collating_into(rows):  # some write there at once
                 samples = self._maker.samples(task, work)  # type: ignore[attr-defined]
         except Exception as error:
-            self._send("error", run, number, part, describe(error, self._where), work)
+            self._send("error", run, number, part, (describe(error, self._where), None), work)
             return
         packed, texts = None, None
         with contextlib.suppress(Exception):  # what does not collate may do so as a whole, or fails there as it should
@@ -290,7 +298,7 @@ class _Worker:
             self._send("end", run, number, part, None, work)
             return False
         if self._broken is not None:
-            self._send("error", run, number, part, describe(self._broken, self._where), work)
+            self._send("error", run, number, part, (describe(self._broken, self._where), None), work)
             if isinstance(self._maker, StreamFetch):
                 self._broken = _TOLD
             return False
@@ -304,6 +312,13 @@ class _Worker:
             self._regions.clear()  # the consumer has turned to a larger one
             region = self._regions[begin] = Region(self._setup.file.fd, begin, size)
         return region.memory[offset : offset + capacity]
+
+    def _told(self, error: Exception) -> tuple[Any, Snapshot | None]:
+        """Return an error as it is sent, and a snapshot right after it. If that fails, too, its error tells of both."""
+        try:
+            return describe(error, self._where), self._maker.state_after_error()
+        except Exception as another:
+            return describe(another, self._where), None
 
     @property
     def _where(self) -> str:

@@ -31,6 +31,7 @@ from penstock.manifest.options import Blank, Columns, Header, make_options
 from penstock.manifest.record import Record, make_record
 from penstock.manifest.sources import Source, as_root, as_storage, expand, local_folder
 from penstock.storage import is_remote
+from penstock.storage.urls import listed
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Manifest:
         header: Header = "auto",
         blank: Blank = "skip",
         comment: str | None = None,
+        classes: Sequence[str] | None = None,
         progress: bool | None = None,
         storage: Storage | None = None,
     ) -> Manifest:
@@ -98,6 +100,7 @@ class Manifest:
             header: whether a CSV file has one; "auto" looks for the name of the path column.
             blank: "skip" blank lines, or "error".
             comment: the beginning of lines to skip, such as "#".
+            classes: the names of the classes that labels stand for: label i is ``classes[i]``.
             progress: show a bar while downloading and indexing: True, False, or None for large files on a terminal.
             storage: how remote addresses are reached (options, deadlines, cache); see `penstock.storage.Storage`.
 
@@ -123,6 +126,7 @@ class Manifest:
             "header": header,
             "blank": blank,
             "comment": comment,
+            "classes": None if classes is None else _class_names(classes),
             "storage": storage,
         }
         parts: list[Part] = []
@@ -185,6 +189,12 @@ class Manifest:
         return storage
 
     @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes that labels stand for, as they were given; None if nobody said them."""
+        names = self._reopen.get("classes")
+        return None if names is None else list(names)
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """The open sources, for tools that look closer than a table allows."""
         return self._parts
@@ -212,7 +222,14 @@ class Manifest:
         Raises:
             ManifestError: a view, rows outside ``[0, len]``, or rows that end within a Parquet or Arrow file.
         """
-        return self.fingerprint if rows == len(self) else self.prefix_fingerprints(rows)[0]
+        if rows == len(self):
+            return self.fingerprint
+        found = self.prefix_fingerprints(rows)
+        if not found:
+            raise ManifestError(
+                f"{self!r} never ended after {counted(rows, 'row')}: only files of text are appended to"
+            )
+        return found[0]
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
         """Whether a manifest with this fingerprint and so many rows has since grown to be this one.
@@ -224,9 +241,13 @@ class Manifest:
         return 0 <= rows <= len(self) and fingerprint in self.prefix_fingerprints(rows)
 
     def prefix_fingerprints(self, rows: int) -> list[str]:
-        """All fingerprints that this manifest may have had with its first ``rows`` rows alone, the likeliest first.
+        """Return all fingerprints that this manifest may have had with its first ``rows`` rows alone, the likeliest
+        first; none if those end within a Parquet or Arrow file.
 
-        Reads the file up to that row. Raises what `prefix_fingerprint` does.
+        Reads the file up to that row.
+
+        Raises:
+            ManifestError: a view, or rows outside ``[0, len]``.
         """
         if self._range != self._whole:
             raise ManifestError("a view has no prefix; ask the whole manifest")
@@ -426,9 +447,7 @@ class Manifest:
         return _reopen, (self._reopen, [part.fingerprint for part in self._parts], view)
 
     def __repr__(self) -> str:
-        names = self._reopen["source"]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"<Manifest of {counted(len(self), 'row')}: {', '.join(self.columns)}; {names[0]}{more}>"
+        return f"<Manifest of {counted(len(self), 'row')}: {', '.join(self.columns)}; {listed(self._reopen['source'])}>"
 
 
 def _reopen(arguments: dict[str, Any], fingerprints: list[str], view: range | None) -> Manifest:
@@ -437,6 +456,12 @@ def _reopen(arguments: dict[str, Any], fingerprints: list[str], view: range | No
         if part.fingerprint != expected:
             raise ManifestChangedError(f"{part.path} is no longer the file that the manifest was opened on")
     return manifest if view is None else Manifest(manifest._parts, manifest._root, manifest._reopen, view)
+
+
+def _class_names(classes: Sequence[str]) -> list[str]:
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise ConfigError(f"classes= takes a list of names, got {classes!r}")
+    return list(classes)
 
 
 def _describe(part: Part) -> str:

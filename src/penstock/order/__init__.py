@@ -1,8 +1,8 @@
 """The order of samples, and who gets which: pure functions of a few integers, without torch.
 
-* `hashing`: 64-bit keys from ``(seed, epoch, stream)``.
 * `permutation`: a keyed bijection on ``[0, n)`` in constant memory.
 * `shuffle`: ``global``, ``block`` and ``none``, built on it.
+* `mixture`: which source of a mixture stands at a position, built on `digits`, a permutation that counts.
 * `partition`: which positions of an epoch belong to a rank and a mini-epoch.
 
 Invariant: an order knows nothing of ranks and workers, a partition knows nothing of the order. So a job may stop on 8
@@ -11,7 +11,7 @@ ranks and go on with 6, and the number of workers never shows in the data.
 
 from __future__ import annotations
 
-from penstock.order.hashing import derive_key
+from penstock.hashing import derive_key
 from penstock.order.partition import Partition
 from penstock.order.permutation import ORDER_VERSION, Permutation
 from penstock.order.shuffle import SHUFFLES, BlockShuffle, Order, make_order

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import OrderError
+from penstock.hashing import MASK64, mix, mix_array
 from penstock.order.feistel import ROUNDS, Feistel, Indices
-from penstock.order.hashing import MASK64, mix, mix_array
 
 __all__ = ["MAX_N", "ORDER_VERSION", "TABLE_LIMIT", "Indices", "Inverse", "Permutation", "normalise"]
 
@@ -31,6 +31,7 @@ ORDER_VERSION = 1
 
 MAX_N = 1 << 62
 TABLE_LIMIT = 4096
+_TABLES = 1024  # kept at most, 16 KiB each: for a mixture of as many small sources
 _BLOCK = 32768  # indices worked on at once: large enough to hide NumPy's call overhead, small enough for the L2 cache
 _MASK32 = 0xFFFFFFFF
 
@@ -129,7 +130,7 @@ class Permutation:
             return i
         indices = normalise(index, self.n)
         if self.n <= TABLE_LIMIT:
-            return _tables(self.n, self.key)[table][indices]
+            return _tables(self.n, self.key)[table][indices].astype(np.int64)
         walk = self._network.decrypt if table else self._encrypt(indices.size)
         flat = indices.reshape(-1).view(np.uint64)
         for begin in range(0, flat.size, _BLOCK):
@@ -171,16 +172,16 @@ class Inverse:
         return self._locate(index)
 
 
-@lru_cache(maxsize=64)
-def _tables(n: int, key: int) -> tuple[Indices, Indices]:
+@lru_cache(maxsize=_TABLES)
+def _tables(n: int, key: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
     """Fisher-Yates with keyed draws: ``(permutation, inverse)``."""
     draws = mix_array(mix(key, n), np.arange(n, dtype=np.uint64)).tolist()
     order = list(range(n))
     for i in range(n - 1, 0, -1):
         j = (draws[i] * (i + 1)) >> 64
         order[i], order[j] = order[j], order[i]
-    forward = np.array(order, dtype=np.int64)
+    forward = np.array(order, dtype=np.int16)
     inverse = np.empty_like(forward)
-    inverse[forward] = np.arange(n, dtype=np.int64)
+    inverse[forward] = np.arange(n, dtype=np.int16)
     forward.flags.writeable = inverse.flags.writeable = False
     return forward, inverse

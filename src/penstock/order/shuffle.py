@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import OrderError
-from penstock.order.hashing import derive_key, mix
+from penstock.hashing import derive_key, mix
 from penstock.order.permutation import Indices, Inverse, Permutation, normalise
 
 __all__ = [

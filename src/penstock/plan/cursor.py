@@ -7,11 +7,12 @@ another layout is a `StateError` that names every difference.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from penstock.errors import StateError
+from penstock.errors import ConfigError, PenstockError, StateError
 from penstock.wording import counted
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Cursor",
     "State",
     "check_state",
+    "checked_epoch",
     "read_int",
     "read_ints",
     "read_mapping",
@@ -145,6 +147,23 @@ def _check_version(found: Any, known: int | None, what: str, of: str) -> None:
     )
 
 
+def checked_epoch(epoch: Any, error: type[PenstockError] = ConfigError) -> int:
+    """Return the number of an epoch as an int.
+
+    Raises:
+        error: it is no integer, negative, or more than a state may hold.
+    """
+    try:
+        number = operator.index(epoch)
+    except TypeError:
+        raise error(f"epoch must be an integer of 0 or more, got {epoch!r}") from None
+    if number < 0:
+        raise error(f"epoch must be 0 or more, got {number}")
+    if number >= _ABOVE:
+        raise error(f"epoch must be below 2**62, as in states, got {number}")
+    return number
+
+
 def read_int(state: Mapping[str, Any], name: str, *, of: str, below: int = _ABOVE) -> int:
     """Return an integer of 0 or more, and less than ``below``, from a state.
 
@@ -175,5 +194,8 @@ def read_mapping(state: Mapping[str, Any], name: str, *, of: str) -> Mapping[str
     """Return the state of something inside from a state; StateError if it is missing or no dict."""
     value = state.get(name)
     if not isinstance(value, Mapping):
-        raise StateError(f"the state of this {of} needs a dict {name!r}, got {value!r}")
+        raise StateError(
+            f"the state of this {of} needs a dict {name!r}, got {value!r}: it is of other data, or damaged. Resume "
+            "with the same data and options, or start anew without the state"
+        )
     return value

@@ -9,17 +9,30 @@ Invariant: readers of one plan know nothing of each other. Each hears every wish
 from __future__ import annotations
 
 import abc
-import operator
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.errors import SamplerError
-from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import BatchEpochPlan, EpochPlan
+from penstock.plan.cursor import Cursor, checked_epoch
 
-__all__ = ["Plan", "PlanReader", "Wish", "checked_epoch"]
+__all__ = ["Plan", "PlanReader", "Wish"]
 
-E = TypeVar("E", bound=EpochPlan | BatchEpochPlan)
+
+class OneEpoch(Protocol):
+    """One epoch of a plan, or the rest of one."""
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch it is."""
+
+    def cursor(self, count: int) -> Cursor:
+        """Return where its consumer is behind so many units."""
+
+    def exhaust(self) -> None:
+        """Give nothing more."""
+
+
+E = TypeVar("E", bound=OneEpoch)
 
 
 class Wish(NamedTuple):
@@ -183,9 +196,9 @@ class PlanReader(Generic[E]):
         """Choose the epoch of the next run. The epoch of a state just loaded keeps its position.
 
         Raises:
-            SamplerError: a negative epoch.
+            SamplerError: no integer, a negative epoch, or one of 2**62 or more.
         """
-        epoch = checked_epoch(epoch)
+        epoch = checked_epoch(epoch, SamplerError)
         self._listen()
         if self._next is not None and self._loaded and self._next.epoch == epoch:
             return
@@ -296,21 +309,6 @@ class PlanReader(Generic[E]):
 
     def _choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
         self._next, self._loaded, self._attached, self._wished = cursor, loaded, False, False
-
-
-def checked_epoch(epoch: Any) -> int:
-    """Return the number of an epoch as an int.
-
-    Raises:
-        SamplerError: it is no integer, or negative.
-    """
-    try:
-        number = operator.index(epoch)
-    except TypeError:
-        raise SamplerError(f"epoch must be an integer of 0 or more, got {epoch!r}") from None
-    if number < 0:
-        raise SamplerError(f"epoch must be 0 or more, got {epoch}")
-    return number
 
 
 _NOTHING = "nothing"

@@ -7,12 +7,13 @@ nothing changes it afterwards, tensors included.
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from typing import Any
 
 from penstock.plan.reader import Plan
 
-__all__ = ["Frozen", "freeze", "has_state", "states_of", "thaw"]
+__all__ = ["Frozen", "freeze", "has_state", "same_states", "states_of", "thaw"]
 
 Frozen = bytes | dict[str, Any]
 """States that nothing changes any more: pickled; a deep copy where they hold what cannot be pickled."""
@@ -54,3 +55,11 @@ def states_of(**items: Any) -> dict[str, Any]:
             if state is not None:  # such as Hugging Face's before the first iteration
                 states[name] = state
     return states
+
+
+def same_states(one: Any, other: Any) -> bool:
+    """Return whether two states are equal. One may have travelled as JSON, which makes lists of tuples."""
+    try:
+        return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    except (TypeError, ValueError):  # tensors and arrays
+        return freeze({"state": one}) == freeze({"state": other})

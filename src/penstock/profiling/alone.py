@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from penstock.datasets import ImageDataset
-from penstock.datasets.share_dataset import ShareDataset
+from penstock.datasets.source_dataset import SourceDataset
 from penstock.loader.fetch import Maker
 from penstock.loader.probe import Probe, make
 from penstock.loader.work import Task, Work
@@ -143,7 +143,7 @@ def drop_from_page_cache(probe: Probe, tasks: Iterable[Task]) -> int:
 
 def _files(samples: Any, tasks: Iterable[Task]) -> Iterator[str]:
     source = samples.source if isinstance(samples, ImageDataset) else samples
-    manifest = source.manifest if isinstance(source, ShareDataset) else source
+    manifest = source.source if isinstance(source, SourceDataset) else source
     if not isinstance(manifest, Manifest):  # shards, a server, a data set of the user's
         return
     for task in tasks:

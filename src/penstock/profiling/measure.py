@@ -12,10 +12,9 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from penstock.errors import ConfigError
+from penstock.loader.config import EXECUTORS, LoaderConfig
 from penstock.loader.cores import cores, ticks
-from penstock.loader.engine import How
 from penstock.loader.ladder import worker_counts
-from penstock.loader.options import EXECUTORS
 from penstock.loader.probe import Probe, as_ours, kept_generators
 from penstock.loader.work import Task
 from penstock.profiling.advice import choose, judge, restated, storage_matters
@@ -123,7 +122,7 @@ class _Session:
         step = (self.step or 0.0) * self.size / self.probe.batch_size  # of what is measured as a batch
         rehearsal = rehearse(*(self.probe, chosen.setting, tasks, _REHEARSAL * self.seconds), step=step, cached=cached)
         self._done(_REHEARSAL)
-        given = _setting_of(self.probe.given)
+        given = _setting_of(self.probe.config)
         verdict = judge(
             *(stages, chosen),
             batch_size=self.probe.batch_size,
@@ -176,7 +175,7 @@ class _Session:
                 if executor == "process" and count == 1 and "auto" in self.executors:
                     continue  # one process with one thread, either way
                 settings.append(Setting(executor, count))
-        given = _setting_of(self.probe.given)
+        given = _setting_of(self.probe.config)
         if given not in settings and given.executor != "ray":
             settings.append(given)
         share = _TRIALS / len(settings)
@@ -248,8 +247,8 @@ class _Load:
         return max(0.0, busy - (time.process_time() - self._mine) / passed)
 
 
-def _setting_of(how: How) -> Setting:
-    """What a loader has, as its arguments would say it."""
-    if how.name == "process" and how.workers == 1 and how.threads > 1:
-        return Setting("auto", how.threads)
-    return Setting(how.name, how.workers)
+def _setting_of(config: LoaderConfig) -> Setting:
+    """Return what a loader has, as its arguments would say it."""
+    if config.kind == "process" and config.workers == 1 and config.threads > 1:
+        return Setting("auto", config.threads)
+    return Setting(config.kind, config.workers)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import OrderError
-from penstock.order.hashing import mix, mix_array
+from penstock.hashing import mix, mix_array
 from penstock.order.permutation import Indices, Inverse, Permutation, normalise
 
 __all__ = ["ShuffleBuffer"]

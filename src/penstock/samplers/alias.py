@@ -23,7 +23,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.errors import ManifestIOError, SamplerError
-from penstock.order.hashing import mix_array
+from penstock.hashing import mix_array
 from penstock.order.permutation import Indices, normalise
 from penstock.samplers.draws import scale
 from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, write_atomically

@@ -17,11 +17,12 @@ from typing import Any, Generic, TypeVar
 
 from torch.utils.data import Sampler
 
+from penstock.errors import SamplerError
 from penstock.order.permutation import MAX_N
-from penstock.plan.cursor import Cursor, State
+from penstock.plan.cursor import Cursor, State, checked_epoch
 from penstock.plan.epoch import BatchEpochPlan, CountedIterable, EpochPlan, length_of
 from penstock.plan.iteration import IndexIterator
-from penstock.plan.reader import Plan, PlanReader, Wish, checked_epoch
+from penstock.plan.reader import Plan, PlanReader, Wish
 
 __all__ = ["EpochBatchSampler", "EpochSampler", "PlanSampler"]
 
@@ -63,9 +64,9 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         The epoch of a state just loaded keeps its position.
 
         Raises:
-            SamplerError: a negative epoch.
+            SamplerError: no integer, a negative epoch, or one of 2**62 or more.
         """
-        epoch, wish = checked_epoch(epoch), self.wish()
+        epoch, wish = checked_epoch(epoch, SamplerError), self.wish()
         self._times_set += 1
         self._shown = epoch
         if not (wish.loaded and wish.cursor.epoch == epoch):

@@ -11,11 +11,12 @@ import torch.utils.data
 
 from penstock import distributed
 from penstock.errors import PartitionError
+from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, Order, Partition, make_order
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.samplers.base import EpochSampler
-from penstock.samplers.identity import data_identity
+from penstock.samplers.identity import data_identity, holds_a_share
 from penstock.samplers.orders import TorchOrder, block_options, order_kind
 
 __all__ = ["DistributedSampler"]
@@ -81,7 +82,7 @@ class DistributedSampler(EpochSampler, _Torch):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        if getattr(dataset, "splits_by_rank", False):
+        if holds_a_share(dataset):
             raise PartitionError(
                 f"a {type(dataset).__name__} is already one rank's share, and a DistributedSampler would split it "
                 "again: leave the sampler out, or put it over the Manifest"
@@ -93,13 +94,14 @@ class DistributedSampler(EpochSampler, _Torch):
         )
         self.dataset = dataset
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = checked_seed(seed)
         self.remainder = remainder or ("drop" if drop_last else "pad")
         self.drop_last = self.remainder == "drop"
         self._kind = order_kind(shuffle)
         self.block_size, self.window = block_size, window
         self._block = block_options(self._kind, block_size, window)
-        Partition(len(dataset), remainder=self.remainder)  # an unknown remainder is refused here
+        # An unknown remainder is refused here, not at the first sample.
+        Partition(len(dataset), remainder=self.remainder)
 
     @property
     def num_replicas(self) -> int:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import StateError
-from penstock.order.hashing import derive_key, mix_array
+from penstock.hashing import derive_key, mix_array
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.cursor import Cursor, State, read_int
 from penstock.samplers.base import EpochSampler

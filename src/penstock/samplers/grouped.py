@@ -23,7 +23,7 @@ from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.external import said_epoch
 from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, deal, fill
-from penstock.samplers.identity import data_of, fingerprint_identity, fingerprint_of
+from penstock.samplers.identity import data_of, fingerprint_identity, fingerprint_of, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
 from penstock.samplers.plans import plan_of
 from penstock.samplers.shares import dealer, is_share, refuse_chance, refuse_share
@@ -428,7 +428,7 @@ def _ours(sampler: Any) -> bool:
 def _refuse_other_streams(sampler: Any) -> None:
     """Raise for what is no stream of the whole job's indices, whatever the world."""
     data = data_of(sampler)
-    if getattr(data, "splits_by_rank", False):
+    if holds_a_share(data):
         raise SamplerError(
             f"batches are formed from the indices of the whole job, and {type(data).__name__} has only one rank's "
             "share: use penstock.DistributedSampler over its manifest"

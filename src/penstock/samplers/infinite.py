@@ -10,12 +10,13 @@ import numpy as np
 
 from penstock import distributed
 from penstock.errors import SamplerError
-from penstock.order import ORDER_VERSION, Order, derive_key, make_order
+from penstock.hashing import checked_seed
+from penstock.order import ORDER_VERSION, Order, make_order
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor, State, read_int
 from penstock.plan.epoch import EpochPlan
 from penstock.samplers.base import EpochSampler
-from penstock.samplers.identity import data_identity
+from penstock.samplers.identity import data_identity, holds_a_share
 from penstock.samplers.orders import TorchOrder, block_options, order_kind
 
 __all__ = ["InfiniteSampler"]
@@ -61,11 +62,10 @@ class InfiniteSampler(EpochSampler):
         self._world = distributed.LateWorld(rank, world_size, of="InfiniteSampler")
         self.dataset = dataset
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = checked_seed(seed)
         self._kind = order_kind(shuffle)
         self.block_size, self.window = block_size, window
         self._block = block_options(self._kind, block_size, window)
-        derive_key(seed)  # a seed outside 64 bits is refused here, not at the first index
         self._samples()
 
     @property
@@ -83,7 +83,7 @@ class InfiniteSampler(EpochSampler):
 
     def _samples(self) -> int:
         n = len(self.dataset)
-        if getattr(self.dataset, "splits_by_rank", False):
+        if holds_a_share(self.dataset):
             raise SamplerError(f"a {type(self.dataset).__name__} is already one rank's share of the data")
         if n == 0:
             raise SamplerError("the data set is empty: an endless stream needs at least one sample")

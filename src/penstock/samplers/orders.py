@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.errors import SamplerError
@@ -39,6 +41,9 @@ def order_kind(shuffle: bool | str) -> str:
             known = ", ".join(map(repr, SHUFFLES))
             raise SamplerError(f"unknown shuffle {shuffle!r}: use True (torch's order), False, or one of {known}")
         return shuffle
+    # torch takes 0 and 1 for a bool.
+    if not isinstance(shuffle, bool | int | np.bool_) or shuffle not in (0, 1):
+        raise SamplerError(f"shuffle takes True, False, or one of {', '.join(map(repr, SHUFFLES))}, got {shuffle!r}")
     return "torch" if shuffle else "none"
 
 
@@ -52,10 +57,13 @@ def block_options(kind: str, block_size: int | None, window: int | None) -> dict
         if block_size is not None or window is not None:
             raise SamplerError(f"block_size and window belong to shuffle='block', not to shuffle={kind!r}")
         return {}
-    sizes = {
-        "block_size": DEFAULT_BLOCK_SIZE if block_size is None else block_size,
-        "window": DEFAULT_WINDOW if window is None else window,
-    }
+    try:
+        sizes = {
+            "block_size": DEFAULT_BLOCK_SIZE if block_size is None else operator.index(block_size),
+            "window": DEFAULT_WINDOW if window is None else operator.index(window),
+        }
+    except TypeError:
+        raise SamplerError(f"block_size and window must be integers, got {block_size!r} and {window!r}") from None
     if min(sizes.values()) < 1:
         raise SamplerError(f"block_size and window must be positive, got {block_size} and {window}")
     return sizes

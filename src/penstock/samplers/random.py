@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from penstock.errors import SamplerError
-from penstock.order import ORDER_VERSION, Order, Partition, derive_key, make_order
+from penstock.hashing import checked_seed, derive_key
+from penstock.order import ORDER_VERSION, Order, Partition, make_order
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
@@ -87,7 +88,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             raise SamplerError(f"shuffle={shuffle!r} is a function of seed and epoch: generator= needs shuffle=True")
         if self._kind == "block" and replacement:
             raise SamplerError("draws with replacement have no blocks: use shuffle='global' or True")
-        self.seed = seed if self._kind == "torch" else seed or 0
+        self.seed = None if self._kind == "torch" else checked_seed(0 if seed is None else seed)
         derive_key(self.seed or 0)  # a seed outside 64 bits is refused here, not at the first index
 
     @property

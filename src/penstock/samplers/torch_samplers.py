@@ -15,8 +15,8 @@ import torch
 import torch.utils.data
 import xxhash
 
+from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION, Order, Partition, make_order
-from penstock.order.hashing import derive_key
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
 from penstock.plan.reader import Wish

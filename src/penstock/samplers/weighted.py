@@ -13,8 +13,8 @@ import torch
 import torch.utils.data
 
 from penstock.errors import SamplerError
-from penstock.order import ORDER_VERSION, Order, Partition, derive_key
-from penstock.order.hashing import mix_array
+from penstock.hashing import checked_seed, derive_key, mix_array
+from penstock.order import ORDER_VERSION, Order, Partition
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import EpochPlan, PartitionedOrder
@@ -89,7 +89,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
             )
         self.num_samples = num_samples
         self.replacement = replacement
-        self.seed = seed
+        self.seed = None if seed is None else checked_seed(seed)
         self.cache_dir = cache_dir
         check_weights(self._values)
         positive = int(np.count_nonzero(self._values))

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from penstock import errors
 from penstock.errors import PenstockError, ServerError, TicketError
+from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
-from penstock.order.hashing import derive_key
 from penstock.order.permutation import MAX_N, Indices
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from penstock import lazy
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.grouping import Sample, base_and_extension, group, split_name
+from penstock.shards.members import Member
 from penstock.shards.shardset import ShardSet
-from penstock.shards.tar import Member, walk, walk_stream
+from penstock.shards.tar import walk, walk_stream
 from penstock.shards.urls import expand
 from penstock.shards.writer import ShardWriter, TarWriter
 
 if TYPE_CHECKING:
-    from penstock.shards.dataset import ShardDataset
     from penstock.shards.decode import Decode
     from penstock.shards.stream import StreamShards, read_shard
 
@@ -24,7 +24,6 @@ __all__ = [
     "Decode",
     "Member",
     "Sample",
-    "ShardDataset",
     "ShardSet",
     "ShardWriter",
     "StreamShards",
@@ -40,6 +39,4 @@ __all__ = [
     "walk_stream",
 ]
 
-__getattr__, __dir__ = lazy.names(
-    __name__, {"Decode": "decode", "ShardDataset": "dataset", "StreamShards": "stream", "read_shard": "stream"}
-)
+__getattr__, __dir__ = lazy.names(__name__, {"Decode": "decode", "StreamShards": "stream", "read_shard": "stream"})

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.datasets.mapped import said
 from penstock.errors import ConfigError, ImageError, ShardError
 from penstock.images.decode import decode as decode_image
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.stages import stage
+from penstock.storage.mapped import said
 from penstock.storage.urls import shown
 
 __all__ = ["Decode", "chained", "load_array", "load_arrays"]

@@ -74,11 +74,13 @@ def parse_header(block: bytes, shard: str, at: int) -> Header:
 
 def _octal(field: bytes) -> int | None:
     """An octal number that ends with NUL or space, 0 for an empty field; None for anything else."""
-    digits = field.split(b"\0", 1)[0].strip(b" ")
-    if not digits:
-        return 0
-    if not digits.isdigit():
-        return None
+    digits = field.rstrip(b" \0")
+    if not digits.isdigit():  # seldom
+        digits = field.split(b"\0", 1)[0].strip(b" ")
+        if not digits:
+            return 0
+        if not digits.isdigit():
+            return None
     try:
         return int(digits, 8)
     except ValueError:

@@ -23,7 +23,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -40,7 +40,7 @@ from penstock.shards.index import index_path, load_or_build, read_header
 from penstock.shards.writer import TarWriter
 from penstock.storage import file_lock, io_error, write_atomically
 
-__all__ = ["CHECKSUMS", "PackReport", "list_images", "pack", "write_checksums"]
+__all__ = ["CHECKSUMS", "ImageList", "PackReport", "list_images", "pack", "write_checksums"]
 
 CHECKSUMS, PLAN, LIST = "checksums.txt", "pack.json", "files.txt"
 _VERSION = 1
@@ -54,6 +54,13 @@ class PackReport:
     samples: int
     nbytes: int
     kept: int
+
+
+class ImageList(NamedTuple):
+    """The images of a folder that has a sub-folder for each class: the manifest of them, and the classes by label."""
+
+    path: Path
+    classes: list[str]
 
 
 @dataclass(frozen=True)
@@ -184,11 +191,12 @@ def _manifest(source: Any, out: Path, root: Any) -> Manifest:
     return Manifest.open(where, root=os.path.abspath(source))
 
 
-def list_images(source: str | os.PathLike[str], out: Path, name: str | None = None) -> Path | None:
+def list_images(source: str | os.PathLike[str], out: Path, name: str | None = None) -> ImageList | None:
     """Write a manifest of a folder that has a sub-folder of images for each class; None if it has no images.
 
     Args:
-        source: the folder. Classes are numbered in the order of their names.
+        source: the folder. Classes are numbered in the order of their names. Hidden folders and files are left out:
+            they are an editor's, or another system's.
         out: where the manifest goes.
         name: its name; by default one that follows from the folder's path.
 
@@ -196,10 +204,11 @@ def list_images(source: str | os.PathLike[str], out: Path, name: str | None = No
         ManifestError: the name of an image has a line break, and so cannot be in a manifest.
     """
     key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(source)))
+    classes = sorted(entry.name for entry in os.scandir(source) if entry.is_dir() and not _is_hidden(entry.name))
     lines = [
         f"{os.path.relpath(path, source)} {label}\n".encode("utf-8", "surrogateescape")
-        for label, folder in enumerate(sorted(entry.path for entry in os.scandir(source) if entry.is_dir()))
-        for path in _files(folder)
+        for label, name_ in enumerate(classes)
+        for path in _files(os.path.join(source, name_))
     ]
     if not lines:
         return None
@@ -208,18 +217,22 @@ def list_images(source: str | os.PathLike[str], out: Path, name: str | None = No
     if not where.exists() or where.read_bytes() != content:
         with write_atomically(where) as file:
             file.write(content)
-    return where
+    return ImageList(where, classes)
 
 
 def _files(folder: str) -> Iterator[str]:
     for base, folders, names in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
         for name in sorted(names):
-            if is_image(name):
+            if is_image(name) and not _is_hidden(name):
                 path = os.path.join(base, name)
                 if "\n" in path:
                     raise ManifestError(f"{path!r}: a name with a line break cannot be in a manifest: rename it")
                 yield path
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".")
 
 
 def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:

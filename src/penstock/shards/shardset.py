@@ -27,6 +27,7 @@ from penstock.shards.index import ShardIndex
 from penstock.shards.ranged import RangedShard, read_samples
 from penstock.shards.urls import Urls, expand
 from penstock.storage import Storage
+from penstock.storage.urls import listed
 from penstock.wording import counted
 
 __all__ = ["ShardSet"]
@@ -106,19 +107,13 @@ class ShardSet:
         """Identity of the samples, 32 hex digits: the content of the shards, in order; neither names nor times."""
         return _combined([header.fingerprint for header in self._headers])
 
-    def prefix_fingerprint(self, rows: int) -> str:
-        """The fingerprint of the set that ended with so many samples; "" if no shard ends there."""
-        ends = np.flatnonzero(self.starts == rows)
-        return _combined([header.fingerprint for header in self._headers[: int(ends[-1])]]) if len(ends) else ""
-
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
         """Whether a set with this fingerprint and so many samples has since got more shards at its end."""
         ends = np.flatnonzero(self.starts == rows).tolist()
         return any(_combined([h.fingerprint for h in self._headers[:end]]) == fingerprint for end in ends)
 
     def __repr__(self) -> str:
-        more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
-        return f"<ShardSet of {counted(len(self), 'sample')}: {self.urls[0]}{more}>"
+        return f"<ShardSet of {counted(len(self), 'sample')}: {listed(self.urls)}>"
 
     # Reading.
 

@@ -11,34 +11,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import torch.distributed as dist
 import xxhash
-from torch.utils.data import IterableDataset
 
 from penstock import distributed
-from penstock.datasets.clock import Clock
 from penstock.errors import ConfigError, PartitionError, ShardError, StorageError
+from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION, make_order
-from penstock.order.hashing import derive_key, mix
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int, read_ints
+from penstock.plan.stream import ResumableDataset, Stream
 from penstock.random import sample_key, sample_scope
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.decode import chained
 from penstock.shards.files import ShardFile, file_of
-from penstock.shards.grouping import KEY, URL, Handler, Sample, group
+from penstock.shards.grouping import KEY, LOCAL_PATH, URL, Handler, Sample, group
+from penstock.shards.members import Member
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import walk_stream
 from penstock.shards.urls import Urls, expand, local_path
 from penstock.storage import Storage, is_remote, open_source
+from penstock.storage.urls import listed
+from penstock.wording import counted
 
-__all__ = ["StreamShards", "read_shard"]
+__all__ = ["StreamShards", "named_members", "read_shard", "read_stream"]
 
 
-class StreamShards(IterableDataset[Any]):
+class StreamShards(ResumableDataset):
     """The samples of this rank's and this worker's shards.
 
     Args:
@@ -77,6 +79,7 @@ class StreamShards(IterableDataset[Any]):
         world_size: int | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
+        super().__init__()
         if shuffle not in ("shards", "none"):
             raise ConfigError(f"unknown shuffle {shuffle!r}: use 'shards' or 'none'")
         if buffer_bytes < 0:
@@ -87,56 +90,28 @@ class StreamShards(IterableDataset[Any]):
         self._load = chained(decode, load)
         self._storage = storage
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
-        self._clock = Clock()
-        self._told = -1  # how often the clock had been set when this object's epoch began
-        self._epoch = -1
-        self._at = (0, 0, 0)  # shard in this worker's list, byte where a stretch begins, samples had of that
-        self._resuming = False
 
-    # Epochs and state.
+    def __repr__(self) -> str:
+        """Return shards, order and share in words. Asking settles neither rank nor world size."""
+        world = self._world.peek()
+        buffer = f", buffer_bytes {self.buffer_bytes:,}" if self.buffer_bytes else ""
+        return (
+            f"{type(self).__name__} of <{counted(len(self.urls), 'shard')}: {listed(self.urls)}>\n"
+            f"  order: {self.shuffle}{buffer}, seed {self.seed}, epoch {self.epoch}\n"
+            f"  share: rank {world.rank} of {world.world_size}"
+        )
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that is being read, or was last; before that the one that comes."""
-        return self._epoch if self._resuming else self._clock.now()
+    # State.
 
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch of the next iteration. That of a state just loaded keeps its position.
+    def first_cursor(self, epoch: int) -> State:
+        return {**self._identity(), "epoch": epoch, "worker": list(distributed.worker()), "at": [0, 0, 0]}
 
-        Raises:
-            ConfigError: a negative epoch.
-        """
-        if epoch < 0:
-            raise ConfigError(f"epoch must be 0 or more, got {epoch}")
-        if self._resuming and epoch == self._epoch:
-            return
-        self._resuming = False
-        self._clock.set(epoch)
-
-    def state_dict(self) -> State:
-        """Where this object is in its own iteration."""
-        worker = distributed.worker()
-        epoch, told = self._clock.peek()
-        if self._epoch >= 0 and told == self._told:
-            epoch = self._epoch
-        return {**self._identity(), "epoch": epoch, "worker": [worker.id, worker.total], "at": list(self._at)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there at the next iteration.
-
-        Raises:
-            StateError: the state is of other shards, another order, rank or worker.
-        """
-        worker = distributed.worker()
-        check_state(state, {"version": STATE_VERSION}, of="data set")
-        expected, at = self._identity(), read_ints(state, "at", 3, of="data set")
-        if at != [0, 0, 0]:  # where nothing has begun, anybody may go on
-            expected["worker"] = [worker.id, worker.total]
-        check_state(state, expected, of="data set")
-        self._epoch = read_int(state, "epoch", of="data set")
-        self._at = (at[0], at[1], at[2])
-        self._told = self._clock.peek()[1]
-        self._resuming = True
+    def check_cursor(self, cursor: Mapping[str, Any]) -> None:
+        of = type(self).__name__
+        check_state(cursor, self._identity(), of=of)
+        read_int(cursor, "epoch", of=of)
+        if read_ints(cursor, "at", 3, of=of) != [0, 0, 0]:  # where nothing has begun, anybody may go on
+            check_state(cursor, {"worker": list(distributed.worker())}, of=of)
 
     def _identity(self) -> State:
         world = self._world.get()
@@ -170,71 +145,132 @@ class StreamShards(IterableDataset[Any]):
         mine = order[np.arange(world.rank, count, world.world_size)].tolist()
         return list(mine[worker.id :: worker.total])
 
-    def __iter__(self) -> Iterator[Any]:
-        if self._resuming:
-            self._clock.resumed(self._epoch)
-        else:
-            self._epoch, self._told = self._clock.next()
-            self._at = (0, 0, 0)
-        self._resuming = False
-        samples = self._stretches() if self.buffer_bytes else self._plain()
-        return samples if self._load is None else self._loaded(samples, self._load)
+    def open_at(self, cursor: State) -> Stream:
+        epoch = int(cursor["epoch"])
+        urls = [self.urls[shard] for shard in self.shards_of(epoch)]
+        part = _Part(urls, self.buffer_bytes, self.seed, epoch, self.handler, self._storage)
+        # Where nothing has begun the cursor may be of another worker.
+        stream = _ShardStream(part, {**cursor, "worker": list(distributed.worker())})
+        return stream if self._load is None else _Loaded(stream, self._load)
 
-    def _plain(self) -> Iterator[Sample]:
-        first, byte, skip = self._at
-        for number, shard in list(enumerate(self.shards_of(self._epoch)))[first:]:
-            for header, sample in self._read(shard, byte):
-                if skip:
-                    skip -= 1
-                    continue
-                self._at = (number, header, 1)
-                yield sample
-            byte = skip = 0
-        self._at = (len(self.urls), 0, 0)
 
-    def _stretches(self) -> Iterator[Sample]:
-        first, byte, skip = self._at
-        stretch: list[Sample] = []
-        size = 0
-        begin = (first, byte)
-        for number, shard in list(enumerate(self.shards_of(self._epoch)))[first:]:
-            for header, sample in self._read(shard, byte):
-                if not stretch:
-                    begin = (number, header)
-                stretch.append(sample)
-                size += sum(len(value) for value in sample.values())
-                if size >= self.buffer_bytes:
-                    yield from self._shuffled(stretch, begin, skip)
-                    stretch, size, skip = [], 0, 0
-            byte = 0
-        yield from self._shuffled(stretch, begin, skip)
-        self._at = (len(self.urls), 0, 0)
+_At = tuple[int, int, int]
+"""A place: shard in a worker's list, byte, samples had from there on."""
 
-    def _shuffled(self, stretch: list[Sample], begin: tuple[int, int], skip: int) -> Iterator[Sample]:
-        order = make_order("global", len(stretch), seed=mix(mix(self.seed, begin[0]), begin[1]), epoch=self._epoch)
-        for had, index in enumerate(order[np.arange(len(stretch))].tolist()):
-            if had >= skip:
-                self._at = (*begin, had + 1)
-                yield stretch[index]
 
-    def _loaded(self, samples: Iterator[Sample], load: Callable[[Sample], Any]) -> Iterator[Any]:
-        for sample in samples:
-            text = f"{os.path.basename(sample[URL])}\n{sample[KEY]}".encode("utf-8", "surrogateescape")
-            with sample_scope(sample_key(self.seed, self._epoch, xxhash.xxh3_64_intdigest(text) >> 2)):
-                item = load(sample)
-            yield item
+class _Part(NamedTuple):
+    """What a stream reads: a worker's shards of one epoch, in order."""
 
-    def _read(self, shard: int, byte: int) -> Iterator[tuple[int, Sample]]:
+    urls: list[str]
+    buffer_bytes: int
+    seed: int
+    epoch: int
+    handler: Handler | None
+    storage: Storage | None
+
+    def read(self, shard: int, byte: int) -> Iterator[tuple[int, Sample]]:
+        """Yield samples of a shard from a byte on, each with the byte where it begins. Errors go to the handler."""
         try:
-            yield from read_shard(self.urls[shard], start=byte, handler=self.handler, storage=self._storage)
-        except (ShardError, StorageError) as error:
-            if self.handler is None:
+            yield from read_shard(self.urls[shard], start=byte, handler=self.handler, storage=self.storage)
+        except Exception as error:
+            # At the end of the program such a generator is closed when the names of this module are gone already.
+            if self.handler is None or not isinstance(error, ShardError | StorageError):
                 raise
             self.handler(error)
 
 
+class _ShardStream(Stream):
+    """The shards of a part, one after the other.
+
+    It does not hold its data set, which remembers it: files would stay open until the next garbage collection.
+    """
+
+    def __init__(self, part: _Part, cursor: State) -> None:
+        self.part, self._cursor = part, cursor
+        self._at: _At = tuple(cursor["at"])
+        self._failed = False
+        self._items = (_stretches if part.buffer_bytes else _in_order)(part, self._at)
+
+    def __next__(self) -> Sample:
+        try:
+            self._at, sample = next(self._items)
+        except StopIteration:
+            if not self._failed:
+                self._at = (len(self.part.urls), 0, 0)
+            raise
+        except Exception:
+            self._failed = True  # the generator ends with it, and the epoch does not
+            raise
+        return sample
+
+    def cursor(self) -> State:
+        return {**self._cursor, "at": list(self._at)}
+
+
+def _in_order(part: _Part, at: _At) -> Iterator[tuple[_At, Sample]]:
+    """Yield the samples in the order of their shards, from a place on, each with the place behind it."""
+    first, byte, skip = at
+    for number in range(first, len(part.urls)):
+        for header, sample in part.read(number, byte):
+            if skip:
+                skip -= 1
+                continue
+            yield (number, header, 1), sample
+        byte = skip = 0
+
+
+def _stretches(part: _Part, at: _At) -> Iterator[tuple[_At, Sample]]:
+    """Yield the same, shuffled within stretches of so many bytes."""
+    first, byte, skip = at
+    stretch: list[Sample] = []
+    size = 0
+    begin = (first, byte)
+    for number in range(first, len(part.urls)):
+        for header, sample in part.read(number, byte):
+            if not stretch:
+                begin = (number, header)
+            stretch.append(sample)
+            size += sum(len(value) for value in sample.values())
+            if size >= part.buffer_bytes:
+                yield from _shuffled(stretch, part, begin, skip)
+                stretch, size, skip = [], 0, 0
+        byte = 0
+    yield from _shuffled(stretch, part, begin, skip)
+
+
+def _shuffled(stretch: list[Sample], part: _Part, begin: tuple[int, int], skip: int) -> Iterator[tuple[_At, Sample]]:
+    order = make_order("global", len(stretch), seed=mix(mix(part.seed, begin[0]), begin[1]), epoch=part.epoch)
+    for had, index in enumerate(order[np.arange(len(stretch))].tolist()):
+        if had >= skip:
+            yield (*begin, had + 1), stretch[index]
+
+
+class _Loaded(Stream):
+    """What ``load`` makes of samples, each under a generator of its own."""
+
+    def __init__(self, samples: _ShardStream, load: Callable[[Sample], Any]) -> None:
+        self._samples, self._load = samples, load
+
+    def __next__(self) -> Any:
+        sample = next(self._samples)
+        text = f"{os.path.basename(sample[URL])}\n{sample[KEY]}".encode("utf-8", "surrogateescape")
+        key = sample_key(self._samples.part.seed, self._samples.part.epoch, xxhash.xxh3_64_intdigest(text) >> 2)
+        with sample_scope(key):
+            return self._load(sample)
+
+    def cursor(self) -> State:
+        return self._samples.cursor()
+
+
 def read_shard(
-    url: str, *, start: int = 0, handler: Handler | None = None, storage: Storage | None = None
+    url: str,
+    *,
+    start: int = 0,
+    handler: Handler | None = None,
+    storage: Storage | None = None,
+    path: str | None = None,
+    select: Callable[[str], bool] | None = None,
+    rename: Callable[[str], str] | None = None,
 ) -> Iterator[tuple[int, Sample]]:
     """The samples of one shard, in order, each with the first byte of its headers.
 
@@ -243,38 +279,79 @@ def read_shard(
         start: begin with the sample whose headers begin here (of a compressed shard, in its content).
         handler: asked about extensions that come twice.
         storage: how a store is reached. A remote shard is read ahead in ranges, and not kept.
+        path: a local file with the shard; samples name it in ``__local_path__``.
+        select, rename: as for `read_stream`.
 
     Raises:
         ShardError: as `penstock.shards.walk` and `group`; also what decompression complains of.
         ShardChangedError: the file was truncated or written to meanwhile. Samples before that are of its old content.
         StorageError: the store says no.
     """
-    if local_path(url) is None and is_remote(url):
+    if path is None and local_path(url) is None and is_remote(url):
         remote = open_source(url, storage=storage)
         with open_stream(cast(BinaryIO, remote.stream())) as stream:
-            yield from _read_stream(stream, url, start, handler)
+            yield from read_stream(stream, url, start=start, handler=handler, select=select, rename=rename)
         return
-    path = file_of(url)
-    file = ShardFile(path)
+    name = file_of(url) if path is None else path
+    file = ShardFile(name)
     try:
-        if compression_of(file.read(min(6, file.size), 0)) is not None:
-            with open_stream(path) as stream:
-                yield from _read_stream(stream, url, start, handler)
+        packed = compression_of(file.read(min(6, file.size), 0)) is not None
+        if packed or select is not None or rename is not None:
+            with open_stream(name) as stream:
+                yield from read_stream(
+                    stream, url, start=start, handler=handler, path=path, select=select, rename=rename
+                )
             return
         file.settle()
         archive = Archive(file)
         for run in scan_runs(archive, url, start=start, handler=handler):
-            yield from zip(run.files.header[run.first[:-1]].tolist(), run.samples(archive, url), strict=True)
+            samples = zip(run.files.header[run.first[:-1]].tolist(), run.samples(archive, url), strict=True)
+            if path is None:
+                yield from samples
+                continue
+            for header, sample in samples:
+                sample[LOCAL_PATH] = path
+                yield header, sample
     finally:
         file.close()
 
 
-def _read_stream(file: BinaryIO, url: str, start: int, handler: Handler | None) -> Iterator[tuple[int, Sample]]:
-    members = ((m, (m.header, data)) for m, data in walk_stream(file, url) if m.header >= start)
-    for sample in group(members, url, handler=handler):
+def read_stream(
+    file: BinaryIO,
+    url: str,
+    *,
+    start: int = 0,
+    handler: Handler | None = None,
+    path: str | None = None,
+    select: Callable[[str], bool] | None = None,
+    rename: Callable[[str], str] | None = None,
+) -> Iterator[tuple[int, Sample]]:
+    """The same of an open file that need not be able to seek.
+
+    Args:
+        file: of tar data.
+        url, start, handler, path: as for `read_shard`.
+        select: members whose name it refuses are left out.
+        rename: names before they are taken apart, and before ``select``.
+    """
+    members = named_members(file, url, select, rename)
+    found = ((member, (member.header, data)) for member, data in members if member.header >= start)
+    for sample in group(found, url, local_path=path, handler=handler):
         header = None
         for name, value in sample.items():
             if isinstance(value, tuple):
                 header = value[0] if header is None else header
                 sample[name] = value[1]
         yield header or 0, sample
+
+
+def named_members(
+    file: BinaryIO, url: str, select: Callable[[str], bool] | None, rename: Callable[[str], str] | None
+) -> Iterator[tuple[Member, bytes]]:
+    """The members of an open file with their data, under their new names."""
+    if rename is None:
+        yield from walk_stream(file, url, select=select)
+        return
+    wanted = None if select is None else lambda name: select(rename(name))
+    for member, data in walk_stream(file, url, select=wanted):
+        yield member._replace(name=rename(member.name)), data

@@ -52,7 +52,7 @@ def expand(urls: Urls, storage: Storage | None = None) -> list[str]:
         raise ConfigError(f"a source is a path or an address, as str or Path, or a list of these; got {urls!r}")
     result = [url for part in urls for url in expand(part, storage)]
     if not result:
-        raise ConfigError("no shards: the list is empty")
+        raise ConfigError("no source is named: the list is empty. Give a path, an address, or several of them")
     return result
 
 
@@ -71,14 +71,17 @@ def local_path(url: str) -> str | None:
 
 def _matches(text: str, storage: Storage | None) -> list[str]:
     if not text:
-        raise ConfigError("no shards: an empty name (two '::' in a row, or one at an end?)")
+        raise ConfigError(
+            "no source is named: an empty name. Give a path or an address (between two '::', or at an end of the "
+            "names, there is none)"
+        )
     if is_remote(text) and not text.startswith(("http:", "https:")) and any(sign in text for sign in "*["):
         return (storage or Storage()).glob(text)  # web servers do not list, and what a question mark begins is a query
     if not is_local(text) or not glob.has_magic(text) or os.path.exists(text):
         return [text]
     found = sorted(glob.glob(text, recursive=True))
     if not found:
-        raise ShardIOError(f"no shard matches {text}")
+        raise ShardIOError(f"no file matches {text}")
     return found
 
 

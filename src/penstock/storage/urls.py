@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from penstock.errors import ConfigError, StorageError
 
-__all__ = ["basename", "is_remote", "local_part", "scheme", "shown", "through_gateway"]
+__all__ = ["basename", "is_remote", "listed", "local_part", "scheme", "shown", "through_gateway"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _NORMALISED = re.compile(r"(https?|s3a?|gcs|gs|az|abfss?|adl|hf|ais):/[^/]")  # what a Path makes of an address
@@ -48,6 +49,11 @@ def local_part(url: str | os.PathLike[str]) -> str:
     if parts.netloc not in ("", "localhost"):
         raise ConfigError(f"{text!r} names the host {parts.netloc!r}: file:// addresses have three slashes")
     return unquote(parts.path)
+
+
+def listed(urls: Sequence[str | os.PathLike[str]]) -> str:
+    """Return the first address, safe to print, and how many more there are."""
+    return shown(urls[0]) + (f" and {len(urls) - 1} more" if len(urls) > 1 else "")
 
 
 def shown(url: str | os.PathLike[str]) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.datasets.loading import SampleRecord
-from penstock.datasets.raw import read_file
 from penstock.errors import ConfigError, DataFileError, ImageError
 from penstock.images.decode import decode
 from penstock.images.limits import open_pillow
+from penstock.images.sample_record import SampleRecord
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
+from penstock.storage.whole_file import read_file
 from penstock.tables.values import is_text
 
 __all__ = ["IMAGES", "ImageRecord", "encoded", "features_of", "image_columns", "label_column", "make_image"]

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.datasets.mapped import MappedFiles
 from penstock.errors import DataFileError
 from penstock.manifest.indices import as_arrow
 from penstock.order.permutation import Indices
+from penstock.storage.mapped import MappedFiles
 from penstock.tables.arrow import ArrowFile, Layout
 from penstock.tables.kept import Kept
 from penstock.tables.parquet import ParquetFile

@@ -22,12 +22,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from penstock.datasets.mapped import FilesTable, MappedFiles, look_at
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage
+from penstock.storage.mapped import FilesTable, MappedFiles, look_at
 from penstock.tables.arrow import Layout, scan_arrow
 from penstock.tables.files import table_files
 from penstock.tables.parquet import scan_parquet
@@ -128,9 +128,7 @@ class TableFiles(FilesTable):
         return int(self.starts[-1])
 
     def __repr__(self) -> str:
-        first, more = self.maps.files[0].path, len(self.maps.files) - 1
-        names = ", ".join(self.columns) + f"; {first}" + (f" and {more} more" if more else "")
-        return f"<TableFiles of {counted(len(self), 'row')}: {names}>"
+        return f"<TableFiles of {counted(len(self), 'row')}: {', '.join(self.columns)}; {self.maps.in_words()}>"
 
     @property
     def columns(self) -> list[str]:
@@ -147,6 +145,23 @@ class TableFiles(FilesTable):
         if not isinstance(said, dict) or not said.get("names"):
             raise ConfigError(f"the files say no names of classes for the column {column!r}")
         return list(said["names"])
+
+    def label_names(self) -> list[str] | None:
+        """Return the names of the classes of the label's column; None if there is no such column, or it has none.
+
+        The label is that of `image_records`; without images the one column whose classes have names, or ``label``.
+        """
+        said = {column: self.features.get(column) for column in self.columns}
+        named = {
+            column: found["names"] for column, found in said.items() if isinstance(found, dict) and found.get("names")
+        }
+        label = next(iter(named)) if len(named) == 1 else "label"
+        if self.image_columns:
+            try:
+                label = label_column(self.columns, self.image_columns[0]) or ""
+            except ConfigError:
+                return None
+        return list(named[label]) if label in named else None
 
     @property
     def decoded(self) -> int:

@@ -25,17 +25,18 @@ from penstock.wds.autodecode import (
     Continue,
     Decoder,
     DecodingError,
+    decode,
     gzfilter,
     handle_extension,
     imagehandler,
     torch_audio,
     torch_loads,
     torch_video,
+    xdecode,
 )
 from penstock.wds.caching import Cached, LMDBCached
-from penstock.wds.dataset import WebDataset, WebLoader
-from penstock.wds.decoders import decode, xdecode
-from penstock.wds.extra import MockDataset, with_epoch, with_length
+from penstock.wds.compat import WebDataset, WebLoader
+from penstock.wds.extradatasets import MockDataset, with_epoch, with_length
 from penstock.wds.filters import (
     associate,
     batched,
@@ -68,7 +69,7 @@ from penstock.wds.handlers import (
     warn_and_continue,
     warn_and_stop,
 )
-from penstock.wds.mixing import RandomMix, RoundRobin
+from penstock.wds.mix import RandomMix, RoundRobin
 from penstock.wds.pipeline import DataPipeline
 from penstock.wds.retired import RETIRED, RetiredError
 from penstock.wds.shardlists import (

@@ -1,8 +1,66 @@
-"""Small data sets under the name of the module that programs import."""
+"""Small data sets, in the module that programs import them from."""
 
 from __future__ import annotations
 
-from penstock.wds.extra import MockDataset, with_epoch, with_length
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
 from penstock.wds.utils import PipelineStage, repeatedly
 
 __all__ = ["MockDataset", "PipelineStage", "repeatedly", "with_epoch", "with_length"]
+
+
+class MockDataset(IterableDataset[Any]):
+    """One sample, so many times: for measuring what comes behind."""
+
+    def __init__(self, sample: Any, length: int) -> None:
+        self.sample, self.length = sample, length
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.length):
+            yield self.sample
+
+
+class with_epoch(IterableDataset[Any]):
+    """Exactly so many items of a source in each iteration, which go on where the last one ended."""
+
+    def __init__(self, dataset: Iterable[Any], length: int) -> None:
+        self.dataset, self.length = dataset, length
+        self._source: Iterator[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}
+
+    def __iter__(self) -> Iterator[Any]:
+        had = 0
+        while had < self.length:
+            begun = had
+            if self._source is None:
+                self._source = iter(self.dataset)
+            for item in self._source:
+                had += 1
+                yield item
+                if had >= self.length:
+                    return
+            fresh = begun == had
+            self._source = iter(self.dataset)
+            if fresh and (item := next(self._source, self)) is self:
+                return
+            elif fresh:
+                had += 1
+                yield item
+
+
+class with_length(IterableDataset[Any]):
+    """A data set with this length; nothing else changes."""
+
+    def __init__(self, dataset: Iterable[Any], length: int) -> None:
+        self.dataset, self.length = dataset, length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.dataset)
+
+    def __len__(self) -> int:
+        return self.length

@@ -11,19 +11,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
+from itertools import count as counter
+from itertools import islice
 from typing import Any
 
 from penstock.distributed import Worker, World
 from penstock.errors import ConfigError
-from penstock.wds.batching import _batched, batched, listed, unbatched, unlisted
+from penstock.hashing import mix
+from penstock.wds.autodecode import _xdecode, decode, xdecode
+from penstock.wds.batching import _batched, batched, default_collation_fn, listed, unbatched, unlisted
 from penstock.wds.caching import Cached, LMDBCached
-from penstock.wds.collate import default_collation_fn
-from penstock.wds.counting import rsample, slice
-from penstock.wds.curried import FilterFunction, RestCurried, pipelinefilter
-from penstock.wds.decoders import _xdecode, decode, xdecode
-from penstock.wds.handlers import Handler, reraise_exception, settle
+from penstock.wds.curried import FilterFunction, RestCurried, _each, _matches, map, pipelinefilter
+from penstock.wds.handlers import Handler, reraise_exception
 from penstock.wds.shuffling import Shuffle, detshuffle, shuffle
-from penstock.wds.steps import SourceStep, context_here, memoryless
+from penstock.wds.steps import Context, Counted, Given, Stage, Step, context_here, memoryless
 
 __all__ = [
     "Cached",
@@ -95,40 +96,6 @@ def transform_with(sample: Any, transformers: Any) -> Any:
         if function is not None:
             result[number] = function(result[number])
     return result
-
-
-@memoryless
-def _map(data: Samples, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Iterator[Any]:
-    """``f`` of each sample. None drops it; a dict keeps the ``__key__`` of the sample it was made of.
-
-    Args:
-        f: of one sample.
-        handler: what becomes of an error of ``f``, such as `warn_and_continue`; by default it is raised.
-    """
-    for sample in data:
-        try:
-            result = f(sample)
-        except Exception as error:
-            if settle(handler, error):
-                continue
-            return
-        if result is None:
-            continue
-        if isinstance(sample, dict) and isinstance(result, dict) and "__key__" in sample:
-            result["__key__"] = sample["__key__"]
-        yield result
-
-
-def _each(data: Samples, handler: Handler, f: Callable[[Any], Any]) -> Iterator[Any]:
-    """``f`` of each sample; errors go to the handler."""
-    for sample in data:
-        try:
-            result = f(sample)
-        except Exception as error:
-            if settle(handler, error):
-                continue
-            return
-        yield result
 
 
 @memoryless
@@ -227,10 +194,6 @@ def _map_tuple(
     return _each(data, handler, lambda sample: tuple(transform_with(sample, args)))
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch(name, pattern) or fnmatch("." + name, pattern) for pattern in patterns)
-
-
 @memoryless
 def _extract_keys(
     source: Samples, *patterns: str | list[str], duplicate_is_error: bool = True, ignore_missing: bool = False
@@ -293,6 +256,53 @@ def _rename_keys(
         yield result
 
 
+# ------------------------------------------------------------------ samples by their number
+
+
+class slice(Stage):
+    """``itertools.islice`` with these arguments."""
+
+    def __init__(self, *args: int | None) -> None:
+        islice((), *args)  # its errors about numbers that make no sense
+        start, stop, step = (0, *args, None) if len(args) == 1 else (*args, *(None,) * (3 - len(args)))
+        self.numbers = (start or 0, stop, step or 1)
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        return Counted(source, self._some, own)
+
+    def _some(self, source: Step, count: int) -> Iterator[tuple[int, Any]]:
+        start, stop, step = self.numbers
+        if stop is not None and count >= stop:
+            return
+        for number, item in zip(counter(count), source, strict=False):
+            if number >= start and (number - start) % step == 0:
+                yield number + 1, item
+            if stop is not None and number + 1 >= stop:
+                return
+
+
+class rsample(Stage):
+    """Each sample with a probability, decided by the pipeline's seed, its epoch and the sample's number."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0 <= p <= 1:
+            raise ConfigError(f"p must be from 0 to 1, got {p}")
+        self.p = p
+
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        key = context.key("rsample", common=False)
+        limit = int(self.p * (1 << 64))
+
+        def some(source: Step, count: int) -> Iterator[tuple[int, Any]]:
+            for number, item in zip(counter(count), source, strict=False):
+                if mix(key, number) < limit:
+                    yield number + 1, item
+
+        return Counted(source, some, own)
+
+
 # ------------------------------------------------------------------ looking
 
 
@@ -350,7 +360,7 @@ def _shuffle(
     context = context_here()
     if how.seed is not None:
         context = context._replace(world=World(0, 1), worker=Worker(0, 1))
-    return how.begin(SourceStep(data, None), context, None)
+    return how.begin(Given(data), context, None)
 
 
 def _rsample(data: Samples, p: float = 0.5) -> Iterator[Any]:
@@ -367,7 +377,6 @@ def _unlisted(data: Samples) -> Iterator[Any]:
 
 info = RestCurried(_info)
 log_keys = RestCurried(_log_keys)
-map = RestCurried(_map)
 map_dict = RestCurried(_map_dict)
 map_tuple = RestCurried(_map_tuple)
 select = RestCurried(_select)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-from penstock.wds import decoders, filters
+from penstock.wds import autodecode, filters
 from penstock.wds.caching import Cached, LMDBCached
 from penstock.wds.handlers import Handler, reraise_exception
 from penstock.wds.pipeline import DataPipeline
@@ -62,8 +62,8 @@ class FluidInterface:
         return self.compose(filters.map(f, handler=handler))
 
     def decode(self, *args: Any, handler: Handler = reraise_exception, **kw: Any) -> Self:
-        """Values in the place of bytes: ``decode("rgb8")``, see `penstock.wds.decoders`."""
-        return self.compose(decoders.decode(*args, handler=handler, **{"allow": self._allow, **kw}))
+        """Values in the place of bytes: ``decode("rgb8")``, see `penstock.wds.autodecode`."""
+        return self.compose(autodecode.decode(*args, handler=handler, **{"allow": self._allow, **kw}))
 
     def map_dict(self, handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Self:
         """Fields by a function each."""
@@ -107,7 +107,7 @@ class FluidInterface:
 
     def xdecode(self, *args: Any, **kw: Any) -> Self:
         """Fields by functions of an open file, chosen by patterns."""
-        return self.compose(decoders.xdecode(*args, **kw))
+        return self.compose(autodecode.xdecode(*args, **kw))
 
     def mcached(self) -> Self:
         """Keep the samples of the first epoch in memory, for all others."""

@@ -28,14 +28,11 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset
-
 from penstock.errors import ConfigError, ShardIOError, StateError
-from penstock.order.hashing import mix
+from penstock.hashing import mix
 from penstock.shards.urls import braces, local_path
 from penstock.storage import io_error
-from penstock.wds.steps import Context, Step, context_here
-from penstock.wds.utils import PipelineStage
+from penstock.wds.steps import Context, Given, Source, Step
 
 __all__ = ["PATTERN", "DirectoryShardList", "shards_in"]
 
@@ -54,7 +51,7 @@ def shards_in(folder: str, pattern: str = PATTERN) -> list[str]:
     return sorted(path for path in found if not path.endswith(_DONE) and not _TAKEN.search(path))
 
 
-class DirectoryShardList(IterableDataset[Any], PipelineStage):
+class DirectoryShardList(Source):
     """Shards of a folder, as they come, without end.
 
     Args:
@@ -103,9 +100,6 @@ class DirectoryShardList(IterableDataset[Any], PipelineStage):
         self.path, self.pattern, self.poll, self.timeout = folder, pattern, poll, timeout
         self.mode, self.select = mode, select
         self._closed = threading.Event()
-
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        return self.begin_source(context_here(), None)
 
     def begin_source(self, context: Context, own: Any) -> Step:
         """As the first stage of a pipeline."""
@@ -211,21 +205,10 @@ class _Shard(NamedTuple):
     lock: _Lock
 
 
-class _Taken(Step):
+class _Taken(Given):
     """Shards that this process has taken for itself."""
 
     taken = True
-
-    def __init__(self, shards: Iterator[dict[str, str]]) -> None:
-        self._shards, self._had = shards, 0
-
-    def __next__(self) -> dict[str, str]:
-        shard = next(self._shards)
-        self._had += 1
-        return shard
-
-    def state(self) -> list[Any]:
-        return [self._had]
 
 
 def _lock(path: str) -> _Lock | None:

@@ -1,4 +1,4 @@
-"""`DataPipeline`: a source and stages over it, with epochs and a state.
+"""`DataPipeline`: a source and stages over it, with epochs and a cursor.
 
     pipeline = DataPipeline(SimpleShardList(urls), split_by_worker, tarfile_to_samples(), shuffle(1000), decode("rgb8"))
     for sample in pipeline: ...
@@ -6,28 +6,29 @@
     state = pipeline.state_dict()         at any sample
     pipeline.load_state_dict(state)       in another process: the next iteration goes on behind that sample
 
-Invariant: what comes out is a function of (stages, seed, epoch, rank, worker); the state is that of the items that were
+Invariant: the items are a function of (stages, seed, epoch, rank, worker); the state is that of the items that were
 handed out.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
-
-from torch.utils.data import DataLoader, IterableDataset
+from typing import Any, NamedTuple, Self
 
 from penstock import distributed
-from penstock.datasets.clock import Clock
 from penstock.errors import ConfigError, StateError
+from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION
-from penstock.order.hashing import derive_key
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
+from penstock.plan.opening import Opening
+from penstock.plan.source_stream import keeps_position
+from penstock.plan.stream import Stream
 from penstock.wds import utils
 from penstock.wds.allow import KINDS, allow, allowed
-from penstock.wds.steps import Context, Step, open_steps
+from penstock.wds.steps import Context, Step, choose_epoch, open_steps
+from penstock.wds.stream import EpochDataset, EpochStream
 from penstock.wds.utils import PipelineStage
 
 __all__ = ["DataPipeline"]
@@ -35,30 +36,101 @@ __all__ = ["DataPipeline"]
 _ENDLESS = -1
 
 
-class _Run:
-    """A stream under way.
+class _Passes(NamedTuple):
+    """The passes over its source that a stream makes.
 
-    ``origin`` is the epoch it began with; ``epoch`` the one that is being handed out, of which there were ``had``
-    items; ``turn`` how often the source was begun again.
+    ``context`` is that of the stream's first pass. ``limit``: items of an epoch, or None. ``starves``: whether a pass
+    without an item is an error, and not a worker that has no shard.
     """
 
-    def __init__(self, origin: int, epoch: int, times: int) -> None:
-        self.origin, self.epoch, self.times = origin, epoch, times
-        self.turn = self.had = self.turns = 0
-        self.fresh = True  # nothing of this turn yet
-        self.over = False
-        self.step: Step | None = None
-        self.failed: Step | None = None
-        self.loaded: list[Any] | None = None
-        self.pid = os.getpid()
+    stages: list[Any]
+    context: Context
+    repetitions: int
+    limit: int | None
+    starves: bool
+
+
+class _PipelineStream(EpochStream):
+    """One epoch of a pipeline, from a cursor on.
+
+    It does not hold the pipeline, which remembers it: files would stay open until the next garbage collection.
+    """
+
+    def __init__(self, passes: _Passes, cursor: State) -> None:
+        super().__init__(int(cursor["epoch"]))
+        self._passes = passes
+        # Where the stages are opened next; what was had of the epoch is counted beside it.
+        self._cursor = cursor
+        self._had = int(cursor["had"])
+        self._step: Step | None = None
+        # How much was had when the pass began; not known of one that was begun elsewhere, so that counts as fruitful.
+        self._before = self._had if cursor["steps"] is None else -1
+        self._pid = os.getpid()
+
+    def next_item(self) -> Any:
+        limit = self._passes.limit
+        while limit is None or self._had < limit:
+            step = self._step or self._open()
+            try:
+                item = next(step)
+            except StopIteration:
+                self._end_pass()
+                continue
+            self._had += 1
+            return item
+        raise StopIteration
+
+    def _open(self) -> Step:
+        """Begin a pass, or go on in it. Raises StopIteration behind the last one."""
+        cursor, passes = self._cursor, self._passes
+        if 0 < passes.repetitions <= cursor["turn"]:
+            raise StopIteration
+        if "source" in cursor:
+            passes.stages[0].load_state_dict(cursor["source"])
+        context = passes.context._replace(turn=int(cursor["turn"]))
+        self._step = open_steps(passes.stages, context, cursor["steps"])
+        return self._step
+
+    def _end_pass(self) -> None:
+        """Have the source begun again. Raises StopIteration if that makes no sense, ConfigError if it never will."""
+        turn, barren = int(self._cursor["turn"]) + 1, self._had == self._before
+        self._step, self._before = None, self._had
+        self._cursor = {**self._cursor, "turn": turn, "steps": None}
+        self._cursor.pop("source", None)
+        if barren and turn != self._passes.repetitions:
+            if self._passes.starves:
+                raise ConfigError("the pipeline gave no sample at all, and was to be repeated until there are some")
+            raise StopIteration
+
+    def cursor(self) -> State:
+        cursor: State = {**self._cursor, "had": self._had}
+        if self._step is not None:
+            cursor["steps"] = self._step.cursor()
+            cursor.pop("source", None)
+        return cursor
+
+    # The next epoch of a stream that goes on.
 
     @property
     def alive(self) -> bool:
-        """Whether there is something to go on with."""
-        return self.pid == os.getpid() and (self.step is not None or self.loaded is not None)
+        """Whether there is something to go on with, in this process."""
+        begun = self._step is not None or self._cursor["steps"] is not None
+        return begun and not self.failed and self._pid == os.getpid()
+
+    def next_cursor(self, epoch: int) -> State:
+        """Return where the next epoch goes on behind this one."""
+        return {**self.cursor(), "epoch": epoch, "had": 0}
+
+    def following(self, epoch: int) -> _PipelineStream:
+        """Return the stream of the next epoch. It takes over the stages as they are, and this one is over."""
+        stream = _PipelineStream(self._passes, {**self._cursor, "epoch": epoch, "had": 0})
+        stream._step, stream._before = self._step, self._before - self._had
+        self._cursor = self.cursor()
+        self._step, self.over = None, True
+        return stream
 
 
-class DataPipeline(IterableDataset[Any], PipelineStage):
+class DataPipeline(EpochDataset, PipelineStage):
     """A pipeline of stages.
 
     Args:
@@ -89,12 +161,6 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         self._per_rank = False
         self._length: int | None = None
         self._world = distributed.LateWorld(of="pipeline")
-        self._fresh()
-
-    def _fresh(self) -> None:
-        self._clock = Clock()
-        self._run: _Run | None = None
-        self._resume: State | None = None
 
     # What it is made of.
 
@@ -114,7 +180,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         for stage in args:
             if stage is not None:
                 new.pipeline.extend(stage if isinstance(stage, list) else [stage])
-        new._fresh()
+        new._forget()
         return new
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1, *, per: str = "worker") -> Self:
@@ -129,7 +195,8 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         Raises:
             ConfigError: numbers that make no sense.
 
-        Where workers end with each epoch, and after `set_epoch`, the stream begins anew, in another order.
+        The stream begins anew, in another order, after `set_epoch`, where workers end with each epoch, and where this
+        pipeline is the source of another one, or of a mix.
         """
         count = max(nsamples, nbatches)
         if count < 1 or per not in ("worker", "rank"):
@@ -161,111 +228,74 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     # Iteration.
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that is being read, or else the one that comes."""
-        if self._resume is not None:
-            return int(self._resume["epoch"])
-        return self._clock.peek()[0] if self._run is None or self._run.over else self._run.epoch
-
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of the next iteration. That of a state just loaded keeps its position.
+        """Choose the epoch of the next iteration. That of a state just loaded keeps its position.
 
         Raises:
             ConfigError: a negative epoch.
         """
-        if epoch < 0:
-            raise ConfigError(f"epoch must be 0 or more, got {epoch}")
-        if self._resume is not None and epoch == self._resume["epoch"]:
-            return
-        self._resume = None
-        self._clock.set(epoch)
-        source: Any = self.pipeline[0] if self.pipeline else None
-        streams = isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset)
-        if hasattr(source, "set_epoch") and not streams:  # those are told when a pass begins
-            source.set_epoch(epoch)
+        super().set_epoch(epoch)
+        if self._loaded is None and self.pipeline:
+            choose_epoch(self.pipeline[0], epoch)
 
-    def __iter__(self) -> Iterator[Any]:
-        self._check()
-        resume, self._resume = self._resume, None
-        run = self._run
-        if resume is not None and resume["steps"] is None:  # between two epochs
-            self._clock.set(int(resume["epoch"]))
-            if resume.get("source") is not None:
-                self.pipeline[0].load_state_dict(resume["source"])
-            resume = None
-        if resume is not None:
-            # A loader of torch's hands what was loaded to its workers, and each would go on from there.
-            check_state(resume, {"where": self._where()}, of="pipeline")
-            self._clock.resumed(int(resume["epoch"]))
-            run = _Run(int(resume["origin"]), int(resume["epoch"]), self._clock.peek()[1])
-            run.turn, run.had, run.turns = (int(resume[name]) for name in ("turn", "had", "turns"))
-            run.fresh, run.loaded = bool(resume["fresh"]), resume["steps"]
-        else:
-            epoch, times = self._clock.next()
-            goes_on = self.repetitions == _ENDLESS and self.nsamples > 0
-            if goes_on and run is not None and run.alive and run.times == times:
-                run.epoch, run.had, run.turns, run.over = epoch, 0, 0, False
-            else:
-                run = _Run(epoch, epoch, times)
-        assert run is not None
-        self._run = run
-        return self._items(run)
+    def open_behind(self, last: Stream | None, opening: Opening) -> Stream:
+        """Return the stream of an epoch of a loader. It goes on behind the last one, or its source is told the epoch,
+        if somebody chose that.
+        """
+        if opening.stream is None:
+            if opening.chosen and self.pipeline:
+                choose_epoch(self.pipeline[0], opening.epoch)
+            elif (stream := self._alive(last)) is not None:
+                return stream.following(opening.epoch)
+        return super().open_behind(last, opening)
 
-    def _check(self) -> None:
-        if not self.pipeline:
-            raise ConfigError("a pipeline needs a source")
-        for number, stage in enumerate(self.pipeline):
-            if number and not callable(stage) and not hasattr(stage, "run"):
-                raise ConfigError(f"{stage!r}: not a valid pipeline stage")
+    def __iter__(self) -> Stream:
+        stream = self._ending
+        if stream is None or self._loaded is not None:
+            return super().__iter__()
+        self._stream = stream.following(self._epochs.next)
+        self._epochs.begin(self._stream.epoch)
+        return self._stream
 
-    def _limit(self) -> int | None:
-        if self.nsamples < 0:
-            return None
-        if not self._per_rank:
-            return self.nsamples
-        worker = distributed.worker()
-        return self.nsamples // worker.total + (worker.id < self.nsamples % worker.total)
+    @property
+    def _ending(self) -> _PipelineStream | None:
+        """The last stream, if the next epoch goes on behind it."""
+        return self._alive(self._stream) if self._heard == self._epochs.times_set else None
 
-    def _context(self, run: _Run) -> Context:
-        return Context(self.seed, run.origin, run.turn, self._world.get(), distributed.worker())
+    def _alive(self, last: Stream | None) -> _PipelineStream | None:
+        """Return a stream, if the next epoch goes on behind it."""
+        goes_on = self.repetitions == _ENDLESS and self.nsamples > 0
+        return last if goes_on and isinstance(last, _PipelineStream) and last.alive else None
 
-    def _open(self, run: _Run) -> Step:
-        loaded, run.loaded = run.loaded, None
-        run.step = open_steps(self.pipeline, self._context(run), loaded)
-        return run.step
-
-    def _items(self, run: _Run) -> Iterator[Any]:
-        limit = self._limit()
-        while limit is None or run.had < limit:
-            step = run.step or self._open(run)
-            try:
-                for item in step:
-                    run.had += 1
-                    run.fresh = False
-                    yield item
-                    if limit is not None and run.had >= limit:
-                        run.over = True
-                        return
-            except Exception:
-                run.step, run.failed = None, step  # generators do not go on behind an error, but a state does
-                raise
-            run.step = None
-            run.turns += 1
-            if 0 < self.repetitions <= run.turns:
-                break
-            if run.fresh and not self._per_rank and distributed.worker().total > 1:
-                break  # this worker has no shard, and the others give theirs
-            if run.fresh:
-                raise ConfigError("the pipeline gave no sample at all, and was to be repeated until there are some")
-            run.turn, run.fresh = run.turn + 1, True
-        run.over = True
-
-    def iterator(self) -> Iterator[Any]:
-        """The same as ``iter``."""
+    def iterator(self) -> Stream:
+        """Return the same as ``iter``."""
         return iter(self)
 
-    # State.
+    # The protocol of resumable data sets.
+
+    def first_cursor(self, epoch: int) -> State:
+        """Return the cursor at the beginning of an epoch, with a stream of its own."""
+        return {**self._identity(), "where": None, "origin": epoch, "epoch": epoch, "turn": 0, "had": 0, "steps": None}
+
+    def check_cursor(self, cursor: Mapping[str, Any]) -> None:
+        """Refuse a cursor of another pipeline, rank or worker.
+
+        Raises:
+            StateError: it is one, or damaged.
+        """
+        check_state(cursor, self._identity(), of="pipeline")
+        for name in ("origin", "epoch", "turn", "had"):
+            read_int(cursor, name, of="pipeline")
+        steps = cursor.get("steps", 0)
+        if steps is not None and not (isinstance(steps, list) and len(steps) == len(self.pipeline)):
+            raise StateError(f"the state of this pipeline is damaged: steps is {cursor.get('steps')!r}")
+        if "source" in cursor and not (self.pipeline and keeps_position(self.pipeline[0])):
+            raise StateError(
+                "this state has one of the pipeline's source, and here the source has none: resume with the same "
+                "source, or start anew without the state"
+            )
+        if steps is not None or cursor["turn"]:  # where nothing has begun, anybody may go on
+            check_state(cursor, {"where": self._where()}, of="pipeline")
 
     def _identity(self) -> State:
         return {
@@ -279,52 +309,40 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
     def _where(self) -> list[int]:
         return [*self._world.get(), *distributed.worker()]
 
+    def open_at(self, cursor: State) -> Stream:
+        """Return a stream from a cursor that was checked."""
+        if not self.pipeline:
+            raise ConfigError("a pipeline needs a source")
+        for stage in self.pipeline[1:]:
+            if not callable(stage) and not hasattr(stage, "run"):
+                raise ConfigError(f"{stage!r}: not a valid pipeline stage")
+        worker = distributed.worker()
+        limit = None if self.nsamples < 0 else self.nsamples
+        if limit is not None and self._per_rank:
+            limit = limit // worker.total + (worker.id < limit % worker.total)
+        context = Context(self.seed, int(cursor["origin"]), 0, self._world.get(), worker)
+        starves = self._per_rank or worker.total == 1
+        passes = _Passes([*self.pipeline], context, self.repetitions, limit, starves)
+        return _PipelineStream(passes, {**cursor, "where": self._where()})
+
     def state_dict(self) -> State:
-        """Where this pipeline is, in this process: numbers and short texts, none of the data.
+        """Return the cursor of the iterator that was made last in this process: numbers and short texts, no data.
 
         When an error has ended the iteration: behind the sample or batch that failed, as a loader's is; where a shuffle
         had not got it yet, at that sample.
         """
-        if self._resume is not None:
-            return dict(self._resume)
-        run, state = self._run, self._identity()
-        if run is None or (run.over and not run.alive):
-            source: Any = self.pipeline[0] if self.pipeline else None
-            own = source.state_dict() if run is not None and _has_state(source) else None
-            return {**state, "epoch": self._clock.peek()[0], "steps": None, "source": own}
-        over, step = run.over, run.step or run.failed
-        return {
-            **state,
-            "where": self._where(),
-            "origin": run.origin,
-            "epoch": run.epoch + over,
-            "turn": run.turn,
-            "turns": 0 if over else run.turns,
-            "had": 0 if over else run.had,
-            "fresh": run.fresh,
-            "steps": run.loaded if step is None else step.state(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next iteration.
-
-        Raises:
-            StateError: it is of another pipeline, rank or worker.
-        """
-        begun = isinstance(state, Mapping) and state.get("steps") is not None
-        check_state(state, {**self._identity(), **({"where": self._where()} if begun else {})}, of="pipeline")
-        for name in ("epoch", "origin", "turn", "turns", "had") if begun else ("epoch",):
-            read_int(state, name, of="pipeline")
-        if "steps" not in state or (begun and not isinstance(state["steps"], list)):
-            raise StateError(f"the state of this pipeline is damaged: steps is {state.get('steps')!r}")
-        if begun and not isinstance(state.get("fresh"), bool):
-            raise StateError(f"the state of this pipeline is damaged: fresh is {state.get('fresh')!r}")
-        self._resume = dict(state)
-        self._run = None
+        state = super().state_dict()
+        if self._loaded is not None or self._running is not None or self._stream is None:
+            return state
+        if self._ending is not None:
+            return self._ending.next_cursor(self._epochs.next)
+        if keeps_position(self.pipeline[0]):
+            state["source"] = self.pipeline[0].state_dict()
+        return state
 
     def __getstate__(self) -> dict[str, Any]:
         kinds = [kind for kind in KINDS if allowed(kind)]
-        return {**self.__dict__, "_run": None, "_permissions": kinds, "_secure": utils.enforce_security}
+        return {**super().__getstate__(), "_permissions": kinds, "_secure": utils.enforce_security}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         allow(*state.pop("_permissions", ()))
@@ -335,7 +353,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     def close(self) -> None:
         """Drop what is under way, with its files, and close stages that have ``close``. Idempotent."""
-        self._run = None
+        self._stream = None
         for stage in self.pipeline:
             close: Callable[[], object] | None = getattr(stage, "close", None)
             if close is not None:
@@ -348,7 +366,3 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _has_state(source: Any) -> bool:
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count as counter
 from typing import Any
 
 import numpy as np
-from torch.utils.data import IterableDataset
 
 from penstock import distributed
 from penstock.distributed import Worker, World
 from penstock.errors import ConfigError
+from penstock.hashing import mix
 from penstock.order import make_order
-from penstock.order.hashing import mix
 from penstock.shards.urls import braces, expand
 from penstock.wds.folders import DirectoryShardList
-from penstock.wds.steps import Context, Counted, Stage, Step, context_here, read_count
-from penstock.wds.utils import PipelineStage
+from penstock.wds.steps import Context, Counted, Source, Stage, Step, context_here, read_count
 
 __all__ = [
     "DirectoryShardList",
@@ -93,11 +91,11 @@ class _ShardStep(Step):
         self._had += 1
         return {"url": url}
 
-    def state(self) -> list[Any]:
+    def cursor(self) -> list[Any]:
         return [self._had]
 
 
-class SimpleShardList(IterableDataset[Any], PipelineStage):
+class SimpleShardList(Source):
     """Shards in order.
 
     Args:
@@ -114,9 +112,6 @@ class SimpleShardList(IterableDataset[Any], PipelineStage):
     def __len__(self) -> int:
         return len(self.urls)
 
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        return self.begin_source(context_here(), None)
-
     def begin_source(self, context: Context, own: Any) -> Step:
         """As the first stage of a pipeline."""
         urls = self.urls
@@ -127,7 +122,7 @@ class SimpleShardList(IterableDataset[Any], PipelineStage):
         return _ShardStep(lambda number: urls[int(order[np.array([number])][0])], len(urls), own)
 
 
-class ResampledShards(IterableDataset[Any], PipelineStage):
+class ResampledShards(Source):
     """Shards drawn at random, with replacement, by every rank and worker for itself.
 
     Args:
@@ -182,10 +177,8 @@ def shardspec(spec: Any) -> SimpleShardList:
 # ------------------------------------------------------------------ splitting
 
 
-class _Split(Stage):
-    """Every n-th item. Singletons: they pickle by name. Shards that a worker has taken for itself all stay its own."""
-
-    deals = True
+class _Named(Stage):
+    """A stage that programs name without calling it. It pickles by its name."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -196,21 +189,29 @@ class _Split(Stage):
     def __repr__(self) -> str:
         return f"<{self.__name__}>"
 
+
+class _Split(_Named):
+    """Every n-th item. Shards that a worker has taken for itself all stay its own.
+
+    Args:
+        name: under which it is in this module.
+        part: the number of this one among how many, of a rank and a worker.
+    """
+
+    def __init__(self, name: str, part: Callable[[World, Worker], tuple[int, int]]) -> None:
+        super().__init__(name)
+        self.part = part
+
     def begin(self, source: Step, context: Context, own: Any) -> Step:
         """A `Step` over the source."""
-        if self.deals and source.taken:
-            step = Counted(source, lambda src, had: _every(src, had, 0, 1), own)
-            step.taken = True
-            return step
-        return Counted(source, lambda src, had: self.split(src, had, context.world, context.worker), own)
+        index, total = (0, 1) if source.taken else self.part(context.world, context.worker)
+        step = Counted(source, lambda src, had: _every(src, had, index, total), own)
+        step.taken = source.taken
+        return step
 
     def __call__(self, src: Iterable[Any], group: Any = None) -> Iterator[Any]:
-        world, worker = distributed.current(process_group=group), distributed.worker()
-        return (item for _, item in self.split(src, 0, world, worker))
-
-    def split(self, src: Iterable[Any], had: int, world: World, worker: Worker) -> Iterator[tuple[int, Any]]:
-        """This one's items, with the count of those seen."""
-        raise NotImplementedError
+        index, total = self.part(distributed.current(process_group=group), distributed.worker())
+        return (item for _, item in _every(src, 0, index, total))
 
 
 def _every(src: Iterable[Any], had: int, index: int, total: int) -> Iterator[tuple[int, Any]]:
@@ -219,44 +220,43 @@ def _every(src: Iterable[Any], had: int, index: int, total: int) -> Iterator[tup
             yield number + 1, item
 
 
-class _ByNode(_Split):
-    def split(self, src: Iterable[Any], had: int, world: World, worker: Worker) -> Iterator[tuple[int, Any]]:
-        return _every(src, had, world.rank, world.world_size)
+def _node(world: World, worker: Worker) -> tuple[int, int]:
+    return world.rank, world.world_size
 
 
-class _ByWorker(_Split):
-    def split(self, src: Iterable[Any], had: int, world: World, worker: Worker) -> Iterator[tuple[int, Any]]:
-        return _every(src, had, worker.id, worker.total)
+def _worker(world: World, worker: Worker) -> tuple[int, int]:
+    return worker.id, worker.total
 
 
-class _SingleNode(_Split):
-    def split(self, src: Iterable[Any], had: int, world: World, worker: Worker) -> Iterator[tuple[int, Any]]:
-        if world.world_size > 1:
-            raise ConfigError(f"{_MULTI_NODE}: nodesplitter=penstock.wds.split_by_node")
-        return _every(src, had, 0, 1)
+def _single(world: World, worker: Worker) -> tuple[int, int]:
+    if world.world_size > 1:
+        raise ConfigError(f"{_MULTI_NODE}: nodesplitter=penstock.wds.split_by_node")
+    return 0, 1
 
 
-class _Check(_Split):
+class _Check(_Named):
     """Passes everything on; nothing at all is an error."""
-
-    deals = False
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(name)
         self.message = message
 
-    def split(self, src: Iterable[Any], had: int, world: World, worker: Worker) -> Iterator[tuple[int, Any]]:
+    def begin(self, source: Step, context: Context, own: Any) -> Step:
+        """A `Step` over the source."""
+        return Counted(source, self._all, own)
+
+    def _all(self, src: Iterable[Any], had: int) -> Iterator[tuple[int, Any]]:
         for had, item in zip(counter(had + 1), src, strict=False):  # noqa: B020
             yield had, item
         if not had:
             raise ConfigError(self.message)
 
 
-split_by_node = _ByNode("split_by_node")
+split_by_node = _Split("split_by_node", _node)
 """Every item whose number is this rank's, modulo the number of ranks."""
-split_by_worker = _ByWorker("split_by_worker")
+split_by_worker = _Split("split_by_worker", _worker)
 """Every item whose number is this worker's, modulo the number of workers of the loader."""
-single_node_only = _SingleNode("single_node_only")
+single_node_only = _Split("single_node_only", _single)
 """All items, on one rank; on several a `ConfigError` that says what to do."""
 non_empty = _Check("non_empty", _NO_DATA)
 """All items; a `ConfigError` if there are none at all."""
@@ -286,9 +286,5 @@ class resampled(Stage):
 class _Again(Counted):
     """Its source is read anew at each beginning."""
 
-    def __init__(self, source: Step, function: Any, own: Any) -> None:
-        self._origin: list[Any] = []
-        super().__init__(source, function, own)
-
-    def state(self) -> list[Any]:
-        return [*([None] * (len(self._source.state()))), self._count]
+    def cursor(self) -> list[Any]:
+        return [*([None] * (len(self._source.cursor()))), self._count]

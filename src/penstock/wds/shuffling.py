@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, StateError
-from penstock.order.hashing import mix_array
-from penstock.wds.steps import Context, SourceStep, Stage, Step, context_here, read_count
+from penstock.hashing import mix_array
+from penstock.wds.steps import Context, Given, Stage, Step, context_here, read_count
 
 __all__ = ["Shuffle", "detshuffle", "shuffle"]
 
@@ -112,16 +112,14 @@ class _ShuffleStep(Step):
 
     def _mark(self) -> None:
         marks = self._marks
-        marks.append((self._inputs, self._source.state()))
+        marks.append((self._inputs, self._source.cursor()))
         oldest = min((ordinal for ordinal, _ in self._buffer), default=self._inputs)
         while len(marks) > 1 and marks[1][0] <= oldest:
             marks.popleft()
 
-    def state(self) -> list[Any]:
-        if self._how.bufsize < 1:
-            return [*self._source.state(), None]
+    def cursor(self) -> list[Any]:
         if not self._marks:
-            return [*self._source.state(), None]
+            return [*self._source.cursor(), None]
         at, before = self._marks[0]
         return [
             *before,
@@ -144,7 +142,7 @@ class _ShuffleStep(Step):
         self._draws = draws
         for ordinal in range(at, inputs):
             if ordinal == at or ordinal % self._stride == 0:
-                self._marks.append((ordinal, self._source.state()))
+                self._marks.append((ordinal, self._source.cursor()))
             try:
                 item = next(self._source)
             except StopIteration:
@@ -156,7 +154,7 @@ class _ShuffleStep(Step):
                 wanted_items[ordinal] = item
         self._inputs = inputs
         if not self._marks:
-            self._marks.append((at, self._source.state()))
+            self._marks.append((at, self._source.cursor()))
         self._buffer = [(ordinal, wanted_items[ordinal]) for ordinal in held]
 
 
@@ -224,7 +222,7 @@ class detshuffle(Shuffle):
     def run(self, src: Any = None) -> Iterator[Any]:
         """Used by itself: every run is another epoch."""
         self.epoch += 1
-        return self.begin(SourceStep(src, None), context_here()._replace(epoch=self.epoch), None)
+        return self.begin(Given(src), context_here()._replace(epoch=self.epoch), None)
 
 
 shuffle = Shuffle

@@ -1,42 +1,48 @@
-"""Stages under way: iterators that can say where they are, and be opened there again.
+"""Stages under way: streams over streams, each of which can be opened again where it is.
 
     stages:   [source, split, expand, shuffle, batched]
-    steps:    each an iterator over the one before it
-    state:    [   4  ,   2  ,  1536 ,  {...} ,  None  ]     one entry for each stage
+    steps:    each a stream over the one before it
+    cursor:   [   4  ,   2  ,  1536 ,  {...} ,  None  ]     one entry for each stage
 
-A step's `Step.state` says what the steps up to it have to be opened with so that it goes on after the item that it gave
-last. What a stage holds back (a buffer, a batch half unpacked) is not in it: the stages before it are opened at the
-place where the oldest of that came from, and it is made again.
+A step's `Step.cursor` says where the steps up to it have to be opened, so that it goes on behind the item that it gave
+last. It has no entry for the items that a stage holds back (a buffer, a batch half unpacked): the stages before it are
+opened where the oldest of those came from, and they are made again.
 
-Invariant: a state has numbers and short texts, none of the data, and its size does not depend on how far the stream is.
+Invariant: a cursor has numbers and short texts, none of the data. Its size does not depend on how far the stream is.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from penstock import distributed
 from penstock.distributed import Worker, World
 from penstock.errors import ConfigError, StateError
-from penstock.order.hashing import derive_key, mix
+from penstock.hashing import derive_key, mix
+from penstock.plan.source_stream import SourceStream, check_pass, drop, loads_stream
+from penstock.plan.stream import ResumableDataset, Stream
 from penstock.wds.utils import PipelineStage
 
 __all__ = [
     "Context",
     "Counted",
     "Expanded",
+    "Given",
     "Replayed",
-    "SourceStep",
+    "Source",
     "Stage",
     "Step",
     "Through",
+    "choose_epoch",
     "context_here",
     "memoryless",
+    "open_source",
     "open_steps",
     "read_count",
 ]
@@ -48,7 +54,7 @@ T = TypeVar("T")
 class Context(NamedTuple):
     """What a stage may know: its place in the pipeline, and whose stream this is.
 
-    ``turn`` counts the passes of one stream that goes on over several of them.
+    ``turn`` counts the passes over the source in one stream.
     """
 
     seed: int
@@ -57,6 +63,11 @@ class Context(NamedTuple):
     world: World
     worker: Worker
     place: int = 0
+
+    @property
+    def source_epoch(self) -> int:
+        """The epoch of a data set that is the source: later passes of a stream have numbers that no epoch has."""
+        return mix(self.epoch, self.turn) >> 2 if self.turn else self.epoch
 
     def key(self, name: str, *, common: bool, seed: int | None = None) -> int:
         """64 bits for random choices.
@@ -75,7 +86,7 @@ def context_here() -> Context:
     return Context(0, 0, 0, distributed.current(), distributed.worker())
 
 
-class Step(Iterator[Any]):
+class Step(Stream):
     """A stage under way.
 
     ``taken``: its items are this worker's own already, so they are not to be split.
@@ -83,27 +94,38 @@ class Step(Iterator[Any]):
 
     taken = False
 
-    def state(self) -> list[Any]:
-        """Where this step and those before it have to be opened, to go on from here."""
+    @abstractmethod
+    def cursor(self) -> list[Any]:
+        """Return where this step and those before it have to be opened, to go on from here."""
+
+
+class Source(IterableDataset[Any], PipelineStage):
+    """A first stage that can be begun anywhere."""
+
+    def begin_source(self, context: Context, own: Any) -> Step:
+        """Begin; ``own`` is the source's entry in a cursor, or None."""
         raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.begin_source(context_here(), None)
 
 
 class Stage(PipelineStage):
     """A stage that can be begun anywhere. Also a function from an iterator to an iterator."""
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """Begin over ``source``, which stands where the state says; ``own`` is this stage's entry in it, or None."""
+        """Begin over ``source``, which stands where the cursor says; ``own`` is this stage's entry in it, or None."""
         raise NotImplementedError
 
     def run(self, src: Any = None) -> Iterator[Any]:
         """Turn one iterator into another."""
-        return self.begin(SourceStep(src, None), context_here(), None)
+        return self.begin(Given(src), context_here(), None)
 
     def __call__(self, src: Iterable[Any]) -> Iterator[Any]:
         return self.run(src)
 
     def invoke(self, *args: Any, **kw: Any) -> Any:
-        """The same as `run`."""
+        """Do the same as `run`."""
         return self.run(*args, **kw)
 
 
@@ -117,61 +139,64 @@ def memoryless(stage: T) -> T:
     return stage
 
 
-def open_steps(stages: list[Any], context: Context, state: list[Any] | None) -> Step:
-    """The last step of a pipeline, with all before it.
+def open_steps(stages: list[Any], context: Context, cursor: list[Any] | None) -> Step:
+    """Return the last step of a pipeline, over all before it.
+
+    Args:
+        stages: the source first.
+        context: whose stream this is.
+        cursor: where to open them, an entry for each stage; None begins anew.
 
     Raises:
-        StateError: a state of another number of stages.
+        StateError: the cursor does not fit the data or the stages.
     """
-    if state is not None and len(state) != len(stages):
-        raise StateError(f"this state is of a pipeline of {len(state)} stages, and this one has {len(stages)}")
-    step = _first(stages[0], context, None if state is None else state[0])
+    entries = [None] * len(stages) if cursor is None else cursor
+    step = open_source(stages[0], context, entries[0])
     for number, stage in enumerate(stages[1:], 1):
-        own = None if state is None else state[number]
         stage = stage.stage() if isinstance(stage, FunctionType) and hasattr(stage, "stage") else stage
         if isinstance(stage, Stage):
-            step = stage.begin(step, context._replace(place=number), own)
+            step = stage.begin(step, context._replace(place=number), entries[number])
         elif getattr(stage, "memoryless", False):
             step = Through(step, partial(_apply, stage))
         else:
-            step = Replayed(step, stage, own)
+            step = Replayed(step, stage, entries[number])
     return step
 
 
-def _first(source: Any, context: Context, own: Any) -> Step:
-    if own is None:
-        _tell_epoch(source, context)
-    begin = getattr(source, "begin_source", None)
-    if begin is not None:
-        step: Step = begin(context, own)
-        return step
-    return SourceStep(source, own)
+def open_source(source: Any, context: Context, own: Any) -> Step:
+    """Return a first stage under way.
 
+    Args:
+        source: one of ours; a data set of ours, which gets a stream of its own in the context's epoch; or anything that
+            gives items: with a state it goes on from that, and of others the items that were had are dropped.
+        context: whose stream this is.
+        own: the source's entry in a cursor; None begins anew.
 
-def _tell_epoch(source: Any, context: Context) -> None:
-    """Say to a loader of a stream which epoch this pass is: one of which workers have given nothing yet is known by
-    nothing else. Later passes of one stream have numbers that no epoch has.
+    Raises:
+        ConfigError: it gives no items.
+        StateError: the entry does not fit the source.
     """
-    if isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset):
-        teller: Any = source if hasattr(source, "set_epoch") else source.dataset
-        if hasattr(source.dataset, "set_epoch"):
-            teller.set_epoch(mix(context.epoch, context.turn) >> 2 if context.turn else context.epoch)
+    if isinstance(source, Source):
+        return source.begin_source(context, own)
+    name = f"the source {type(source).__name__}"
+    if own is not None:
+        check_pass(own, source, name=name, of="pipeline")
+    epoch = context.source_epoch if _follows_epoch(source) else None
+    return Opened(SourceStream(source, name=name, epoch=epoch, cursor=own, iterate=_iterate, warn=False))
 
 
-def _apply(stage: Any, src: Iterator[Any]) -> Iterator[Any]:
-    return iter(stage.run(src) if hasattr(stage, "run") else stage(src))
+def choose_epoch(source: Any, epoch: int) -> None:
+    """Say the next epoch to a source that counts its epochs itself; all others are told when they are opened."""
+    if hasattr(source, "set_epoch") and not _follows_epoch(source):
+        source.set_epoch(epoch)
 
 
-def read_count(own: Any) -> int:
-    """A count from a state; 0 for none. Raises StateError for anything else."""
-    if own is None:
-        return 0
-    if type(own) is not int or not 0 <= own < 1 << 62:
-        raise StateError(f"this state is damaged: {own!r} where a count belongs")
-    return own
+def _follows_epoch(source: Any) -> bool:
+    """Return whether a source is always in the epoch of the pipeline around it."""
+    return isinstance(source, ResumableDataset) or loads_stream(source)
 
 
-def _items(source: Any) -> Iterator[Any]:
+def _iterate(source: Any) -> Iterator[Any]:
     if hasattr(source, "__iter__") or hasattr(source, "__getitem__"):
         return iter(source)
     if isinstance(source, PipelineStage):
@@ -181,39 +206,44 @@ def _items(source: Any) -> Iterator[Any]:
     raise ConfigError(f"{source!r}: not a valid pipeline stage")
 
 
-def _go_on(step: Step, count: int) -> None:
-    """Drop the items that were had. Raises StateError if there are not so many."""
-    for had in range(count):
-        try:
-            next(step)
-        except StopIteration:
-            raise StateError(
-                f"a stage had given {count} items when this state was taken, and now it has {had}: the data are others"
-            ) from None
+def read_count(own: Any) -> int:
+    """Return a count from a cursor; 0 for none. Raises StateError for anything else."""
+    if own is None:
+        return 0
+    if type(own) is not int or not 0 <= own < 1 << 62:
+        raise StateError(f"this state is damaged: {own!r} where a count belongs")
+    return own
 
 
-class SourceStep(Step):
-    """Any iterable as a first stage; one with a state goes on from that, of others what was had is dropped."""
+def _apply(stage: Any, src: Iterator[Any]) -> Iterator[Any]:
+    return iter(stage.run(src) if hasattr(stage, "run") else stage(src))
 
-    def __init__(self, source: Any, own: Any) -> None:
-        self._source = source
-        self._stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-        skip = 0
-        if self._stateful and own is not None:
-            source.load_state_dict(own)
-        elif not self._stateful:
-            skip = read_count(own)
-        self._items = _items(source)
-        self._had = 0
-        _go_on(self, skip)
+
+class Opened(Step):
+    """Any iterable as a first stage, opened at once."""
+
+    def __init__(self, stream: SourceStream) -> None:
+        stream.begin()
+        self._stream = stream
 
     def __next__(self) -> Any:
-        item = next(self._items)
-        self._had += 1
-        return item
+        return next(self._stream)
 
-    def state(self) -> list[Any]:
-        return [self._source.state_dict() if self._stateful else self._had]
+    def cursor(self) -> list[Any]:
+        return [self._stream.cursor()]
+
+
+class Given(Step):
+    """Items as they come. They cannot be begun again: the cursor says no more than that they were."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = _iterate(items)
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+    def cursor(self) -> list[Any]:
+        return [True]
 
 
 class Through(Step):
@@ -227,8 +257,8 @@ class Through(Step):
     def __next__(self) -> Any:
         return self._next()
 
-    def state(self) -> list[Any]:
-        return [*self._source.state(), None]
+    def cursor(self) -> list[Any]:
+        return [*self._source.cursor(), None]
 
 
 class Counted(Step):
@@ -243,8 +273,8 @@ class Counted(Step):
         self._count, item = next(self._items)
         return item
 
-    def state(self) -> list[Any]:
-        return [*self._source.state(), self._count]
+    def cursor(self) -> list[Any]:
+        return [*self._source.cursor(), self._count]
 
 
 class Expanded(Step):
@@ -256,7 +286,7 @@ class Expanded(Step):
         self._source = source
         self._function = function
         position = None if own is None else read_count(own)
-        self._before: list[Any] | None = None if own is None else source.state()
+        self._before: list[Any] | None = None if own is None else source.cursor()
         self._position: Any = position
         self._current: Iterator[tuple[Any, Any]] = iter(())
         self._seek: Any = position
@@ -267,14 +297,14 @@ class Expanded(Step):
             for self._position, item in self._current:  # noqa: B020
                 return item
             self._before = None
-            before = self._source.state()
+            before = self._source.cursor()
             item = next(self._source)
             self._current = self._function(item, self._seek)
             self._before, self._position, self._seek = before, self._seek, None
 
-    def state(self) -> list[Any]:
+    def cursor(self) -> list[Any]:
         if self._before is None:
-            return [*self._source.state(), None]
+            return [*self._source.cursor(), None]
         return [*self._before, self._position]
 
 
@@ -282,15 +312,15 @@ class Replayed(Step):
     """A stage of which nothing is known: it is begun where it was begun, and what it gave is dropped."""
 
     def __init__(self, source: Step, stage: Any, own: Any) -> None:
-        self._origin = source.state()
+        self._origin = source.cursor()
         self._items = _apply(stage, source)
-        self._had = 0
-        _go_on(self, read_count(own))
+        self._had = read_count(own)
+        drop(self._items, self._had, f"the stage {stage!r}")
 
     def __next__(self) -> Any:
         item = next(self._items)
         self._had += 1
         return item
 
-    def state(self) -> list[Any]:
+    def cursor(self) -> list[Any]:
         return [*self._origin, self._had]

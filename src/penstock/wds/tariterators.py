@@ -14,18 +14,14 @@ import contextlib
 import os
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import xxhash
 
 from penstock.errors import ConfigError, ShardError, ShardIOError, StorageError
-from penstock.shards.archive import Archive
-from penstock.shards.compressed import compression_of, decompress, open_file
-from penstock.shards.files import ShardFile
-from penstock.shards.grouping import LOCAL_PATH, Sample, base_and_extension, group
-from penstock.shards.runs import scan_runs
-from penstock.shards.stream import read_shard
-from penstock.shards.tar import Member, walk_stream
+from penstock.shards.compressed import open_stream
+from penstock.shards.grouping import LOCAL_PATH, Sample, base_and_extension
+from penstock.shards.stream import named_members, read_shard, read_stream
 from penstock.shards.urls import local_path
 from penstock.storage import Cache, Storage, file_lock, is_remote, write_atomically
 from penstock.storage import local_path as copy_of
@@ -101,53 +97,13 @@ class tarfile_to_samples(Stage):
 
     def _read(self, url: str, begin: int) -> Iterator[tuple[int, Sample]]:
         handler = None if self.handler is reraise_exception else self.handler
+        select, rename = self.select_files, self.rename_files
         path = self._path(url)
-        if path is None:
-            if has_own_opener(url):
-                yield from self._streamed(gopen(url, allow=self.allow), url, None, begin, handler)
-            elif self.select_files is None and self.rename_files is None:
-                yield from read_shard(url, start=begin, handler=handler)
-            else:
-                yield from self._streamed(gopen(url), url, None, begin, handler)
+        if path is not None or not has_own_opener(url):
+            yield from read_shard(url, start=begin, handler=handler, path=path, select=select, rename=rename)
             return
-        file = ShardFile(path)
-        try:
-            packed = compression_of(file.read(min(6, file.size), 0)) is not None
-            if packed or self.select_files is not None or self.rename_files is not None:
-                yield from self._streamed(open_file(path), url, path, begin, handler)
-                return
-            file.settle()
-            archive = Archive(file)
-            for run in scan_runs(archive, url, start=begin, handler=handler):
-                headers = run.files.header[run.first[:-1]].tolist()
-                for header, sample in zip(headers, run.samples(archive, url), strict=True):
-                    sample[LOCAL_PATH] = path
-                    yield header, sample
-        finally:
-            file.close()
-
-    def _streamed(
-        self, file: Any, url: str, path: str | None, begin: int, handler: Handler | None
-    ) -> Iterator[tuple[int, Sample]]:
-        with contextlib.closing(decompress(cast(BinaryIO, file))) as stream:
-            for sample in group(self._members(stream, url, begin), url, local_path=path, handler=handler):
-                header = None
-                for name, value in sample.items():
-                    if isinstance(value, tuple):
-                        header = value[0] if header is None else header
-                        sample[name] = value[1]
-                yield header or 0, sample
-
-    def _members(self, stream: BinaryIO, url: str, begin: int) -> Iterator[tuple[Member, tuple[int, bytes]]]:
-        rename, select = self.rename_files, self.select_files
-
-        def wanted(name: str) -> bool:
-            return select is None or select(name if rename is None else rename(name))
-
-        for member, data in walk_stream(stream, url, select=wanted):
-            if member.header >= begin:
-                named = member if rename is None else member._replace(name=rename(member.name))
-                yield named, (member.header, data)
+        with open_stream(gopen(url, allow=self.allow)) as stream:
+            yield from read_stream(stream, url, start=begin, handler=handler, select=select, rename=rename)
 
     def _path(self, url: str) -> str | None:
         """The local file of a shard; None for one that is read as a stream."""
@@ -273,16 +229,11 @@ def _files(
     fileobj: BinaryIO, handler: Handler, select_files: Names | None, rename_files: Renames | None, url: str
 ) -> Iterator[dict[str, Any]]:
     """The same; `_Stop` where the handler says so."""
-    stage = tarfile_to_samples(handler, select_files, rename_files)
     try:
-        stream = decompress(fileobj)
-        for member, (_, data) in stage._members(stream, url, 0):
+        for member, data in named_members(open_stream(fileobj), url, select_files, rename_files):
             name = member.name
-            if member.kind != "file" or ("/" not in name and name.startswith("__") and name.endswith("__")):
-                continue
-            if name.startswith("__") and name.partition("/")[0].endswith("__"):
-                continue
-            yield {"fname": name, "data": data}
+            if member.kind == "file" and not (name.startswith("__") and name.partition("/")[0].endswith("__")):
+                yield {"fname": name, "data": data}
     except (ShardError, OSError) as error:
         if not settle(handler, _as_tarfile(error)):
             raise _Stop from error

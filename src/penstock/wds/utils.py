@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock import distributed
-from penstock.order.hashing import mix
+from penstock.hashing import mix
 
 __all__ = [
     "PipelineStage",

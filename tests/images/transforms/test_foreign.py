@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from penstock import DataLoader
-from penstock.datasets.base import BatchedDataset
 from penstock.errors import ConfigError
 from penstock.images.transforms import (
     CenterCrop,
@@ -26,6 +25,7 @@ from penstock.images.transforms import (
     ToTensor,
 )
 from penstock.random import generator, sample_scope
+from penstock.sources.batched import BatchedDataset
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
 

@@ -21,7 +21,7 @@ import torch
 import penstock as ps
 
 FOLDER = Path(sys.argv[1])
-KINDS = ("global", "shuffled", "share", "shards")
+KINDS = ("global", "shuffled", "share", "shards", "ours")
 ROWS, BATCH, SEED = 24, 4, 3
 HOW: dict[str, Any] = {"batch_size": BATCH, "seed": SEED, "num_workers": 2, "executor": "thread"}
 
@@ -40,6 +40,10 @@ def row_of_record(record: Any) -> int:
     return int(record.row)
 
 
+def rows_of(records: list[Any]) -> torch.Tensor:
+    return torch.tensor([record.row for record in records])
+
+
 def row_of_sample(sample: Any) -> int:
     return int(sample["__key__"])
 
@@ -51,6 +55,9 @@ def make(kind: str, **options: Any) -> Any:
         return ps.DataLoader(ps.RankDataset(str(FOLDER / "rows.txt"), load=row_of_record, seed=SEED), **how)
     if kind == "shards":
         return ps.DataLoader(ps.ShardDataset(str(FOLDER / "rows-{0..2}.tar"), load=row_of_sample, seed=SEED), **how)
+    if kind == "ours":
+        how.setdefault("collate_fn", rows_of)
+        return ps.DataLoader(ps.Manifest.open(str(FOLDER / "rows.txt")), shuffle="global", **how)
     if kind == "dpex":
         return ps.DpexDataLoader(Rows(), False, "auto", BATCH, True, num_workers=2)
     if kind == "shuffled":

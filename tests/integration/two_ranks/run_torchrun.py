@@ -14,7 +14,7 @@ import penstock as ps
 
 def read(kind: str) -> Any:
     """Two epochs."""
-    if kind in ("share", "shards"):
+    if kind in ("share", "shards", "ours"):
         loader = make(kind)
     else:
         data = Rows()

@@ -36,30 +36,23 @@ class Model(torch.nn.Module):
         return {"loss": self.layer(rows[:, None].float()).square().mean()}
 
 
-def named(rows: list[int]) -> dict[str, Any]:
-    return {"rows": torch.tensor(rows)}
-
-
-class Own(transformers.Trainer):  # type: ignore[misc]
-    """Makes its loader itself."""
-
-    kind = ""
-
-    def get_train_dataloader(self) -> Any:
-        self.made = self.accelerator.prepare(make(self.kind, collate_fn=named))
-        return self.made
+def named(rows: list[Any]) -> dict[str, Any]:
+    return {"rows": torch.tensor([row.row if isinstance(row, tuple) else row for row in rows])}
 
 
 def train(kind: str) -> Any:
-    """By the subclass first, which imports our loader when it is trained."""
+    """By a subclass that makes its loader itself, and by ours."""
+    from penstock.integrations.transformers import PenstockTrainer, TrainerLoaders
+
+    class Own(TrainerLoaders, transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            self.made = self.accelerator.prepare(make(kind, collate_fn=named))
+            return self.made
+
     arguments = transformers.TrainingArguments(str(FOLDER), **OPTIONS)
     own, found = Own(Model(), arguments), []
-    own.kind = kind
     own.train()
     found.append((own, own.made.base_dataloader))
-
-    from penstock.integrations.transformers import PenstockTrainer
-
     ours = PenstockTrainer(Model(), arguments, train_loader=make(kind, collate_fn=named))
     ours.train()
     found.append((ours, ours.callback_handler.train_dataloader.base_dataloader))

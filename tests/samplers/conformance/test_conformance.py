@@ -23,7 +23,7 @@ import pytest
 import torch
 from plan_support import bound
 
-from penstock.errors import StateError
+from penstock.errors import SamplerError, StateError
 from penstock.order import Permutation
 from penstock.samplers import (
     BatchSampler,
@@ -280,7 +280,7 @@ def test_memory_is_flat_over_epochs(case: Case) -> None:
                     sampler.state_dict()
 
     tracemalloc.start()
-    for key in range(100):
+    for key in range(1_100):
         Permutation(N, key)[0]  # the cache of small tables is full from the beginning, and counted
     run(range(5))
     gc.collect()
@@ -327,6 +327,11 @@ def test_other_order_version_is_refused(case: Case) -> None:
 def test_negative_epoch_is_refused(case: Case) -> None:
     with pytest.raises(ValueError, match="epoch must be 0 or more"):
         make(case).set_epoch(-1)
+
+
+def test_an_epoch_that_no_state_can_hold_is_refused(case: Case) -> None:
+    with pytest.raises(SamplerError, match=r"epoch must be below 2\*\*62"):
+        make(case).set_epoch(1 << 62)
 
 
 def test_copies_begin_where_the_original_would(case: Case) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
+from penstock.images.transforms.single import transform_image
 from penstock.random import generator
 
 __all__ = ["Size", "Transform", "chance", "draws", "filling", "pair", "switch"]
@@ -93,10 +94,22 @@ class Transform:
         return form
 
     def __call__(self, image: Any, target: Mapping[str, Any] | None = None) -> Any:
-        """Of one image by hand, with what belongs to it or without: arguments, result and errors as in `Compose`."""
-        from penstock.images.transforms.compose import Compose  # which is a transform itself
+        """Transform one image by hand.
 
-        return Compose([self])(image, target)
+        Args:
+            image: uint8 (height, width, channels) or (height, width), RGB; or a tensor (channels, height, width); or an
+                object with an array, such as an image of Pillow.
+            target: a dict with ``masks`` or ``boxes`` that belong to the image (see `targets`), and anything else.
+
+        Returns:
+            An array like the given one, or a tensor (channels, height, width) where a tensor was given, and after
+            `ToTensor`; with a target also that, changed in the same way.
+
+        Raises:
+            ConfigError: an image of another number of dimensions, or a step that makes no sense by itself.
+        """
+        self.leaves(Form())
+        return transform_image(self.apply, image, target)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))

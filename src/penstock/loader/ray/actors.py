@@ -30,6 +30,7 @@ from penstock.loader.ray.cluster import check_attached, nodes, resources, sessio
 from penstock.loader.ray.member import Answer, Call, Counts, Member, Pass
 from penstock.loader.ray.options import RayOptions
 from penstock.loader.ray.worker import Actor, versions
+from penstock.loader.snapshots import Snapshot
 
 __all__ = ["Actors"]
 
@@ -70,6 +71,8 @@ class Actors:
         self._class = ray.remote(concurrency_groups={"control": 1, "make": 1 if turns else 2})(Actor)
         self._starting: dict[Any, Member] = {}
         self._calls: dict[Any, Call] = {}
+        self._begins: dict[Any, int] = {}  # of workers that have a state: who was told to begin
+        self.begun: dict[int, Snapshot | None] = {}  # their first snapshots, by worker
         self._pass: Pass | None = None
         self._failed = self._serial = 0
         self._warned = False
@@ -105,6 +108,7 @@ class Actors:
         with self.turn():
             self._calls.clear()
             self._starting.clear()
+            self._begins.clear()
 
     def ready(self) -> list[Member]:
         """Those that can be asked."""
@@ -211,6 +215,8 @@ class Actors:
         check_attached(self.session)
         self._pass = told
         self._calls.clear()
+        self._begins.clear()
+        self.begun = {}
         for member in self.ready():
             member.calls.clear()
             self._tell(member, told)
@@ -218,7 +224,10 @@ class Actors:
     def _tell(self, member: Member, told: Pass) -> None:
         setup = self._setup if told.fresh or not member.primed else None
         member.primed = True
-        member.actor.begin.remote(told.run, told.epoch, told.states.get(member.number), setup, told.base_seed)
+        state = told.states.get(member.number)
+        ref = member.actor.begin.remote(told.run, told.epoch, state, setup, told.base_seed)
+        if self._turns:
+            self._begins[ref] = member.number
 
     def stop(self) -> None:
         """Nothing is wanted any more."""
@@ -246,7 +255,7 @@ class Actors:
             ClusterError: the program has left the cluster.
         """
         check_attached(self.session)
-        refs = [*self._starting, *self._calls]
+        refs = [*self._starting, *self._begins, *self._calls]
         if not refs:
             return []
         patience = self._patience(timeout)
@@ -267,11 +276,21 @@ class Actors:
         for ref in found:
             if ref in self._starting:
                 self._greet(ref)
+            elif ref in self._begins:
+                self._note_begun(ref)
             elif ref in self._calls:  # not that of a worker that was lost a moment ago
                 answers.append(self._take(self._calls[ref]))
         if not found:
             self._complain()
         return answers
+
+    def _note_begun(self, ref: Any) -> None:
+        """Note the first snapshot of a worker; that one is lost is found where it is asked for a batch."""
+        number = self._begins.pop(ref)
+        try:
+            self.begun[number] = ray.get(ref, timeout=_FETCH)
+        except RayError:
+            self.begun[number] = None
 
     def _take(self, call: Call) -> Answer:
         member = call.member

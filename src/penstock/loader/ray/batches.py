@@ -26,6 +26,7 @@ from penstock.loader.ray.faults import Faults, node_of
 from penstock.loader.ray.jobs import Batch, Desk, Rules
 from penstock.loader.ray.member import Answer, Call, Member
 from penstock.loader.remote import rebuild
+from penstock.loader.snapshots import Snapshot
 from penstock.loader.work import Made, Task, Work
 
 __all__ = ["RayBatches"]
@@ -46,6 +47,8 @@ class RayBatches:
         number: of the batch that was last returned or raised, in the order of the tasks; of a stream's batch, how many
             were returned or raised before.
         worker: that it came from, where they take turns.
+        first_states: snapshots of workers that have begun; complete as soon as a batch is handed out.
+        failed_state: snapshot right after the batch that was raised last.
     """
 
     def __init__(self, tasks: Iterator[Task], maker: Any, desk: Desk, rules: Rules, *, first: int) -> None:
@@ -63,6 +66,9 @@ class RayBatches:
         self._over = False
         self._dead: str | None = None
         self.number, self.worker = -1, 0
+        self.first_states: dict[int, Snapshot] = {}
+        self.failed_state: Snapshot | None = None
+        self._waits_for_begun = rules.turns
         with self._actors.turn():
             self._fill()
 
@@ -109,7 +115,7 @@ class RayBatches:
                 self._heed_closing()
                 batch = self._head()
                 self._fill()
-                if batch is not None:
+                if batch is not None and self._all_begun(batch):
                     break
                 if not self._open and self._tasks.over:
                     self._finish()
@@ -121,6 +127,18 @@ class RayBatches:
                 self._fill()
                 self._adapt(waited, full)
         return made
+
+    def _all_begun(self, batch: Batch) -> bool:
+        """Return whether a batch may be handed out. The first one of a worker with a state waits for the first
+        snapshots of all workers: a state has to say where those are that nothing was had of.
+        """
+        if self._waits_for_begun:
+            begun = self._actors.begun
+            if batch.worker not in begun or (begun[batch.worker] is not None and len(begun) < self._actors.count):
+                return False
+            self._waits_for_begun = False
+            self.first_states = {worker: first for worker, first in begun.items() if first is not None}
+        return True
 
     def _heed_closing(self) -> None:
         """Another thread may have closed the loader."""

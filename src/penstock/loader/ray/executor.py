@@ -8,62 +8,41 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.loader.config import LoaderConfig
 from penstock.loader.fetch import Maker
 from penstock.loader.ray.cluster import attach, load_ray, nodes, session
 from penstock.loader.ray.options import RayOptions
-from penstock.loader.snapshots import has_state
 from penstock.loader.stream import StreamFetch
+from penstock.plan.user_states import has_state
 
-__all__ = ["RayExecutor", "Settings"]
+__all__ = ["RayExecutor"]
 
 _LARGE = 10 << 20
 """Bytes of a pickle that are worth a warning."""
-
-
-class Settings(NamedTuple):
-    """How a loader uses its workers; as the arguments of the same names.
-
-    Attributes:
-        workers: to begin with.
-        threads: in each.
-        prefetch: batches in flight for each worker.
-        light: the same for batches that are made quickly.
-    """
-
-    workers: int
-    threads: int
-    prefetch: int
-    light: int
-    persistent: bool
-    in_order: bool
-    timeout: float
-    max_bytes: int | None
-    init: Callable[[int], object] | None
 
 
 class RayExecutor:
     """Makes batches for one loader.
 
     Args:
-        options: the cluster, and the workers in it.
-        settings: the loader's arguments.
+        config: the loader's settings.
     """
 
-    def __init__(self, options: RayOptions, settings: Settings) -> None:
-        self._options = options
-        self._settings = settings
+    def __init__(self, config: LoaderConfig) -> None:
+        self._options = config.ray_options or RayOptions()
+        self._config = config
         self._desk: Any = None
         self._digest = b""
         self._run = 0
+        self._anew = False
 
     @property
     def keeps_workers(self) -> bool:
         """Whether the next pass is made by copies of the data set that there are already."""
-        return self._settings.persistent and self._alive
+        return self._config.persistent_workers and self._alive
 
     @property
     def _alive(self) -> bool:
@@ -71,15 +50,19 @@ class RayExecutor:
             return False
         return bool(self._desk.actors.session == session())  # they ended with their connection
 
-    def prepare(self, maker: Maker) -> None:
+    def prepare(self, maker: Maker, *, anew: bool = False) -> None:
         """Have workers that know this maker. They may still be starting.
+
+        Args:
+            anew: with new copies of the data set, whatever the workers have.
 
         Raises:
             ClusterError: there is no cluster.
             ConfigError: Ray is missing, or the data set does not pickle.
         """
         attach(self._options.address)
-        if self.keeps_workers:
+        self._anew = anew
+        if self.keeps_workers and not anew:
             return
         setup, manifests = self._pickled(maker)
         digest = hashlib.blake2b(setup).digest()
@@ -95,7 +78,7 @@ class RayExecutor:
 
         name = type(maker.dataset).__name__
         try:
-            setup, manifests = pickle_with_handles((maker, self._settings.init))
+            setup, manifests = pickle_with_handles((maker, self._config.worker_init_fn))
         except Exception as error:
             raise ConfigError(
                 f"{name}, the collate function or worker_init_fn cannot be pickled, and has to go to other machines: "
@@ -103,7 +86,7 @@ class RayExecutor:
             ) from error
         if len(setup) > _LARGE and len(self._digest) == 0:
             warnings.warn(
-                f"{name} pickles to {len(setup) / 1e6:.0f} MB, which each of {self._settings.workers} workers holds a "
+                f"{name} pickles to {len(setup) / 1e6:.0f} MB, which each of {self._config.workers} workers holds a "
                 "copy of: keep the data in files and open them by path (a Manifest travels as a handle of a few "
                 "hundred bytes), or use fewer workers with more threads_per_worker",
                 stacklevel=6,
@@ -116,17 +99,17 @@ class RayExecutor:
         from penstock.loader.ray.elastic import Elastic
         from penstock.loader.ray.jobs import Desk
 
-        settings, options = self._settings, self._options
+        config, options = self._config, self._options
         turns = _takes_turns(maker)
-        limits = options.limits(settings.workers)
-        if turns and limits != (settings.workers, settings.workers):
+        limits = options.limits(config.workers)
+        if turns and limits != (config.workers, config.workers):
             raise ConfigError(
                 f"min_workers and max_workers make no sense for {type(maker.dataset).__name__}: an iterable data set, "
                 "or one with a state of its own, is dealt to a number of workers that stays"
             )
         here = load_ray().get_runtime_context().get_node_id()
-        budget = Budget(nodes()[here].store, settings.max_bytes)
-        actors = Actors(setup, options, count=settings.workers, threads=settings.threads, turns=turns)
+        budget = Budget(nodes()[here].store, config.max_bytes_in_flight)
+        actors = Actors(setup, options, count=config.workers, threads=config.threads, turns=turns)
         self._run = 0
         return Desk(actors, budget, Elastic(*limits))
 
@@ -136,19 +119,19 @@ class RayExecutor:
         from penstock.loader.ray.jobs import Rules
         from penstock.loader.ray.member import Pass
 
-        settings, actors = self._settings, self._desk.actors
+        config, actors = self._config, self._desk.actors
         turns = _takes_turns(run.maker)
-        states = {number: state for number in range(settings.workers) if (state := run.resume(number)) is not None}
+        states = {number: state for number in range(config.workers) if (state := run.resume(number)) is not None}
         self._run += 1
-        fresh = turns and not settings.persistent
+        fresh = turns and (self._anew or not config.persistent_workers)
         actors.begin(Pass(self._run, run.epoch, states, run.base_seed, fresh))
         rules = Rules(
             turns=turns,
             stream=isinstance(run.maker, StreamFetch),
-            in_order=settings.in_order,
-            timeout=settings.timeout,
-            prefetch=settings.prefetch,
-            light=settings.light,
+            in_order=config.in_order,
+            timeout=config.timeout,
+            prefetch=max(1, config.depth // config.workers),
+            light=max(1, config.light // config.workers),
         )
         return RayBatches(run.tasks, run.maker, self._desk, rules, first=run.first)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.loader.ray.cluster import Node
+from penstock.plan.opening import Told
 
 __all__ = ["Answer", "Call", "Counts", "Member", "Pass"]
 
@@ -15,7 +16,7 @@ class Pass(NamedTuple):
     """What a worker is told when a pass begins. ``fresh``: with a new copy of the data set."""
 
     run: int
-    epoch: int | None
+    epoch: Told
     states: dict[int, Any]
     base_seed: int
     fresh: bool

@@ -31,9 +31,11 @@ from penstock.loader.pack import pack
 from penstock.loader.pool import ThreadPool
 from penstock.loader.ray.far import RowsWanted, keep_rows
 from penstock.loader.remote import RemoteError, describe
+from penstock.loader.snapshots import Snapshot
 from penstock.loader.stream import StreamFetch
 from penstock.loader.work import Task, Work
 from penstock.loader.workerinfo import process_worker, seed_worker
+from penstock.plan.opening import Told
 
 __all__ = ["Actor", "Worker", "versions"]
 
@@ -57,9 +59,9 @@ class Actor:
         return self._worker.hello()
 
     @_in_group("control")
-    def begin(self, run: int, epoch: int | None, state: Any, setup: bytes | None, base_seed: int) -> None:
+    def begin(self, run: int, epoch: Told, state: Any, setup: bytes | None, base_seed: int) -> Snapshot | None:
         """See `Worker`."""
-        self._worker.begin(run, epoch, state, setup, base_seed)
+        return self._worker.begin(run, epoch, state, setup, base_seed)
 
     @_in_group("control")
     def stop(self) -> None:
@@ -111,8 +113,8 @@ class Worker:
         context = ray.get_runtime_context()
         return {"node": context.get_node_id(), "pid": os.getpid(), "versions": versions()}
 
-    def begin(self, run: int, epoch: int | None, state: Any, setup: bytes | None, base_seed: int) -> None:
-        """A pass begins: what was asked for before is not wanted any more.
+    def begin(self, run: int, epoch: Told, state: Any, setup: bytes | None, base_seed: int) -> Snapshot | None:
+        """Begin a run, and return the first snapshot: what was asked for before is not wanted any more.
 
         Args:
             run: number of the pass.
@@ -121,7 +123,7 @@ class Worker:
             setup: a new maker and ``worker_init_fn``, pickled; None goes on with those at hand.
             base_seed: of new ones.
         """
-        self._wanted = run
+        self._wanted, first = run, None
         with self._turn:
             try:
                 if setup is not None:
@@ -130,12 +132,13 @@ class Worker:
                 if self._maker is not None and self._broken is None:
                     if state is not None:
                         self._maker.load_state_dict(state)
-                    self._maker.begin(epoch)
+                    first = self._maker.begin(epoch)
             except Exception as error:  # told where a batch is asked for
                 self._broken = error
             with self._news:
                 self._begun = run
                 self._news.notify_all()
+        return first
 
     def stop(self) -> None:
         """Nothing is wanted any more."""

@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.datasets.base import BatchedDataset
-from penstock.datasets.place import Place
 from penstock.errors import ConfigError, ShardChangedError, ShardIOError
 from penstock.order.permutation import normalise
 from penstock.shards.mds.encodings import IMAGES
 from penstock.shards.mds.files import Files
 from penstock.shards.mds.index import Columns, Index, parse_index, prefix_fingerprint
 from penstock.shards.mds.shard import Reader, Shard
+from penstock.sources.batched import BatchedDataset
 from penstock.storage import Cache, Storage, is_remote
 from penstock.storage.urls import local_part, shown
 from penstock.wording import counted
@@ -105,7 +104,8 @@ class MDSFolder(BatchedDataset):
 
     def __repr__(self) -> str:
         return (
-            f"<MDSFolder of {counted(len(self), 'sample')} in {counted(len(self._index.shards), 'shard')}: {self.path}>"
+            f"<MDSFolder of {counted(len(self), 'sample')} in {counted(len(self._index.shards), 'shard')}: "
+            f"{shown(self.path)}>"
         )
 
     @property
@@ -127,14 +127,6 @@ class MDSFolder(BatchedDataset):
         """Samples of each shard."""
         return [shard.samples for shard in self._index.shards]
 
-    def prefix_fingerprint(self, samples: int) -> str:
-        """The fingerprint that this data set had when it ended after so many samples, before shards were added.
-
-        Raises:
-            ShardError: no shard ends there.
-        """
-        return prefix_fingerprint(self._index, samples)
-
     def is_prefix_of_current(self, fingerprint: str, samples: int) -> bool:
         """Whether a data set with this fingerprint and so many samples has since grown to be this one."""
         return samples in self._starts and prefix_fingerprint(self._index, samples) == fingerprint
@@ -152,9 +144,7 @@ class MDSFolder(BatchedDataset):
         """Several samples, in this order."""
         return self.records(indices)
 
-    def load_samples(
-        self, indices: Sequence[int], keys: Sequence[int] | None, place: Place | None = None
-    ) -> list[dict[str, Any]]:
+    def load_samples(self, indices: Sequence[int], keys: Sequence[int] | None) -> list[dict[str, Any]]:
         """The same for our loaders; samples draw nothing, so their keys do not matter."""
         return self.records(indices)
 

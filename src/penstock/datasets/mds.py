@@ -1,0 +1,111 @@
+"""`MDSDataset`: this rank's share of an MDS data set, in an order that anyone can reproduce.
+
+dataset = MDSDataset("data/imagenet-mds", split="train", images="rgb", load=augment, seed=0)
+loader = DataLoader(dataset, batch_size=256, num_workers=8)
+for epoch in range(90):
+    loader.set_epoch(epoch)
+    for batch in loader: ...
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+from penstock.datasets.source_dataset import SourceDataset
+from penstock.errors import ConfigError
+from penstock.plan.share import MiniEpoch, SharePlan
+from penstock.plan.share_options import ShareOptions, check_share
+from penstock.random import in_sample, sample_scope
+from penstock.shards.mds.folder import MDSFolder
+from penstock.storage import Cache, Storage
+
+__all__ = ["MDSDataset"]
+
+
+class MDSDataset(SourceDataset):
+    """The samples of one rank in one mini-epoch, as a map-style data set of exactly that length.
+
+    Args:
+        source: the folder that holds ``index.json``, its address in a store, or an open `MDSFolder`.
+        split, columns, images, allow_pickle, validate_hash, cache_dir, storage: see `MDSFolder`.
+        load: ``load(sample)`` makes the item, inside the scope of the sample's own `penstock.generator`; by default an
+            item is the sample, a dict of its columns.
+        rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
+            `penstock.RankDataset`. ``shuffle="block"`` with a ``block_size`` about the samples of a shard keeps reads
+            within few shards at a time; ``"global"`` reads from all of them.
+
+    Raises:
+        ConfigError, PartitionError: arguments that make no sense.
+        ShardError: see `MDSFolder`.
+
+    Index ``i`` is the i-th sample of this rank; ``dataset.folder[i]`` is the i-th one on disk.
+    """
+
+    def __init__(
+        self,
+        source: MDSFolder | str | os.PathLike[str],
+        *,
+        split: str | None = None,
+        columns: Sequence[str] | None = None,
+        images: str | None = None,
+        allow_pickle: bool | None = None,
+        validate_hash: str | None = None,
+        cache_dir: Cache | str | os.PathLike[str] | None = None,
+        storage: Storage | None = None,
+        load: Callable[[dict[str, Any]], Any] | None = None,
+        **share: Unpack[ShareOptions],
+    ) -> None:
+        check_share(type(self), share, load)
+        given: dict[str, Any] = {
+            "split": split,
+            "columns": columns,
+            "images": images,
+            "allow_pickle": allow_pickle,
+            "validate_hash": validate_hash,
+            "cache_dir": cache_dir,
+            "storage": storage,
+        }
+        self.folder = _folder(source, {name: value for name, value in given.items() if value is not None})
+        """The samples as they are on disk."""
+        super().__init__(self.folder, SharePlan(self.folder, **share), load)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The items at several indices at once."""
+        keys = None if self.load is None or in_sample() else self.keys(indices)
+        return MDSDataset.load_samples(self, indices, keys)
+
+    def load_samples(
+        self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None = None
+    ) -> list[Any]:
+        """The items at several indices, each made in the scope of its key; at another `place` than the present one if
+        that is given."""
+        samples = self.records(indices, place)
+        load = self.load
+        if load is None:
+            return samples
+        if keys is None:
+            return [load(sample) for sample in samples]
+        items = []
+        with sample_scope(0) as scope:
+            for index, key, sample in zip(indices, keys, samples, strict=True):
+                scope.move(key)
+                try:
+                    items.append(load(sample))
+                except Exception as error:
+                    error.add_note(f"while loading sample {self.row(index, place)} of {self.folder.path}")
+                    raise
+        return items
+
+    def row(self, index: int, place: MiniEpoch | None = None) -> int:
+        """The number on disk of the sample at an index."""
+        return int(self.rows([index], place)[0])
+
+
+def _folder(source: MDSFolder | str | os.PathLike[str], options: dict[str, Any]) -> MDSFolder:
+    if not isinstance(source, MDSFolder):
+        return MDSFolder(source, **options)
+    if options:
+        raise ConfigError(f"{', '.join(options)} belong to MDSFolder(...), and this one is open already")
+    return source

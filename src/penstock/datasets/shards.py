@@ -1,0 +1,85 @@
+"""`ShardDataset`: this rank's share of tar shards, in an order that anyone can reproduce.
+
+dataset = ShardDataset("train-{000..999}.tar", decode=True, seed=0)
+loader = DataLoader(dataset, batch_size=256, num_workers=8)
+for epoch in range(90):
+    loader.set_epoch(epoch)
+    for batch in loader: ...      # {"__key__": [...], "__url__": [...], "jpg": ..., "cls": tensor}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
+
+from penstock.datasets.source_dataset import SourceDataset
+from penstock.errors import ConfigError
+from penstock.order.permutation import Indices
+from penstock.plan.share import EpochView, SharePlan
+from penstock.plan.share_options import ShareOptions, check_share
+from penstock.shards.decode import chained
+from penstock.shards.grouping import Sample
+from penstock.shards.shardset import ShardSet
+from penstock.shards.urls import Urls
+from penstock.stages import stage
+from penstock.storage import Storage
+
+__all__ = ["ShardDataset"]
+
+
+class ShardDataset(SourceDataset):
+    """The samples of one rank in one mini-epoch, as a map-style data set of exactly that length.
+
+    Args:
+        urls: the shards, see `ShardSet`; or an open `ShardSet`.
+        decode: True makes images, numbers, text, JSON and arrays of the bytes, by their extensions; a mapping of
+            extensions to functions of bytes does so with those in front; a function gets the sample. By default values
+            are bytes.
+        load: ``load(sample)`` makes the item, inside the scope of the sample's own `penstock.generator`; by default an
+            item is the sample, a dict.
+        rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
+            `penstock.RankDataset`. ``shuffle="block"`` with a ``block_size`` of about a shard's samples keeps reads
+            within few shards at a time; ``"global"`` reads from all of them.
+        copy, storage, cache_dir, progress: see `ShardSet`.
+
+    Raises:
+        ConfigError, PartitionError: arguments that make no sense.
+        ShardError: see `ShardSet`.
+
+    Every sample comes once an epoch, whatever the number of shards, ranks and workers, and all ranks have equally many
+    batches, unless ``remainder="uneven"``. The state is a few integers, and loads on any number of ranks. Index ``i``
+    is the i-th sample of this rank; ``dataset.shards[i]`` is the i-th one on disk.
+
+    Memory does not depend on the number of samples: the indexes are mapped and shared by all processes.
+    """
+
+    def __init__(
+        self,
+        urls: ShardSet | Urls,
+        *,
+        decode: bool | Mapping[str, Callable[[bytes], Any] | None] | Callable[[Sample], Sample] | None = None,
+        load: Callable[[Sample], Any] | None = None,
+        copy: bool = True,
+        storage: Storage | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+        **share: Unpack[ShareOptions],
+    ) -> None:
+        check_share(type(self), share, load)
+        given = {"storage": storage, "cache_dir": cache_dir, "progress": progress}
+        if isinstance(urls, ShardSet) and (not copy or any(value is not None for value in given.values())):
+            raise ConfigError(f"copy, {', '.join(given)} belong to ShardSet(...), and this one is open already")
+        self.shards = urls if isinstance(urls, ShardSet) else ShardSet(urls, copy=copy, **given)  # type: ignore[arg-type]
+        """The samples as they are on disk."""
+        super().__init__(self.shards, SharePlan(self.shards, **share), chained(decode, load))
+        self.releases_gil = decode is True
+        """Whether items are mostly made outside of Python's lock: images are, when they are decoded."""
+
+    def _read(self, view: EpochView, local: Indices) -> list[Any]:
+        rows = view.rows(local)
+        with stage("read"):
+            return self.shards.records(rows)
+
+    def _read_one(self, view: EpochView, local: int, row: int) -> Any:
+        return self.shards[row]

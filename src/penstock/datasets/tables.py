@@ -1,0 +1,153 @@
+"""`TableDataset`: this rank's share of Arrow or Parquet files that hold the samples themselves.
+
+dataset = TableDataset("data/cifar10", split="train", columns=["img", "label"], seed=0)
+for batch in DataLoader(dataset, batch_size=256): ...      # {"img": tensor, "label": tensor}
+images = ImageDataset(dataset, transform=[RandomResizedCrop(224)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from penstock.datasets.rows_ahead import RowsAhead
+from penstock.datasets.source_dataset import SourceDataset
+from penstock.errors import ConfigError
+from penstock.manifest.classes import HasClasses
+from penstock.order.permutation import Indices
+from penstock.plan.share import MiniEpoch, SharePlan
+from penstock.plan.share_options import ShareOptions, check_share
+from penstock.shards.urls import Urls
+from penstock.storage import Storage
+from penstock.tables.pictures import ImageRecord
+from penstock.tables.table import TableFiles
+from penstock.tables.values import as_array, is_text, shaped
+
+__all__ = ["TableDataset"]
+
+Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+class TableDataset(HasClasses, SourceDataset):
+    """The rows of tables: those of one rank in one mini-epoch, as a map-style data set of exactly that length.
+
+    Args:
+        source: a folder of `huggingface/datasets`, any other with Arrow or Parquet files, the files themselves, here or
+            in a store; or an open `TableFiles`.
+        split, columns, images, cache_bytes, storage: see `TableFiles`.
+        load: ``load(sample)`` makes the item, inside the scope of the sample's own `penstock.generator`; by default an
+            item is the sample, a dict of its columns.
+        rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
+            `penstock.RankDataset`. ``shuffle="global"`` jumps anywhere, which costs nothing in Arrow files and in
+            Parquet a row group for each sample, as soon as they are more than ``cache_bytes``: there say
+            ``shuffle="block"``. Blocks are then as large as a row group, and as many of them are mixed as fit into half
+            of ``cache_bytes``, unless ``block_size`` and ``window`` say otherwise.
+
+    Raises:
+        ConfigError, PartitionError: arguments that make no sense.
+        DataFileError, DataFileIOError, StorageError: see `TableFiles`.
+        ImageError: (on access) an image that cannot be decoded; it names file and row.
+
+    Values are those of `penstock.tables.values`: numbers and arrays of the columns' own types, text, ``None``. With
+    Penstock's loader and no ``load`` or ``collate_fn`` batches are made whole: numbers that lie in mapped files in one
+    copy, from their pages into the memory that the batch is delivered in.
+
+    Every row comes once an epoch, whatever the number of files, ranks and workers. The state is a few integers, and
+    loads on any number of ranks. Index ``i`` is the i-th sample of this rank; ``dataset.table[i]`` is the i-th on disk.
+    """
+
+    makes_batches = True
+
+    def __init__(
+        self,
+        source: TableFiles | Urls,
+        *,
+        split: str | None = None,
+        columns: Sequence[str] | None = None,
+        images: str | None = None,
+        cache_bytes: int | None = None,
+        storage: Storage | None = None,
+        load: Callable[[dict[str, Any]], Any] | None = None,
+        **share: Unpack[ShareOptions],
+    ) -> None:
+        check_share(type(self), share, load)
+        given: dict[str, Any] = {
+            "split": split,
+            "columns": columns,
+            "images": images,
+            "cache_bytes": cache_bytes,
+            "storage": storage,
+        }
+        self.table = _table(source, {name: value for name, value in given.items() if value is not None})
+        """The samples as they are on disk."""
+        if share.get("shuffle") == "block" and all(
+            share.get(name) is None for name in ("group", "block_size", "window")
+        ):
+            blocks = self.table.blocks()
+            if blocks is not None:
+                share["block_size"], share["window"] = blocks
+        super().__init__(self.table, SharePlan(self.table, **share), load)
+        self._ahead = RowsAhead()
+        self.releases_gil = load is None
+        """Whether one process with threads makes batches: of Parquet, threads share what is decoded."""
+        whole = not self.table.image_columns or self.table.images == "bytes"  # workers share the images of a batch
+        self.makes_batches = load is None and whole and type(self).makes_batches
+
+    def class_names(self) -> list[str] | None:
+        """Return the names of the classes of the label's column, as `datasets` keeps them; None if there are none."""
+        return self.table.label_names()
+
+    def fetch_batch(
+        self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: MiniEpoch | None = None
+    ) -> dict[str, Any]:
+        """The rows at several indices as a dict of columns: tensors that ``empty(shape, dtype)`` gives, lists of text,
+        and what the default collate function makes of anything else. See `penstock.sources.batched.BatchedDataset`.
+        """
+        rows = self._ahead.rows(self.plan.view(place), indices)
+        table, batch = self.table, dict[str, Any]()
+
+        def room(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+            batch[name] = tensor = empty(shape, _tensor_type(dtype))
+            return tensor.numpy()
+
+        found = table.read(rows, room)
+        for name, column in found.items():
+            if name not in batch:
+                batch[name] = self._collated(name, column, rows, room, batch)
+        return {name: batch[name] for name in found}
+
+    def _collated(self, name: str, column: Any, rows: Indices, room: Any, batch: dict[str, Any]) -> Any:
+        numbers = None if isinstance(column, list) else as_array(column)
+        if numbers is not None:
+            numbers = shaped(numbers, self.table.shapes[name])
+            np.copyto(room(name, numbers.shape, numbers.dtype), numbers)
+            return batch[name]
+        values = self.table.values(name, column, rows)
+        if isinstance(column, list) or (is_text(column.type) and not column.null_count):
+            return values
+        try:
+            return default_collate(values)
+        except Exception as error:
+            error.add_note(f"in the column {name!r}: it needs a load= or a collate_fn=, or leave it out with columns=")
+            raise
+
+    def image_records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[ImageRecord]:
+        """Several samples as records of images, for `penstock.ImageDataset`. See `TableFiles.image_records`."""
+        return self.table.image_records(self.rows(indices, place))
+
+
+def _table(source: TableFiles | Urls, options: dict[str, Any]) -> TableFiles:
+    if not isinstance(source, TableFiles):
+        return TableFiles(source, **options)
+    if options:
+        raise ConfigError(f"{', '.join(options)} belong to TableFiles(...), and this one is open already")
+    return source
+
+
+def _tensor_type(kind: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, kind)).dtype

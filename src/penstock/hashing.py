@@ -1,0 +1,88 @@
+"""Keys: 64-bit hashes of integers, the same on every machine and with every NumPy.
+
+The mixer is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied
+in a chain, so ``(seed 1, epoch 0)`` has nothing in common with ``(seed 0, epoch 1)``, as sums would.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.errors import OrderError
+
+__all__ = ["MASK64", "checked_seed", "derive_key", "mix", "mix_array", "splitmix64"]
+
+MASK64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1 = 0xBF58476D1CE4E5B9
+_M2 = 0x94D049BB133111EB
+_START = 0x70656E73746F636B  # "penstock"
+
+
+def splitmix64(x: int) -> int:
+    """One step of SplitMix64: a bijection on 64-bit integers with full avalanche."""
+    x = (x + _GOLDEN) & MASK64
+    x = ((x ^ (x >> 30)) * _M1) & MASK64
+    x = ((x ^ (x >> 27)) * _M2) & MASK64
+    return x ^ (x >> 31)
+
+
+def mix(*words: int) -> int:
+    """Hash integers (taken modulo 2**64) into 64 bits; the order of the words matters."""
+    state = _START
+    for word in words:
+        state = splitmix64(state ^ (word & MASK64))
+    return state
+
+
+def mix_array(key: int, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """``splitmix64(key ^ w)`` for every ``w`` of a uint64 array."""
+    x = words ^ np.uint64(key)
+    x += np.uint64(_GOLDEN)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_M1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_M2)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def checked_seed(seed: Any) -> int:
+    """Return a seed as Python's integer.
+
+    Raises:
+        OrderError: it is no integer, or outside the range that torch accepts, -2**63 to 2**64 - 1.
+    """
+    try:
+        found = operator.index(seed)
+    except TypeError:
+        raise OrderError(f"seed must be an integer, got {seed!r}") from None
+    if not -(1 << 63) <= found < 1 << 64:
+        raise OrderError(f"seed must be a 64-bit integer, got {found}")
+    return found
+
+
+def derive_key(seed: int, epoch: int = 0, stream: str = "order") -> int:
+    """The 64-bit key of one random stream of one epoch.
+
+    Args:
+        seed: see `checked_seed`.
+        epoch: 0 or more.
+        stream: what the key is for; streams of other names are independent.
+
+    Raises:
+        OrderError: a seed or epoch outside its range.
+
+    >>> hex(derive_key(0, 0)), derive_key(0, 1) == derive_key(1, 0)
+    ('0x3a6a9c6c7cc47df', False)
+    """
+    # NumPy's integers would overflow below.
+    seed, epoch = checked_seed(seed), operator.index(epoch)
+    if epoch < 0:
+        raise OrderError(f"epoch must be 0 or more, got {epoch}")
+    return mix(seed, epoch, xxhash.xxh3_64_intdigest(stream.encode()))

@@ -1,0 +1,301 @@
+"""`LoaderConfig`: the settings of a loader in one frozen record; executor, workers and depth follow from them.
+
+    DataLoader(...)  -->  LoaderConfig  -->  kind, workers, threads, depth, light
+    loader.timeout = 9            |          engine, auto-tuning, probe and integrations read these
+       a new record at the next iter()
+
+What the data set and the sampler say of themselves (``pure``, ``releases_gil``, ``exact_depth``) is in the record too,
+since the same arguments mean another executor for another data set.
+"""
+
+from __future__ import annotations
+
+import operator
+import select
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch
+from torch.utils.data import IterDataPipe
+
+from penstock.errors import ConfigError
+from penstock.loader.cores import cores
+from penstock.order import SHUFFLES
+from penstock.plan.user_states import has_state
+
+if TYPE_CHECKING:
+    from penstock.loader.failures import Failure, OnError
+    from penstock.loader.ray.options import RayOptions
+
+__all__ = ["AUTO", "EXECUTORS", "PROCESSES", "AutoWorkers", "LoaderConfig", "as_workers", "check", "check_stream"]
+
+PROCESSES = hasattr(select, "poll")
+"""Whether there are worker processes: not on Windows, where ``"auto"`` means threads."""
+
+AUTO = "auto"
+EXECUTORS = (AUTO, "inline", "thread", "process", "ray")
+_LIGHT = 8  # times as many batches are made ahead if they are small and quickly made, and the user did not say
+_NUMBERS: tuple[tuple[str, Any, bool], ...] = (
+    ("num_workers", SupportsIndex, False),
+    ("timeout", Real, False),
+    ("prefetch_factor", SupportsIndex, True),
+)
+_DISPATCHES = (AUTO, "batch", "chunk")
+
+
+class AutoWorkers(int):
+    """``loader.num_workers`` until a number is chosen: as many as there are cores, for those who want a number. A
+    loader that is made from this one's attributes is tuned, too.
+    """
+
+    def __new__(cls, value: int | None = None) -> AutoWorkers:
+        return super().__new__(cls, cores() if value is None else value)
+
+    def __repr__(self) -> str:
+        return repr(AUTO)
+
+
+def as_workers(num_workers: Any, executor: str) -> Any:
+    """Return the argument, with a number for "auto".
+
+    0, torch's default, is one thread for ``executor="thread"``: a thread costs next to nothing. Whoever wants
+    processes or Ray's workers says how many, since each has a copy of the data set.
+
+    Raises:
+        ConfigError: another word.
+    """
+    if isinstance(num_workers, str):
+        if num_workers != AUTO:
+            raise ConfigError(f"num_workers={num_workers!r} is neither a number nor {AUTO!r}")
+        return AutoWorkers()
+    return 1 if executor == "thread" and num_workers == 0 else num_workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """The arguments of a `DataLoader` but for data set and samplers; see there for each.
+
+    Args:
+        prefetch_factor: None where the user did not choose one, so that more small batches may be made ahead.
+        pure: whether samples depend on index and key alone, says the data set.
+        releases_gil: whether the data set spends its time outside of Python's lock, and several threads may ask it.
+        exact_depth: whether how far batches are made ahead can be seen, so that small ones are no exception.
+
+    `check` says whether the settings fit together. What follows from them is computed once.
+    """
+
+    batch_size: int | None = 1
+    drop_last: bool = False
+    shuffle: bool | str | None = None
+    split: bool | None = None
+    seed: int | None = None
+    generator: torch.Generator | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    executor: str = AUTO
+    num_workers: int = 0
+    threads_per_worker: int = 1
+    dispatch: str = AUTO
+    multiprocessing_context: Any = None
+    worker_init_fn: Callable[[int], None] | None = None
+    persistent_workers: bool = False
+    prefetch_factor: int | None = None
+    max_bytes_in_flight: int | None = None
+    in_order: bool = True
+    timeout: float = 0
+    on_error: str | Callable[[Failure], str] | OnError = "raise"
+    on_worker_death: str = "raise"
+    ray_options: RayOptions | None = None
+    pin_memory: bool = False
+    pin_memory_device: str = ""
+    progress: bool = False
+    pure: bool = False
+    releases_gil: bool = False
+    exact_depth: bool = False
+
+    @property
+    def tunes(self) -> bool:
+        """Whether executor and number of workers are still to be chosen."""
+        return isinstance(self.num_workers, AutoWorkers)
+
+    @cached_property
+    def kind(self) -> str:
+        """The executor: "inline", "thread", "process" or "ray"."""
+        if not self.num_workers:
+            return "inline"
+        if self.executor == "ray":
+            return "ray"
+        return "thread" if self.executor == "thread" or not PROCESSES else "process"
+
+    @cached_property
+    def one_child(self) -> bool:
+        """Whether "auto" means one process with a thread for each worker.
+
+        Threads in the trainer's own process would slow it down, and more processes would cost memory.
+        """
+        return self.kind == "process" and self.executor == AUTO and self.releases_gil and self.threads_per_worker == 1
+
+    @cached_property
+    def workers(self) -> int:
+        """Processes, threads of the thread executor, or actors; 0 inline."""
+        return 1 if self.one_child else self.num_workers
+
+    @cached_property
+    def threads(self) -> int:
+        """Threads in each process or actor."""
+        if self.kind == "ray":
+            return _ray_threads(self)
+        if self.kind != "process":
+            return 1
+        return self.num_workers if self.one_child else self.threads_per_worker
+
+    @cached_property
+    def depth(self) -> int:
+        """Batches in flight at most."""
+        return max(1, self.num_workers * (self.prefetch_factor or 2)) if self.num_workers else 0
+
+    @cached_property
+    def light(self) -> int:
+        """The same for small batches that are made quickly, where handing over costs more than making."""
+        chosen = self.prefetch_factor is not None or self.exact_depth or self.kind == "thread"
+        return self.depth if chosen else self.depth * _LIGHT
+
+    @cached_property
+    def forks_workers(self) -> bool:
+        """Whether a pass is made by workers of its own, unless they are persistent."""
+        return self.kind in ("process", "ray")
+
+
+def check(config: LoaderConfig) -> None:
+    """Refuse settings that make no sense.
+
+    Raises:
+        ConfigError: an unknown name, or a combination of which one part would be ignored.
+    """
+    _check_executor(config)
+    shuffle, generator = config.shuffle, config.generator
+    if generator is not None and (config.seed is not None or isinstance(shuffle, str)):
+        raise ConfigError("generator= is torch's way to choose an order, seed= and a named shuffle are ours: give one")
+    if isinstance(shuffle, str) and shuffle not in SHUFFLES:
+        raise ConfigError(f"unknown shuffle {shuffle!r}: use True, False, or one of {', '.join(map(repr, SHUFFLES))}")
+    if config.dispatch not in _DISPATCHES:
+        raise ConfigError(f"unknown dispatch {config.dispatch!r}: use one of {', '.join(map(repr, _DISPATCHES))}")
+    if config.on_worker_death not in ("raise", "restart"):
+        raise ConfigError(f"unknown on_worker_death {config.on_worker_death!r}: use 'raise' or 'restart'")
+
+
+def check_assigned(config: LoaderConfig) -> None:
+    """Refuse values that torch's constructor refuses, where they are assigned later.
+
+    Raises:
+        ConfigError: something else than a number, or a negative one; a function that cannot be called.
+    """
+    for name, kinds, optional in _NUMBERS:
+        value = getattr(config, name)
+        if value is None and optional:
+            continue
+        if not isinstance(value, kinds):
+            raise ConfigError(f"{name}={value!r} was assigned: it must be a number")
+        if not isinstance(value, AutoWorkers) and value < 0:
+            raise ConfigError(f"{name}={value!r} was assigned: it must be 0 or more")
+    for name, optional in (("collate_fn", False), ("worker_init_fn", True)):
+        value = getattr(config, name)
+        if not (callable(value) or (value is None and optional)):
+            raise ConfigError(f"{name}={value!r} was assigned: it must be a function")
+
+
+def _check_executor(config: LoaderConfig) -> None:
+    executor, num_workers = config.executor, config.num_workers
+    if executor not in EXECUTORS:
+        raise ConfigError(f"unknown executor {executor!r}: use one of {', '.join(map(repr, EXECUTORS))}")
+    if executor in ("process", "ray") and num_workers == 0:
+        raise ConfigError(
+            f"executor={executor!r} needs num_workers of 1 or more: give it, or leave executor out for inline"
+        )
+    if executor == "inline" and num_workers:
+        raise ConfigError(f"executor='inline' has no workers: leave num_workers={num_workers} out")
+    if executor in ("thread", "ray") and config.multiprocessing_context is not None:
+        raise ConfigError(f"multiprocessing_context makes no sense for executor={executor!r}")
+    if executor == "ray":
+        _check_ray(config)
+    elif config.ray_options is not None:
+        raise ConfigError(f"ray_options is for executor='ray', not {executor!r}")
+    if executor == "process" and not PROCESSES:
+        raise ConfigError("there are no worker processes on this platform in this version: use executor='thread'")
+    if operator.index(config.threads_per_worker) < 1:
+        raise ConfigError(f"threads_per_worker must be 1 or more, got {config.threads_per_worker}")
+    _check_processes(config)
+    limit = config.max_bytes_in_flight
+    if limit is not None and (num_workers == 0 or operator.index(limit) < 1):
+        raise ConfigError(f"max_bytes_in_flight={limit} must be positive, and is for loaders with workers")
+
+
+def _check_processes(config: LoaderConfig) -> None:
+    """Refuse settings of worker processes where there are none."""
+    if config.num_workers > 0 and config.executor not in ("thread", "ray") and PROCESSES:
+        return
+    needs_processes = {
+        f"threads_per_worker={config.threads_per_worker}": config.threads_per_worker > 1 and config.executor != "ray",
+        f"on_worker_death={config.on_worker_death!r}": config.on_worker_death != "raise",
+        f"dispatch={config.dispatch!r}": config.dispatch != AUTO,
+    }
+    for text, given in needs_processes.items():
+        if given:
+            raise ConfigError(f"{text} is for worker processes: give num_workers, and executor 'process' or 'auto'")
+
+
+def _check_ray(config: LoaderConfig) -> None:
+    from penstock.loader.ray.options import RayOptions
+
+    given = RayOptions() if config.ray_options is None else config.ray_options
+    if not isinstance(given, RayOptions):
+        raise ConfigError(f"ray_options must be a RayOptions, as in RayOptions(address=...), got {given!r}")
+    given.limits(config.num_workers)
+    given.threads(config.threads_per_worker)
+    if config.on_worker_death == "restart":
+        raise ConfigError("executor='ray' replaces lost workers in any case: leave on_worker_death='restart' out")
+
+
+def _ray_threads(config: LoaderConfig) -> int:
+    """Return the threads in each worker of the Ray executor."""
+    from penstock.loader.ray.options import RayOptions
+
+    return (config.ray_options or RayOptions()).threads(config.threads_per_worker)
+
+
+def check_stream(dataset: Any, config: LoaderConfig, *, tolerant: bool) -> None:
+    """Refuse what an iterable data set that is not ours cannot do.
+
+    Raises:
+        ConfigError: it is asked to.
+    """
+    name = type(dataset).__name__
+    if isinstance(dataset, IterDataPipe):
+        name = type(getattr(dataset, "_datapipe", dataset)).__name__  # torch's loader has wrapped it, to pickle it
+        raise ConfigError(
+            f"{name} is one of torch's DataPipes, which are sharded and seeded in ways of their own that Penstock does "
+            "not follow: use torch.utils.data.DataLoader for it, or a plain IterableDataset"
+        )
+    if config.seed is not None:
+        raise ConfigError(
+            f"seed= has no effect on {name}: an iterable data set draws and orders as it likes. Leave seed out, or "
+            "make it a map-style data set"
+        )
+    if tolerant:
+        raise ConfigError(
+            f"on_error cannot pass over a sample of {name}: an iterable data set that has raised has lost its place. "
+            "Handle errors in its __iter__, or make it a map-style data set"
+        )
+    if config.on_worker_death != "raise":
+        raise ConfigError(
+            f"on_worker_death='restart' cannot make batches of {name} again: what an iterable data set yielded is gone"
+        )
+    if config.executor == "thread" and config.num_workers > 1 and has_state(dataset):
+        raise ConfigError(f"{name} has a state, and threads share one data set: use executor='process', or one thread")
+    threads = _ray_threads(config) if config.executor == "ray" else config.threads_per_worker
+    if threads > 1:
+        raise ConfigError(f"threads_per_worker makes no sense for {name}: each worker has one iterator of it")
+    if config.dispatch == "chunk":
+        raise ConfigError(f"dispatch='chunk' makes no sense for {name}: its iterators make batches one by one")

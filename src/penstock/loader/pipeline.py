@@ -1,0 +1,148 @@
+"""`Pipeline`: what a loader makes batches of: data set, plan, position, and how samples become batches.
+
+    pipeline.position.plan    which samples          pipeline.maker(config)    makes one batch of them
+
+A loader has one, and an engine that runs it by a `LoaderConfig`. What measures or tries settings (`Probe`, auto-tuning)
+runs the same pipeline by other configs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+from torch.utils.data import IterableDataset, Subset, default_collate
+
+from penstock.loader.collate import Collate
+from penstock.loader.config import LoaderConfig, check_stream
+from penstock.loader.failures import OnError
+from penstock.loader.fetch import Fetch, Maker
+from penstock.loader.position import Position
+from penstock.loader.snapshots import take_first_snapshot
+from penstock.loader.source import batch_source, stream_source
+from penstock.loader.stateful import WorkerStates
+from penstock.loader.stream import StreamFetch
+from penstock.plan.stream import ResumableDataset, Stream
+from penstock.samplers.base import EpochBatchSampler
+from penstock.sources.batched import StreamDataset
+
+__all__ = ["Pipeline", "declarations", "plan_of_batches"]
+
+
+class Pipeline:
+    """What one loader makes batches of.
+
+    Args:
+        dataset: the loader's.
+        plan: of its batches; None for streams that only the data set can order.
+        sampler: the one that gives single indices, if there is one.
+        config: the loader's settings, with what data set and plan say of themselves.
+        batched: whether samples are collated.
+    """
+
+    def __init__(
+        self, dataset: Any, plan: EpochBatchSampler | None, sampler: Any, config: LoaderConfig, *, batched: bool
+    ) -> None:
+        self.dataset = dataset
+        self.collate = Collate(channels_last=_channels_last(dataset))
+        self.dealt = False
+        """Whether a framework deals the batches to the ranks, once they are made."""
+        self._batched = batched
+        self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
+        """The map-style data set; that inside an iterable one of ours."""
+        self._last: list[Stream] = []
+        states = self.worker_states(config, stream=plan is None)
+        layout = {"batch_size": config.batch_size, "drop_last": config.drop_last}
+        self.position = Position(dataset, plan, sampler, config.seed, layout, states)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": []}
+
+    @property
+    def stream(self) -> bool:
+        """Whether only the data set can order its samples."""
+        return self.position.plan is None
+
+    def worker_states(self, config: LoaderConfig, *, stream: bool) -> WorkerStates:
+        """Return what keeps the states of users' objects, for the workers that a config means."""
+        shared = config.kind == "inline" or (config.kind == "thread" and not stream)
+        initial = None
+        if not config.forks_workers:
+            initial = partial(take_first_snapshot, self.samples, None, config.collate_fn)
+        elif isinstance(self.samples, ResumableDataset) and self.samples.own_items:
+            # Its epochs are counted in shared memory.
+            initial = partial(take_first_snapshot, self.samples, None, None)
+        return WorkerStates(0 if shared else config.workers, stream=stream, initial=initial)
+
+    def maker(self, config: LoaderConfig, policy: OnError | None) -> Maker:
+        """Return what makes batches by a config. torch's default collate function means ours, which gives the same.
+
+        Args:
+            policy: for samples that cannot be loaded, where it is not to raise.
+        """
+        position, collate_fn = self.position, config.collate_fn
+        if self._batched and collate_fn is default_collate:
+            collate_fn = self.collate
+        assert collate_fn is not None
+        if position.plan is None:
+            return StreamFetch(
+                self.dataset,
+                collate_fn,
+                batch_size=config.batch_size,
+                drop_last=config.drop_last,
+                generators={"inline": "trainer", "thread": "shared"}.get(config.kind, "worker"),
+                last=self._last,
+            )
+        # Any Ray worker may make any batch, twice too: so there what is drawn never depends on the worker.
+        seeds = (position.seeded or config.kind == "ray") and not config.pure
+        if seeds and (config.kind == "thread" or config.threads > 1):
+            seeds = False
+            _warn_threads(self.samples)
+        return Fetch(
+            self.samples,
+            collate_fn,
+            batched=self._batched,
+            seed_globals=seeds,
+            on_error=policy,
+            owns_generators=config.kind == "process" and config.threads == 1 and not seeds,
+        )
+
+
+def plan_of_batches(loader: Any, config: LoaderConfig, *, tolerant: bool) -> EpochBatchSampler | None:
+    """Return the plan of a loader's batches; None for an iterable data set that only it can order.
+
+    Raises:
+        ConfigError: an iterable data set cannot do what is asked of it.
+    """
+    if not isinstance(loader.dataset, IterableDataset):
+        return batch_source(loader.sampler, loader.batch_sampler)
+    if isinstance(loader.dataset, StreamDataset):
+        return stream_source(loader.dataset, config.batch_size, config.drop_last)
+    check_stream(loader.dataset, config, tolerant=tolerant)
+    return None
+
+
+def declarations(dataset: Any) -> dict[str, bool]:
+    """Return what a data set says of itself, by the names of the settings. A stream never runs in several threads."""
+    samples = dataset.samples if isinstance(dataset, StreamDataset) else dataset
+    pure = bool(getattr(samples, "pure", False))
+    threads = pure and bool(getattr(samples, "releases_gil", False)) and not isinstance(samples, IterableDataset)
+    return {"pure": pure, "releases_gil": threads}
+
+
+def _channels_last(dataset: Any) -> bool:
+    """Return whether a data set's images are to stay channels_last in memory."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "channels_last", False))
+
+
+def _warn_threads(dataset: Any) -> None:
+    """Say once what does not repeat in threads."""
+    warnings.warn(
+        f"{type(dataset).__name__} does not declare itself pure: in threads only penstock.generator() repeats, while "
+        "Python's, NumPy's and torch's global generators are shared by all of them. Draw from penstock.generator() and "
+        "set `pure = True` on the data set, or use executor='process'",
+        stacklevel=5,
+    )

@@ -1,0 +1,191 @@
+"""What a source is, by its name and by what is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.images.files import is_image
+from penstock.manifest.formats import EXTENSIONS, format_of
+from penstock.opening.contents import contents, count_images
+from penstock.opening.options import READS_MANIFESTS, check_types
+from penstock.shards.urls import expand, local_path
+from penstock.storage.urls import scheme, shown
+from penstock.tables.files import is_table_folder
+
+__all__ = ["Found", "folder_manifest", "kind_of", "look_at", "said", "shards_in"]
+
+_TAR = (".tar",)
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_ARRAYS = (".npy",)
+_TOKENS = (".bin", ".npy")
+_TEXT = (".txt", ".list", ".lst", ".text")
+_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a source is.
+
+    Attributes:
+        kind: "manifests", "shards", "tables", "a folder of images" ...
+        names: the files, or the folder; of a folder of shards or tokens the files in it.
+        listed: of a folder of images or arrays, the arguments of `Manifest.open` for the list of them.
+    """
+
+    kind: str
+    names: list[str]
+    listed: dict[str, Any] | None = None
+
+
+def kind_of(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **options: Any) -> str:
+    """Return what `open` takes a source for, in words: "manifests", "shards", "tables", "a folder of images" ...
+
+    Raises:
+        ConfigError: nothing that is known.
+    """
+    return look_at(expand(source, options.get("storage")), options).kind
+
+
+def folder_manifest(path: str) -> dict[str, Any] | None:
+    """Return the arguments of `Manifest.open` for a folder of images by class, or of ``.npy`` files; else None."""
+    from penstock.datasets.arrays import list_arrays
+    from penstock.shards.pack import list_images
+    from penstock.storage import cache_root
+
+    root, lists = os.path.abspath(path), cache_root() / "folders"
+    listed = list_images(path, lists)
+    if listed is not None:
+        return {"source": listed.path, "root": root, "classes": listed.classes}
+    arrays = list_arrays(path, lists)
+    return None if arrays is None else {"source": arrays, "root": root, "label": None}
+
+
+def shards_in(path: str, endings: tuple[str, ...] = _TAR) -> list[str]:
+    """Return the shards in a folder, sorted, without hidden files: these are half-written, or another system's."""
+    entries = (entry for entry in os.scandir(path) if not entry.name.startswith("."))
+    return sorted(entry.path for entry in entries if entry.name.endswith(endings) and entry.is_file())
+
+
+def look_at(names: list[str], options: Mapping[str, Any]) -> Found:
+    """Return what a source is, whose names are expanded.
+
+    Raises:
+        ConfigError: nothing that is known, several kinds together, or an option of another type.
+    """
+    check_types(options)
+    if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
+        return _folder(path, options)
+    kinds = {"tokens" if "sequence_length" in options else _kind(name) for name in names}
+    if kinds == {"manifests"} and _holds_samples(names[0], options):
+        kinds = {"tables"}
+    if len(kinds) > 1:
+        raise ConfigError(f"{said(names)}: {' and '.join(sorted(kinds))} together; open them one by one")
+    return Found(kinds.pop(), names)
+
+
+def said(names: list[str]) -> str:
+    """Return how messages name a source."""
+    return ", ".join(map(shown, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _kind(name: str) -> str:
+    lower = name.lower().partition("?")[0]
+    if scheme(name).startswith("grpc"):
+        raise ConfigError(
+            f"{shown(name)}: the address of a metadata server. Open it with RankServerDataset({shown(name)!r}, ...), "
+            "and the name of the data set where the server has several"
+        )
+    if lower.endswith(_TAR):
+        return "shards"
+    if lower.endswith(_COMPRESSED):
+        return "compressed shards"
+    if lower.endswith(_ARRAYS):
+        return "arrays"
+    if lower.endswith((*_TEXT, *EXTENSIONS)):
+        return "manifests"
+    path = local_path(name)
+    if path is None and "." not in lower.rpartition("/")[2]:
+        return "MDS folders"
+    if path is not None and not os.path.exists(path):
+        raise ConfigError(f"{shown(name)}: there is no such file or folder{_where(path)}")
+    if path is not None and os.path.isdir(path):
+        raise ConfigError(f"{shown(name)}: a folder among several sources; open folders one by one")
+    if is_image(lower):
+        raise ConfigError(
+            f"{shown(name)}: a single image. Give the folder that holds a folder of images for each class, or a list "
+            "with a line `path label` for each image"
+        )
+    raise ConfigError(
+        f"{shown(name)}: neither a manifest ({', '.join([*_TEXT, *EXTENSIONS])}), a tar shard (.tar, .tar.gz, .tgz, "
+        "...), NumPy files (.npy), an MDS folder (index.json in it), nor a folder with one folder of images for each "
+        "class; for a manifest with another name use Manifest.open(..., format='text'), for files of tokens say "
+        "dtype= and sequence_length="
+    )
+
+
+def _holds_samples(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether a file of columns holds the samples themselves: it does not name files and their labels, and nothing was
+    said of how to read it as a manifest."""
+    given = options.keys() & READS_MANIFESTS
+    if format_of(name.partition("?")[0]) not in ("parquet", "arrow") or given:
+        return False
+    wanted = options.get("columns")
+    if wanted is not None:
+        return not isinstance(wanted, Mapping) and "path" not in {str(column).partition(":")[0] for column in wanted}
+    from penstock.tables.table import read_schema
+
+    return not {"path", "label"} <= set(read_schema(name, options.get("storage")).names)
+
+
+def _folder(path: str, options: Mapping[str, Any]) -> Found:
+    split = options.get("split")
+    if os.path.exists(os.path.join(path, split or "", "index.json")):
+        return Found("MDS folders", [path])
+    for endings, kind in ((_TAR, "shards"), (_COMPRESSED, "compressed shards")):
+        if shards := shards_in(path, endings):
+            return Found(kind, shards)
+    if "sequence_length" in options and (files := shards_in(path, _TOKENS)):
+        return Found("tokens", files)
+    if is_table_folder(path):
+        return Found("tables", [path])
+    listed = folder_manifest(path)
+    if listed is None:
+        raise ConfigError(
+            f"{path}: {contents(path)}. To be opened it needs index.json (MDS), *.tar, *.arrow, "
+            f"*.parquet, *.npy, or images in one folder for each class.{_instead(path)}"
+        )
+    if "classes" in listed:
+        _check_splits(path, listed["classes"])
+    return Found("a folder of images" if "classes" in listed else "a folder of arrays", [path], listed)
+
+
+def _where(path: str) -> str:
+    """Say of a relative path where it was looked for."""
+    if path.startswith("~"):
+        return " ('~' is not expanded: give the whole path)"
+    return "" if os.path.isabs(path) else f" in {os.getcwd()}"
+
+
+def _instead(path: str) -> str:
+    """Say what to give for images without folders of classes, or for files of other kinds."""
+    if count_images(path):
+        return (
+            f" Images without a folder for each class need a list with a line `path label` for each: "
+            f"ps.open('train.txt', root={path!r}, size=...)"
+        )
+    return " For files of other kinds give a list of them: ps.open('train.txt', root=..., load=ps.LoadBytes())"
+
+
+def _check_splits(path: str, classes: list[str]) -> None:
+    """Raise if the folders are those of splits, with the folders of the classes in them."""
+    if not {name.lower() for name in classes} <= _SPLITS:
+        return
+    if any(entry.is_dir() for name in classes for entry in os.scandir(os.path.join(path, name))):
+        raise ConfigError(
+            f"{path}: its folders {', '.join(classes)} are splits, and the classes are in them: open one of them, such "
+            f"as {os.path.join(path, classes[0])!r}"
+        )

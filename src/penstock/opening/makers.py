@@ -1,0 +1,139 @@
+"""From a source whose kind is known to its data set."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, StorageNotFoundError
+from penstock.opening.kinds import Found, said
+from penstock.opening.options import ACCEPTED, IMAGES
+from penstock.shards.urls import local_path
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+    from penstock.datasets import ImageDataset
+
+__all__ = ["make"]
+
+_OF_MANIFEST = ACCEPTED["manifests"] - ACCEPTED["a folder of images"] | {"progress"}
+
+
+def make(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    """Return the data set of a source; with one of the options `IMAGES` its images, decoded."""
+    how = {name: options.pop(name) for name in IMAGES & options.keys()}
+    return _images(found, options, how) if how else _MAKERS[found.kind](found, options)
+
+
+def _images(found: Found, options: dict[str, Any], how: dict[str, Any]) -> ImageDataset:
+    from penstock.datasets import ImageDataset
+
+    if found.kind == "shards" and how.get("row"):
+        raise ConfigError(f"{said(found.names)}: row= is for sources with rows, and samples of shards have keys")
+    if found.kind == "MDS folders":
+        options["images"] = "bytes"
+    source: Any = _MAKERS[found.kind](found, options)
+    if found.kind == "tables":
+        _check_columns(source.table, found, how)
+    return ImageDataset(source, **how)
+
+
+def _check_columns(table: Any, found: Found, how: Collection[str]) -> None:
+    """Refuse tables without images, and those whose label nobody knows, before the first batch does."""
+    from penstock.tables.pictures import label_column
+
+    if not table.image_columns:
+        columns, options = ", ".join(table.columns), ", ".join(f"{name}=" for name in how)
+        raise ConfigError(
+            f"{said(found.names)}: tables without a column of images, and {options} decode images. The columns are "
+            f"{columns}; one of images is an Image of `datasets`, or a struct of bytes and path. Leave {options} out, "
+            "and give load= to decode in your own way"
+        )
+    label_column(table.columns, table.image_columns[0])
+
+
+def _listed(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import LoadArray, RankDataset
+    from penstock.manifest import Manifest
+
+    assert found.listed is not None
+    if found.kind == "a folder of arrays":
+        options = {"load": LoadArray(), **options}
+    return RankDataset(Manifest.open(**found.listed), **options)
+
+
+def _manifests(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import RankDataset
+    from penstock.manifest import Manifest
+
+    names = found.names
+    how = {name: options.pop(name) for name in _OF_MANIFEST & options.keys()}
+    return RankDataset(Manifest.open(names[0] if len(names) == 1 else names, **how), **options)
+
+
+def _tables(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import TableDataset
+
+    files = _as_they_are(found.names)
+    return TableDataset(files[0] if len(files) == 1 else files, **options)
+
+
+def _shards(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import ShardDataset
+
+    return ShardDataset(_as_they_are(found.names), **options)
+
+
+def _streams(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.shards import StreamShards
+
+    return StreamShards(_as_they_are(found.names), **options)
+
+
+def _mds(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import MDSDataset
+
+    if len(found.names) > 1:
+        raise ConfigError(
+            f"{said(found.names)}: several MDS folders; open them one by one, and put them into a Mixture"
+        )
+    try:
+        return MDSDataset(found.names[0], **options)
+    except StorageNotFoundError as error:
+        raise StorageNotFoundError(
+            f"{said(found.names)}: an address without the ending of a file is that of an MDS folder, and there is no "
+            "index.json in it. Images in folders of classes are found on a local disk only; for images in a store give "
+            f"a list of them, ps.open('train.txt', root=..., size=...), or shards ({error})"
+        ) from error
+
+
+def _arrays(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import ArrayDataset
+
+    return ArrayDataset(_as_they_are(found.names), **options)
+
+
+def _tokens(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import TokenDataset
+
+    return TokenDataset(_as_they_are(found.names), **options)
+
+
+def _as_they_are(names: list[str]) -> list[str | Path]:
+    """Names that are not expanded a second time."""
+    return [name if local_path(name) is None else Path(local_path(name) or "") for name in names]
+
+
+_MAKERS = {
+    "MDS folders": _mds,
+    "a folder of arrays": _listed,
+    "a folder of images": _listed,
+    "arrays": _arrays,
+    "compressed shards": _streams,
+    "manifests": _manifests,
+    "shards": _shards,
+    "tables": _tables,
+    "tokens": _tokens,
+}

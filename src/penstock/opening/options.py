@@ -1,0 +1,334 @@
+"""The options of `penstock.open` by the kind of source, as types for editors and as names for the check at run time.
+
+`tests/opening/test_options.py` compares them with the signatures of what they are handed to.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Required, TypedDict
+
+from torch.utils.data import DataLoader
+
+from penstock.errors import ConfigError
+from penstock.plan.share_options import ShareOptions, wrong_share_option
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch.distributed as dist
+
+    from penstock.images.transforms import Compose
+    from penstock.manifest.options import Blank, Columns, Header
+    from penstock.manifest.sources import Source
+    from penstock.shards.grouping import Handler, Sample
+    from penstock.shards.urls import Urls
+    from penstock.storage import Cache, Storage
+
+    Decode = bool | Mapping[str, Callable[[bytes], Any] | None] | Callable[[Sample], Sample] | None
+
+__all__ = [
+    "ACCEPTED",
+    "IMAGES",
+    "OF_IMAGES",
+    "READS_MANIFESTS",
+    "ArrayOptions",
+    "FolderOptions",
+    "ImageOptions",
+    "MDSOptions",
+    "ManifestOptions",
+    "ShardOptions",
+    "SharedOptions",
+    "StreamOptions",
+    "TableOptions",
+    "TokenOptions",
+    "check_options",
+    "check_types",
+]
+
+
+class SharedOptions(ShareOptions, total=False):
+    """Options that several kinds of source take, so that they do not tell which one it is."""
+
+    load: Callable[[Any], Any] | None
+    storage: Storage | None
+    cache_dir: Any
+    progress: bool | None
+    columns: Columns
+    split: str | None
+    images: str | None
+    decode: Decode
+    preload: bool
+
+
+class FolderOptions(ShareOptions, total=False):
+    """Options of a folder of images or of arrays: see `penstock.RankDataset`."""
+
+    load: Callable[[Any], Any] | None
+    preload: bool
+    progress: bool | None
+
+
+class ManifestOptions(FolderOptions, total=False):
+    """Options of text, CSV, JSONL, Parquet or Arrow files that name samples: see `penstock.Manifest.open`."""
+
+    format: str
+    root: Source | None
+    columns: Columns
+    label: str | None
+    cache_dir: Source | None
+    header: Header
+    blank: Blank
+    comment: str | None
+    classes: Sequence[str] | None
+    storage: Storage | None
+
+
+class ShardOptions(ShareOptions, total=False):
+    """Options of tar shards: see `penstock.ShardDataset`."""
+
+    decode: Decode
+    load: Callable[[Sample], Any] | None
+    copy: bool
+    storage: Storage | None
+    cache_dir: str | os.PathLike[str] | None
+    progress: bool | None
+
+
+class StreamOptions(TypedDict, total=False):
+    """Options of compressed tar shards: see `penstock.StreamShards`."""
+
+    shuffle: str
+    buffer_bytes: int
+    decode: Decode
+    load: Callable[[Sample], Any] | None
+    seed: int
+    handler: Handler | None
+    storage: Storage | None
+    rank: int | None
+    world_size: int | None
+    process_group: dist.ProcessGroup | None
+
+
+class MDSOptions(ShareOptions, total=False):
+    """Options of MDS folders: see `penstock.MDSDataset`."""
+
+    split: str | None
+    columns: Sequence[str] | None
+    images: str | None
+    allow_pickle: bool | None
+    validate_hash: str | None
+    cache_dir: Cache | str | os.PathLike[str] | None
+    storage: Storage | None
+    load: Callable[[dict[str, Any]], Any] | None
+
+
+class TableOptions(ShareOptions, total=False):
+    """Options of Arrow and Parquet files that hold the samples: see `penstock.TableDataset`."""
+
+    split: str | None
+    columns: Sequence[str] | None
+    images: str | None
+    cache_bytes: int | None
+    storage: Storage | None
+    load: Callable[[dict[str, Any]], Any] | None
+
+
+class ArrayOptions(ShareOptions, total=False):
+    """Options of rows of NumPy files: see `penstock.ArrayDataset`."""
+
+    labels: Urls | None
+    load: Callable[[Any], Any] | None
+    storage: Storage | None
+
+
+class TokenOptions(ShareOptions, total=False):
+    """Options of files of tokens: see `penstock.TokenDataset`."""
+
+    sequence_length: Required[int]
+    dtype: npt.DTypeLike | None
+    stride: int | None
+    end_token: int | None
+    pad_token: int
+    token_type: str
+    load: Callable[[Any], Any] | None
+    storage: Storage | None
+
+
+class ImageOptions(ShareOptions, total=False):
+    """What images become (see `penstock.LoadImage`), and how their source is read."""
+
+    size: int | tuple[int, int] | None
+    flip: bool
+    row: bool
+    transform: Compose | Sequence[Callable[..., Any]] | Callable[..., Any] | None
+    target: Callable[[Any], dict[str, Any]] | None
+    max_pixels: int
+    format: str
+    root: Source | None
+    columns: Columns
+    label: str | None
+    header: Header
+    blank: Blank
+    comment: str | None
+    classes: Sequence[str] | None
+    preload: bool
+    progress: bool | None
+    storage: Storage | None
+    cache_dir: Any
+    split: str | None
+    copy: bool
+    cache_bytes: int | None
+    allow_pickle: bool | None
+    validate_hash: str | None
+
+
+def _names(options: Any) -> frozenset[str]:
+    return frozenset(options.__required_keys__ | options.__optional_keys__)
+
+
+ACCEPTED: dict[str, frozenset[str]] = {
+    "MDS folders": _names(MDSOptions),
+    "a folder of arrays": _names(FolderOptions),
+    "a folder of images": _names(FolderOptions),
+    "arrays": _names(ArrayOptions),
+    "compressed shards": _names(StreamOptions),
+    "manifests": _names(ManifestOptions),
+    "shards": _names(ShardOptions),
+    "tables": _names(TableOptions),
+    "tokens": _names(TokenOptions),
+}
+"""The options that each kind of source takes, beside those of `IMAGES`."""
+IMAGES = frozenset({"size", "flip", "row", "transform", "target", "max_pixels"})
+"""The options that decode images. Any of them makes an `ImageDataset`."""
+OF_IMAGES = ("a folder of images", "manifests", "shards", "MDS folders", "tables")
+"""The kinds that may hold images."""
+READS_MANIFESTS = frozenset(
+    {"label", "format", "header", "blank", "comment", "classes", "cache_dir", "progress", "root"}
+)
+"""The options that say of a file of columns that it is a manifest."""
+
+_ITEMS = ("load", "decode", "images")
+_PATH = (str, os.PathLike)
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "split": ((str,), "the name of a split, such as 'train'"),
+    "root": (_PATH, "a folder or an address, as str or Path"),
+    "format": ((str,), "the name of a format, such as 'csv', or 'auto'"),
+    "label": ((str,), "a type such as 'int' or 'float', or None"),
+    "comment": ((str,), "the characters that begin a comment, such as '#'"),
+    "images": ((str,), "'rgb', 'pil' or 'bytes'"),
+    "validate_hash": ((str,), "the name of a hash, such as 'xxh64'"),
+    "token_type": ((str,), "a type of integers, such as 'int64'"),
+    **dict.fromkeys(("sequence_length", "stride", "end_token", "pad_token"), ((Integral,), "an integer")),
+    "max_pixels": ((Integral,), "a number of pixels"),
+    **dict.fromkeys(("cache_bytes", "buffer_bytes"), ((Integral,), "a number of bytes")),
+    **dict.fromkeys(("flip", "row", "preload", "copy", "allow_pickle", "progress"), ((bool,), "True or False")),
+    "columns": ((list, tuple, Mapping), "a list of names, or a mapping of them"),
+    "classes": ((list, tuple), "a list of names"),
+    "labels": ((*_PATH, list, tuple), "files, as str, Path or a list of these"),
+}
+"""Options beside those of `ShareOptions`, and what they take; None is always the default."""
+_FUNCTIONS = ("load", "target", "handler")
+
+
+def check_types(options: Mapping[str, Any]) -> None:
+    """Refuse values of another type before anybody stumbles over them.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for name, (kinds, what) in _TYPES.items():
+        value = options.get(name)
+        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            raise ConfigError(f"{name}= takes {what}, got {value!r}")
+    for name, value in options.items():
+        if value is not None and (wanted := wrong_share_option(name, value)) is not None:
+            raise ConfigError(f"{name}= takes {wanted}, got {value!r}")
+    for name in _FUNCTIONS:
+        value = options.get(name)
+        if value is not None and not callable(value) and not (name == "handler" and isinstance(value, bool)):
+            raise ConfigError(f"{name}= takes a function, got {value!r}")
+    _check_storage(options.get("storage"))
+    _check_folder(options.get("cache_dir"))
+
+
+def _check_storage(value: Any) -> None:
+    if value is not None:
+        from penstock.storage import Storage
+
+        if not isinstance(value, Storage):
+            raise ConfigError(f"storage= takes a penstock.storage.Storage, got {value!r}")
+
+
+def _check_folder(value: Any) -> None:
+    if value is not None and not isinstance(value, _PATH):
+        from penstock.storage import Cache
+
+        if not isinstance(value, Cache):
+            raise ConfigError(f"cache_dir= takes a folder, as str or Path, got {value!r}")
+
+
+def check_options(kind: str, source: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that this kind of source does not take.
+
+    Args:
+        kind: of the source.
+        source: how messages name it.
+        options: as they were given.
+
+    Raises:
+        ConfigError: it names the option, the kinds that take it, and those that this kind takes.
+    """
+    given = sorted(options.keys() & IMAGES)
+    if given and kind in OF_IMAGES:
+        for name in _ITEMS:
+            if options.get(name) is not None and name in ACCEPTED[kind]:
+                raise ConfigError(
+                    f"{source}: {name}= makes items in its own way, and {given[0]}= decodes images: give one of them"
+                )
+    accepted = ACCEPTED[kind] | (IMAGES if kind in OF_IMAGES else set())
+    for name in options:
+        if name not in accepted:
+            raise ConfigError(f"{source}: {_phrase(kind)} have no {name}=: {_instead(kind, name, accepted)}")
+
+
+def _instead(kind: str, name: str, accepted: frozenset[str]) -> str:
+    """Say what somebody may have meant by an option that this kind does not take, and what it does take."""
+    hints = []
+    if name in IMAGES and kind == "compressed shards":
+        hints.append(f"they are a stream, which takes load=penstock.LoadImage({name}=...)")
+    elif name in IMAGES:
+        hints.append(f"it is for {_listing(map(_phrase, OF_IMAGES))}")
+    elif others := [_phrase(other) for other, names in ACCEPTED.items() if name in names]:
+        hints.append(f"it is for {_listing(others)}")
+    if name in _OF_LOADERS:
+        hints.append("it is for the DataLoader")
+    elif near := difflib.get_close_matches(name, accepted, 1):
+        several = ", a list of names" if near[0] == "columns" else ""
+        hints.append(f"did you mean {near[0]}={several}?")
+    own, shared = sorted(accepted - _names(ShareOptions)), sorted(accepted & _names(ShareOptions))
+    return "; ".join([*hints, f"they take {', '.join([*own, *shared])}"])
+
+
+_OF_LOADERS = inspect.signature(DataLoader).parameters.keys() - {"dataset", "shuffle"}
+"""Options of torch's loader, which somebody may look for here."""
+
+_PHRASES = {
+    "a folder of arrays": "folders of arrays",
+    "a folder of images": "folders of images",
+    "arrays": "rows of NumPy files",
+    "shards": "tar shards",
+    "tokens": "files of tokens",
+}
+
+
+def _phrase(kind: str) -> str:
+    return _PHRASES.get(kind, kind)
+
+
+def _listing(names: Any) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else str(last)

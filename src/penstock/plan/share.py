@@ -1,0 +1,503 @@
+"""`SharePlan`: one rank's share of a source, mini-epoch by mini-epoch; the order of every map-style data set of ours.
+
+    epoch's order (seed, epoch)  ->  partition (rank, mini-epoch)  ->  rows of the source
+
+Invariant: nothing here is a list of samples. Position, row and key of a sample are computed when it is asked for, so
+the memory of a share does not depend on the length of the source.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch.distributed as dist
+
+from penstock import distributed
+from penstock.errors import ConfigError, PartitionError, StateError
+from penstock.hashing import checked_seed
+from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
+from penstock.order.partition import REMAINDERS
+from penstock.order.permutation import Indices
+from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
+from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
+from penstock.plan.epoch import EpochPlan
+from penstock.plan.reader import Plan, Wish
+from penstock.plan.shared import SharedIntegers
+from penstock.random import sample_key, sample_keys
+from penstock.wording import counted
+
+__all__ = ["EpochView", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
+
+_KEPT_VIEWS = 4
+"""Views that are kept: a loader each."""
+
+
+class Rows(Protocol):
+    """What a share needs to know of its source."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the rows."""
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Return whether rows were appended to something with this fingerprint."""
+
+
+class MiniEpoch(NamedTuple):
+    """Which part of which epoch, and from where.
+
+    ``mini_epochs_done`` and ``consumed`` say from where the epoch was dealt out: zero for a whole epoch, otherwise how
+    many mini-epochs and samples the job had behind it when it went on with another number of ranks. ``skip`` counts
+    this rank's samples of the mini-epoch that were had before a resume. ``samples`` is the number of rows of the epoch.
+    """
+
+    epoch: int
+    mini_epoch: int
+    samples: int
+    mini_epochs_done: int = 0
+    consumed: int = 0
+    skip: int = 0
+
+    @property
+    def whole(self) -> MiniEpoch:
+        """The same mini-epoch from its start."""
+        return self._replace(skip=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareCursor(Cursor):
+    """A cursor in a share.
+
+    Attributes:
+        place: where a share is bound that goes on from here.
+        world_size: ranks that the mini-epoch was dealt to.
+        finished: whether all ranks together have had the mini-epoch.
+    """
+
+    place: MiniEpoch
+    world_size: int = 1
+    finished: bool = False
+
+    @classmethod
+    def at(cls, place: MiniEpoch) -> ShareCursor:
+        """Return the cursor at a place."""
+        return cls(epoch=place.epoch, mini_epoch=place.mini_epoch, place=place)
+
+    def state(self) -> State:
+        """Return the cursor as a JSON-serialisable dict, which `SharePlan.read` takes back."""
+        place = self.place
+        return {
+            "version": STATE_VERSION,
+            **self.plan,
+            "samples": place.samples,
+            "epoch": place.epoch,
+            "mini_epoch": place.mini_epoch,
+            "world_size": self.world_size,
+            "consumed": self.consumed,
+            "finished": self.finished,
+            "dealt": [place.mini_epochs_done, place.consumed, place.skip],
+        }
+
+
+class EpochView:
+    """The samples of one rank in one mini-epoch. Indices are local: the rank's samples are 0 to ``len - 1``.
+
+    Attributes:
+        seed: of the samples' generators.
+        place: the mini-epoch, and where in it this view begins.
+        partition: the rank's positions in the whole mini-epoch.
+        order: of the whole epoch, all ranks together.
+    """
+
+    def __init__(self, seed: int, place: MiniEpoch, partition: Partition, order: Order) -> None:
+        self.seed = seed
+        self.place = place
+        self.epoch = place.epoch
+        self.partition = partition
+        self.order = order
+
+    def __len__(self) -> int:
+        return max(0, len(self.partition) - self.place.skip)
+
+    def positions_of(self, local: Indices) -> Indices:
+        """Return the positions of local samples, int64 of shape (n,)."""
+        return self.partition[local + self.place.skip]
+
+    def rows(self, local: Indices) -> Indices:
+        """Return the rows of local samples, int64 of shape (n,)."""
+        return self.order[self.positions_of(local) % max(self.partition.n, 1)]
+
+    def whole_rows(self) -> Indices:
+        """Return the rows of the whole mini-epoch: a resume begins inside it."""
+        return self.order[self.partition.positions() % max(self.partition.n, 1)]
+
+    def keys(self, local: Indices) -> list[int]:
+        """Return the keys of the generators of local samples."""
+        return sample_keys(self.seed, self.epoch, self.positions_of(local))
+
+    def key(self, position: int) -> int:
+        """Return the key of the generator of the sample at one position."""
+        return sample_key(self.seed, self.epoch, position)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return position and row of one local sample. One index at a time, integers are faster than arrays of one.
+
+        Raises:
+            IndexError: the index is outside this rank's share.
+        """
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(
+                f"index {index} is out of range for the {counted(size, 'sample')} of rank {self.partition.rank}"
+            )
+        position = self.partition[index % size + self.place.skip]
+        return position, self.order[position % self.partition.n]
+
+
+class ShareEpoch(EpochPlan):
+    """A view that somebody reads. Indices are local, positions are those of the whole job's epoch."""
+
+    def __init__(self, plan: SharePlan, view: EpochView) -> None:
+        self._plan = plan
+        self.view = view
+        self.seed, self.epoch = view.seed, view.epoch
+        self.place: MiniEpoch = view.place
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def indices(self, start: int, stop: int) -> Indices:
+        """Return local indices: int64 of shape (stop - start,)."""
+        return np.arange(start, stop, dtype=np.int64)
+
+    def positions(self, start: int, stop: int) -> Indices:
+        """Return positions in the epoch; those of n and more are padding."""
+        return self.view.positions_of(self.indices(start, stop))
+
+    def cursor(self, count: int) -> ShareCursor:
+        """Return where the job is once every rank has had ``count`` samples of this view."""
+        place, partition = self.place, self.view.partition
+        had = min(place.skip + count, len(partition))
+        if place.mini_epoch < place.mini_epochs_done:  # finished before the epoch was dealt out anew
+            consumed, finished = place.consumed, True
+        else:
+            consumed = partition.consumed_after(had)
+            # By all ranks: uneven ones may have more than this.
+            finished = consumed >= min(partition.end, place.samples)
+        return ShareCursor(
+            epoch=place.epoch,
+            mini_epoch=place.mini_epoch,
+            consumed=consumed,
+            plan=self._plan.identity(),
+            place=place._replace(skip=had),
+            world_size=partition.world_size,
+            finished=finished,
+        )
+
+
+class SharePlan(Plan[ShareEpoch]):
+    """The order of a source's rows, dealt to ranks and mini-epochs.
+
+    Args:
+        source: the rows.
+        prepare: called with a view that is about to be read, and with the place after it; such as a gatherer of rows.
+        rank, world_size, ...: see `penstock.plan.share_options.ShareOptions`.
+
+    Raises:
+        ConfigError, PartitionError: arguments that make no sense.
+    """
+
+    def __init__(
+        self,
+        source: Rows,
+        *,
+        prepare: Callable[[EpochView, EpochView], None] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        mini_epochs: int = 1,
+        seed: int = 0,
+        shuffle: str = "global",
+        remainder: str = "pad",
+        group: int | None = None,
+        block_size: int | None = None,
+        window: int | None = None,
+    ) -> None:
+        if shuffle not in SHUFFLES:
+            raise ConfigError(f"unknown shuffle {shuffle!r}: use one of {', '.join(map(repr, SHUFFLES))}")
+        if remainder not in REMAINDERS:
+            raise ConfigError(f"unknown remainder {remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
+        if mini_epochs < 1:
+            raise PartitionError(f"mini_epochs must be positive, got {mini_epochs}")
+        self.source: Any = source
+        self.mini_epochs = operator.index(mini_epochs)
+        self.seed = checked_seed(seed)
+        self.remainder = remainder
+        self.shuffle, self.block = _block_options(shuffle, len(source), group, block_size, window)
+        self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
+        self._prepare = prepare
+        self._views: dict[MiniEpoch, EpochView] = {}
+        self._shown = SharedIntegers(MiniEpoch(0, 0, len(source)))
+        self.running = False
+        """Whether somebody reads the place that is shown."""
+        self._wish = Wish(Cursor(), loaded=False)
+        self._times_set = 0
+        self._loaded = False  # a state was loaded and nothing has begun since
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_views": {}}
+
+    @property
+    def world(self) -> distributed.World:
+        """Rank and world size; see `penstock.distributed.LateWorld`."""
+        return self._world.get()
+
+    def peek_world(self) -> distributed.World:
+        """Return rank and world size as they are at the moment; asking settles nothing."""
+        return self._world.peek()
+
+    def agrees_with(self, shuffle: bool | str) -> bool:
+        """Return whether this is an order that a loader asks for by ``shuffle=``: True for any that is shuffled."""
+        return self.shuffle != "none" if shuffle is True else self.shuffle == shuffle
+
+    # Views.
+
+    def view(self, place: MiniEpoch | None = None) -> EpochView:
+        """Return the view at a place, by default at the one that is shown. Safe in threads.
+
+        Those asked for last are kept, for loaders that take turns.
+        """
+        place = self.shown if place is None else place
+        views = self._views
+        found = views.get(place)
+        if found is None:
+            found = self.make_view(place)
+            # Another thread never sees a dict that changes.
+            self._views = dict([*views.items()][1 - _KEPT_VIEWS :]) | {place: found}
+        return found
+
+    def make_view(self, place: MiniEpoch) -> EpochView:
+        """Return the view at a place, anew; nothing is kept."""
+        return EpochView(self.seed, place, self._partition(place, self.world), self.make_order(place))
+
+    def _partition(self, place: MiniEpoch, world: distributed.World) -> Partition:
+        rest = self.mini_epochs - place.mini_epochs_done
+        number = place.mini_epoch - place.mini_epochs_done
+        # A mini-epoch that was finished before the epoch was dealt out anew has nothing left.
+        consumed = place.consumed if number >= 0 else place.samples
+        return Partition(
+            place.samples,
+            world.world_size,
+            world.rank,
+            mini_epochs=max(rest, 1),
+            mini_epoch=max(number, 0),
+            remainder=self.remainder,
+            consumed=consumed,
+        )
+
+    def make_order(self, place: MiniEpoch) -> Order:
+        """Return the order of an epoch, all ranks together."""
+        return make_order(self.shuffle, place.samples, seed=self.seed, epoch=place.epoch, **self.block)
+
+    def following(self, place: MiniEpoch) -> MiniEpoch:
+        """Return the place of the next mini-epoch, or of the next epoch after the last one."""
+        if place.mini_epoch + 1 < self.mini_epochs:
+            return place._replace(mini_epoch=place.mini_epoch + 1, skip=0)
+        return MiniEpoch(place.epoch + 1, 0, len(self.source))
+
+    def __repr__(self) -> str:
+        """Return order and share in words. Asking settles neither rank nor world size."""
+        place, world = self.shown, self._world.peek()
+        had = max(0, len(self._partition(place, world)) - place.skip)
+        part = f", mini-epoch {place.mini_epoch} of {self.mini_epochs}" if self.mini_epochs > 1 else ""
+        return (
+            f"  order: {self._order_in_words()}, seed {self.seed}, epoch {place.epoch}{part}\n"
+            f"  share: rank {world.rank} of {world.world_size}, {counted(had, 'sample')}"
+        )
+
+    def _order_in_words(self) -> str:
+        return self.shuffle + "".join(f", {name} {size:,}" for name, size in self.block.items())
+
+    # What a data set shows, and what its user wishes.
+
+    @property
+    def shown(self) -> MiniEpoch:
+        """Where a program that looks at the data set finds it. Each reader has its own place, and shows it here."""
+        return MiniEpoch(*self._shown.get())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let readers begin an epoch at its first mini-epoch; the epoch of a state just loaded keeps its position.
+
+        Raises:
+            ConfigError: a negative epoch, or one of 2**62 or more.
+        """
+        epoch = checked_epoch(epoch)
+        if not (self._loaded and epoch == self.shown.epoch):
+            self.wish_for(MiniEpoch(epoch, 0, len(self.source)))
+            # A loader that is in another mini-epoch of this epoch stays there.
+            self._wish = Wish(Cursor(epoch=epoch), loaded=False)
+
+    def set_mini_epoch(self, mini_epoch: int) -> None:
+        """Let readers begin a mini-epoch of the epoch that is shown; that of a state just loaded keeps its position.
+
+        Raises:
+            PartitionError: a mini-epoch outside the epoch's.
+        """
+        place = self.shown
+        if not 0 <= mini_epoch < self.mini_epochs:
+            raise PartitionError(
+                f"mini_epoch {mini_epoch} is outside the epoch's {self.mini_epochs}: "
+                f"they go from 0 to {self.mini_epochs - 1}"
+            )
+        if self._loaded and mini_epoch == place.mini_epoch:
+            return
+        if mini_epoch < place.mini_epochs_done:  # before the resume: only a whole epoch has it
+            place = MiniEpoch(place.epoch, mini_epoch, place.samples)
+        self.wish_for(place._replace(mini_epoch=mini_epoch, skip=0))
+
+    def wish_for(self, place: MiniEpoch, *, loaded: bool = False) -> None:
+        """Let every reader begin at a place; nothing of it has begun."""
+        self._show(place, loaded=loaded, running=False)
+        self._wish, self._times_set = Wish(ShareCursor.at(place), loaded), self._times_set + 1
+
+    def begin(self) -> None:
+        """Begin an iteration by hand, at the place that is shown."""
+        self._show(self.shown, loaded=False, running=True)
+
+    def _show(self, place: MiniEpoch, *, loaded: bool, running: bool) -> None:
+        self._shown.set(place)
+        self.running, self._loaded = running, loaded
+        if running and self._wish.loaded and self._wish.cursor == ShareCursor.at(place):
+            # A loaded state is used once.
+            whole = MiniEpoch(place.epoch, place.mini_epoch, len(self.source))
+            self._wish = Wish(ShareCursor.at(whole), loaded=False)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Have the rows gathered that are read next, where somebody gathers rows."""
+        if self._prepare is not None:
+            view = self.view(self.shown)
+            self._prepare(view, self.view(self.following(view.place.whole)))
+
+    # As a plan.
+
+    @property
+    def key_seed(self) -> int:
+        """Seed of the samples' generators."""
+        return self.seed
+
+    @property
+    def times_set(self) -> Any:
+        """Changes with every wish."""
+        return self._times_set
+
+    def wish(self) -> Wish:
+        """Return where somebody wants the next loader to begin."""
+        return self._wish
+
+    def bind(self, cursor: Cursor, entropy: Any) -> ShareEpoch:
+        """Return the share of an epoch from the cursor on."""
+        _ = self.world  # a process group that was made later must not disagree
+        return ShareEpoch(self, self.view(self._place(cursor)))
+
+    def whole(self, cursor: Cursor) -> Cursor:
+        """Return the cursor itself: a view is as long as what a resume left of it."""
+        return cursor
+
+    def again(self, run: ShareEpoch) -> Cursor:
+        """Return where a view begins."""
+        return ShareCursor.at(run.place)
+
+    def after(self, run: ShareEpoch, had: int) -> Cursor:
+        """Return the next mini-epoch, or the next epoch after the last one."""
+        return ShareCursor.at(self.following(run.place))
+
+    def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
+        """Show the place of a reader on the data set."""
+        self._show(self._place(cursor), loaded=loaded, running=running)
+
+    def _place(self, cursor: Cursor) -> MiniEpoch:
+        return cursor.place if isinstance(cursor, ShareCursor) else MiniEpoch(cursor.epoch, 0, len(self.source))
+
+    # States.
+
+    def identity(self) -> State:
+        """Return what a state must agree with."""
+        return {
+            "order_version": ORDER_VERSION,
+            "fingerprint": self.source.fingerprint,
+            "shuffle": self.shuffle,
+            **self.block,
+            "seed": self.seed,
+            "mini_epochs": self.mini_epochs,
+            "remainder": self.remainder,
+        }
+
+    def read(self, state: Mapping[str, Any]) -> ShareCursor:
+        """Return the cursor that a state holds, at the same or at another world size.
+
+        Raises:
+            StateError: the state is of another source, order or partition, or damaged.
+        """
+        return self._read(state, len(self.source))
+
+    def read_grown(self, state: Mapping[str, Any]) -> ShareCursor:
+        """Return the same over a source that has grown since: the epoch in progress ends on the rows it began with.
+
+        Raises:
+            StateError: as `read`, and rows were changed, not only appended.
+        """
+        samples = state.get("samples") if isinstance(state, Mapping) else None
+        if type(samples) is not int or not 0 <= samples < len(self.source):
+            return self.read(state)
+        if not self.source.is_prefix_of_current(str(state.get("fingerprint")), samples):
+            return self.read(state)
+        return self._read(state, samples, fingerprint=state.get("fingerprint"))
+
+    def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
+        of = "data set"
+        check_state(state, {"version": STATE_VERSION}, of=of)
+        check_state(state, {**self.identity(), "samples": samples, **grown}, of=of)
+        epoch, mini_epoch, consumed = (read_int(state, name, of=of) for name in ("epoch", "mini_epoch", "consumed"))
+        if mini_epoch >= self.mini_epochs or consumed > samples:
+            raise StateError(
+                f"this state is damaged: it stands in mini-epoch {mini_epoch} of {self.mini_epochs}, behind {consumed} "
+                f"of {samples} samples"
+            )
+        done, base, skip = read_ints(state, "dealt", 3, of=of)
+        if done > self.mini_epochs or base > samples or skip > samples:
+            raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} of {samples} samples")
+        if state.get("world_size") == self.world.world_size:
+            return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip))
+        done = mini_epoch + 1 if state.get("finished") else mini_epoch
+        return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, consumed, 0))
+
+
+def _block_options(
+    shuffle: str, n: int, group: int | None, block_size: int | None, window: int | None
+) -> tuple[str, dict[str, int]]:
+    """Return the shuffle and its sizes; ``group`` is short for a block shuffle of that many blocks."""
+    if group is not None:
+        if group < 1 or block_size is not None or window is not None or shuffle == "none":
+            raise ConfigError(
+                f"group={group} cuts the manifest into that many blocks and permutes them: it must be positive and "
+                "goes with neither block_size=, window= nor shuffle='none'"
+            )
+        return "block", {"block_size": max(1, -(-n // group)), "window": 1}
+    if shuffle == "block":
+        sizes = {
+            "block_size": operator.index(DEFAULT_BLOCK_SIZE if block_size is None else block_size),
+            "window": operator.index(DEFAULT_WINDOW if window is None else window),
+        }
+        if min(sizes.values()) < 1:
+            raise ConfigError(f"block_size and window must be positive, got {block_size} and {window}")
+        return shuffle, sizes
+    if block_size is not None or window is not None:
+        raise ConfigError(f"block_size and window belong to shuffle='block', not to shuffle={shuffle!r}")
+    return shuffle, {}

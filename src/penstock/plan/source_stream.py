@@ -1,0 +1,178 @@
+"""`SourceStream`: one pass over any iterable as a stream, for streams that read others.
+
+Where the pass is, is said by the first of these that can, and a cursor holds that:
+
+    a data set of ours (`ResumableDataset`)     {"had": 3, "cursor": {...}}      opened there
+    an iterator with a state                    {"had": 3, "iterator": ...}      loaded after ``iter()``
+    a data set with a state                     {"had": 3, "dataset": ...}       loaded before ``iter()``
+    nobody                                      {"had": 3}                       gone through again
+
+A subclass of ours with an ``__iter__`` of its own counts as a data set with a state: it is iterated.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from types import GeneratorType
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from penstock.errors import StateError
+from penstock.plan.cursor import State, read_int, read_mapping
+from penstock.plan.stream import Stream, is_opened
+
+__all__ = ["SourceStream", "check_pass", "drop", "keeps_position", "loads_stream"]
+
+_END = object()
+_HELD = {"cursor": "a cursor", "iterator": "one of the iterator", "dataset": "a state"}
+
+
+class SourceStream(Stream):
+    """One pass over a source, which is opened when its first item is asked for, or by `begin`.
+
+    Args:
+        source: the iterable.
+        name: for messages.
+        epoch: told to the source, or to the data set of a loader that streams one. None leaves it to the source.
+        cursor: of a pass over the same source, checked by `check_pass`; None begins one.
+        iterate: makes the iterator of a source that is not ours.
+        warn: whether to warn where the source is gone through again.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        name: str,
+        epoch: int | None,
+        cursor: Mapping[str, Any] | None = None,
+        iterate: Callable[[Any], Iterator[Any]] = iter,
+        warn: bool = True,
+    ) -> None:
+        self._source, self._name, self._epoch, self._iterate, self._warn = source, name, epoch, iterate, warn
+        # Until its owner can say better, the stream is where it was opened.
+        self._opened_at: Mapping[str, Any] | None = {"had": 0} if cursor is None else cursor
+        self.had = 0 if cursor is None else int(cursor["had"])
+        self._items: Iterator[Any] | None = None
+
+    def begin(self) -> None:
+        """Open the source now. From then on a cursor holds its state, before the first item as well.
+
+        So a source that counts its epochs itself goes on in the same one. A generator has not run yet, and its data
+        set may still have the state of the last pass: that one is asked behind an item.
+        """
+        self._items = self._open(self._opened_at or {})
+        if not isinstance(self._items, GeneratorType):
+            self._opened_at = None
+
+    def __next__(self) -> Any:
+        if self._items is None:
+            self._items = self._open(self._opened_at or {})
+        item = next(self._items)
+        self.had += 1
+        self._opened_at = None
+        return item
+
+    def cursor(self) -> State:
+        if self._opened_at is not None:
+            return copy.deepcopy(dict(self._opened_at))
+        return {"had": self.had, **self._state()}
+
+    def _state(self) -> State:
+        if is_opened(self._source):
+            assert isinstance(self._items, Stream)
+            return {"cursor": self._items.cursor()}
+        owners: dict[str, Any] = {"iterator": self._items, "dataset": self._source}
+        for kind, owner in owners.items():
+            state = owner.state_dict() if _has_state(owner) else None
+            if state is not None:
+                return {kind: copy.deepcopy(state)}
+        return {}
+
+    def _open(self, cursor: Mapping[str, Any]) -> Iterator[Any]:
+        source, had = self._source, cursor["had"]
+        if is_opened(source):
+            return source.open(cursor["cursor"]) if "cursor" in cursor else source.open(epoch=self._epoch)
+        if self._epoch is not None:
+            _tell(source, self._epoch)
+        if "dataset" in cursor:
+            source.load_state_dict(copy.deepcopy(cursor["dataset"]))
+        items: Any = self._iterate(source)
+        if "iterator" in cursor:
+            if not _has_state(items):
+                raise StateError(_missing("iterator", self._name))
+            items.load_state_dict(copy.deepcopy(cursor["iterator"]))
+        elif had and "dataset" not in cursor:
+            if self._warn:
+                _warn_of_repeating(self._name, had)
+            drop(items, had, self._name)
+        return items  # type: ignore[no-any-return]
+
+
+def check_pass(cursor: Any, source: Any, *, name: str, of: str) -> None:
+    """Refuse a cursor that is not of a pass over a source. States of users' objects are theirs to check.
+
+    Args:
+        cursor: to be loaded; more entries than those of `SourceStream` are not looked at.
+        source, name: of the pass.
+        of: what is being loaded, for messages.
+
+    Raises:
+        StateError: the cursor is damaged, or of another source.
+    """
+    if not isinstance(cursor, Mapping):
+        raise StateError(f"the state of this {of} is damaged: of {name} it has {cursor!r}")
+    had = read_int(cursor, "had", of=of)
+    held = _HELD.keys() & cursor.keys()
+    if len(held) > 1:
+        raise StateError(f"the state of this {of} is damaged: of {name} it has {sorted(held)}")
+    if is_opened(source):
+        if had or held:
+            source.check_cursor(read_mapping(cursor, "cursor", of=of))
+    elif "cursor" in held or ("dataset" in held and not _has_state(source)):
+        raise StateError(_missing(held.pop(), name))
+
+
+def keeps_position(source: Any) -> bool:
+    """Return whether a source itself knows where its pass is, so that there can be one pass at a time."""
+    return _has_state(source) and not is_opened(source)
+
+
+def loads_stream(source: Any) -> bool:
+    """Return whether a source is a loader of an iterable data set, whose epoch is the data set's."""
+    return isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset)
+
+
+def drop(items: Iterator[Any], count: int, name: str) -> None:
+    """Read again the items that were had. Raises StateError if there are not so many."""
+    for had in range(count):
+        if next(items, _END) is _END:
+            raise StateError(
+                f"{name} had given {count} items when this state was taken, and now it has {had}: it is another one, "
+                "or its data are"
+            )
+
+
+def _has_state(item: Any) -> bool:
+    return hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
+
+
+def _tell(source: Any, epoch: int) -> None:
+    """Say the epoch to a source, if it can be told. A loader of torch's has no ``set_epoch``: its data set is told."""
+    if hasattr(source.dataset if loads_stream(source) else source, "set_epoch"):
+        (source if hasattr(source, "set_epoch") else source.dataset).set_epoch(epoch)
+
+
+def _missing(held: str, name: str) -> str:
+    return f"this state holds {_HELD[held]} of {name}, which has none: it is of other sources"
+
+
+def _warn_of_repeating(name: str, had: int) -> None:
+    warnings.warn(
+        f"{name} has no state_dict: its first {had} samples are read again and dropped, which is exact only if it "
+        "repeats its order",
+        stacklevel=6,
+    )

@@ -1,0 +1,128 @@
+"""`ArrayFiles`: rows of memory-mapped ``.npy`` files, as a source; `LabelledArrays`: rows and their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from penstock.errors import ConfigError, DataFileError
+from penstock.order.permutation import Indices, normalise
+from penstock.shards.urls import Urls, expand
+from penstock.stages import stage
+from penstock.storage import Storage
+from penstock.storage.mapped import FilesTable, MappedFiles, look_at
+from penstock.wording import counted
+
+__all__ = ["ArrayFiles", "LabelledArrays"]
+
+Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+class ArrayFiles(FilesTable):
+    """The rows of ``.npy`` files of one type and shape of a row, one file after the other."""
+
+    def __init__(self, files: Urls, storage: Storage | None = None) -> None:
+        found = [look_at(_npy(name), None, storage) for name in expand(files, storage)]
+        first = found[0]
+        for file in found:
+            if (file.dtype, file.shape[1:]) != (first.dtype, first.shape[1:]):
+                raise DataFileError(
+                    f"{file.path} has rows of {np.dtype(file.dtype)} {file.shape[1:]}, and {first.path} of "
+                    f"{np.dtype(first.dtype)} {first.shape[1:]}: open them apart"
+                )
+        self.maps = MappedFiles(found)
+        self.row = first.shape[1:]
+        self.type = _tensor_type(first.path, np.dtype(first.dtype))
+        self.starts = np.cumsum([0, *(file.shape[0] for file in found)], dtype=np.int64)
+        """First row of each file, and the number of all."""
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __repr__(self) -> str:
+        return f"<ArrayFiles of {counted(len(self), 'row')}: {self.maps.in_words()}>"
+
+    def prefixes(self, rows: int) -> list[str]:
+        return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
+
+    def _combined(self, files: int) -> str:
+        prints = [self.maps.fingerprint(number) for number in range(files)]
+        return xxhash.xxh3_128_hexdigest(" ".join(prints).encode())
+
+    def read_into(self, out: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
+        """Write rows into an array of shape (rows, *row): one copy, from the file's pages to where they go.
+
+        Raises:
+            DataFileChangedError: a file was truncated or written to since it was opened.
+        """
+        numbers = self.starts.searchsorted(rows, "right") - 1
+        for number in np.unique(numbers).tolist():
+            array, places = self.maps.array(number), np.flatnonzero(numbers == number)
+            local = rows[places] - self.starts[number]
+            if len(places) == len(rows) and array.dtype == out.dtype:
+                np.take(array, local, axis=0, out=out, mode="clip")  # in range: `normalise` has looked
+            else:
+                out[places] = array[local]
+
+    def gather(self, rows: Indices, empty: Empty) -> list[torch.Tensor]:
+        """Return rows as a list of one tensor (rows, *row), which ``empty(shape, dtype)`` gives."""
+        found = empty((len(rows), *self.row), self.type)
+        self.read_into(found.numpy(), rows)
+        return [found]
+
+    def records(self, rows: Indices) -> list[torch.Tensor]:
+        """Return a tensor for each row."""
+        with stage("read"):
+            return list(self.gather(normalise(rows, len(self)), _ordinary)[0])
+
+
+def _ordinary(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def _npy(name: str) -> str:
+    if not name.lower().partition("?")[0].endswith(".npy"):
+        raise ConfigError(f"{name}: rows are read out of .npy files; files of others have load=LoadBytes()")
+    return name
+
+
+def _tensor_type(path: str, kind: np.dtype[Any]) -> torch.dtype:
+    try:
+        return torch.from_numpy(np.empty(0, kind.newbyteorder("="))).dtype
+    except TypeError:
+        raise DataFileError(f"{path} holds {kind}, of which there are no tensors") from None
+
+
+class LabelledArrays(FilesTable):
+    """Rows and their labels as the one table that a state belongs to: with other labels it is another one."""
+
+    def __init__(self, arrays: ArrayFiles, labels: ArrayFiles) -> None:
+        self._parts = arrays, labels
+
+    def __len__(self) -> int:
+        return len(self._parts[0])
+
+    def __repr__(self) -> str:
+        return f"{self._parts[0]!r} with labels"
+
+    def gather(self, rows: Indices, empty: Empty) -> list[torch.Tensor]:
+        """Return rows and their labels as two tensors, which ``empty(shape, dtype)`` gives."""
+        return [tensor for part in self._parts for tensor in part.gather(rows, empty)]
+
+    def records(self, rows: Indices) -> list[tuple[torch.Tensor, ...]]:
+        """Return a pair of tensors for each row."""
+        with stage("read"):
+            return list(zip(*self.gather(normalise(rows, len(self)), _ordinary), strict=True))
+
+    def prefixes(self, rows: int) -> list[str]:
+        return [_both(*pair) for pair in product(*(part.prefixes(rows) for part in self._parts))]
+
+
+def _both(arrays: str, labels: str) -> str:
+    return xxhash.xxh3_128_hexdigest(f"{arrays} with labels {labels}".encode())

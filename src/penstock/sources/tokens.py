@@ -1,0 +1,247 @@
+"""`TokenFiles`: sequences of a fixed length out of memory-mapped token files, as a table with random access.
+
+    file 0:  |--- sequence 0 ---|--- sequence 1 ---|-rest-|        packed: over the ends of documents
+    file 1:  |--- sequence 2 ---| ...
+
+    with end_token=E:   a b c E d e f g h E   ->   |a b c E|d e f g|h E . .|      . is pad_token
+
+Invariant: where a sequence begins is arithmetic, or one row of a mapped index; nothing is kept for each sequence.
+"""
+
+from __future__ import annotations
+
+import io
+import operator
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from penstock.errors import ConfigError, DataFileError
+from penstock.order.permutation import Indices, normalise
+from penstock.shards.urls import Urls, expand
+from penstock.stages import stage
+from penstock.storage import UNWRITABLE, Storage, cache_root, file_lock, write_atomically
+from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
+from penstock.wording import counted
+
+__all__ = ["TokenFiles"]
+
+_ROWS = 128  # gathered at a time, which stay in the cache of the processor until they are written out
+_SCAN = 1 << 22  # tokens looked at at a time for the ends of documents
+
+
+class TokenFiles(FilesTable):
+    """The sequences of token files, one file after the other. See `TokenDataset` for arguments and errors."""
+
+    def __init__(
+        self,
+        files: Urls,
+        sequence_length: int,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        stride: int | None = None,
+        end_token: int | None = None,
+        pad_token: int = 0,
+        token_type: npt.DTypeLike = "int64",
+        storage: Storage | None = None,
+    ) -> None:
+        self.length = operator.index(sequence_length)
+        self.stride = self.length if stride is None else operator.index(stride)
+        self.end_token = None if end_token is None else _token("end_token", end_token)
+        self.pad_token = _token("pad_token", pad_token)
+        self.token_type = np.dtype(token_type)
+        if not _holds(self.token_type, self.pad_token):
+            raise ConfigError(f"pad_token={self.pad_token} is none that token_type={str(self.token_type)!r} can hold")
+        kind = None if dtype is None else _integers(dtype)
+        if self.length < 1 or self.stride < 1:
+            raise ConfigError(f"sequence_length and stride must be positive, got {self.length} and {self.stride}")
+        if end_token is not None and stride is not None:
+            raise ConfigError("stride= is for packed sequences: with end_token= they begin where documents do")
+        names: Iterable[str] = expand(files, storage)
+        self._set_up(MappedFiles([self._checked(look_at(name, kind, storage)) for name in names]))
+        if not len(self):
+            raise DataFileError(f"{self.maps.files[0].path}: too few tokens for one sequence of {self.length}")
+
+    def _checked(self, file: MappedFile) -> MappedFile:
+        kind = np.dtype(file.dtype)
+        if len(file.shape) != 1 or kind.kind not in "iu":
+            raise DataFileError(f"{file.path} holds {kind} of shape {file.shape}: tokens are one row of integers")
+        if not np.can_cast(kind, self.token_type):
+            raise ConfigError(f"{file.path} holds {kind}, which token_type={str(self.token_type)!r} cannot hold")
+        if self.end_token is not None and not _holds(kind, self.end_token):
+            raise ConfigError(f"{file.path} holds {kind}, in which no token is end_token={self.end_token}")
+        return file
+
+    def _set_up(self, maps: MappedFiles) -> None:
+        self.maps = maps
+        self._indexes: dict[int, npt.NDArray[np.int64]] = {}
+        counts = [self._count(number) for number in range(len(maps.files))]
+        self.starts = np.cumsum([0, *counts], dtype=np.int64)
+        """First sequence of each file, and the number of all."""
+
+    def _count(self, number: int) -> int:
+        if self.end_token is not None:
+            return len(self._index(number))
+        tokens = self.maps.files[number].shape[0]
+        return 0 if tokens < self.length else (tokens - self.length) // self.stride + 1
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __repr__(self) -> str:
+        return f"<TokenFiles of {counted(len(self), 'sequence')} of {self.length}: {self.maps.in_words()}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_indexes", "starts")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_up(state["maps"])
+
+    # Identity.
+
+    def prefixes(self, rows: int) -> list[str]:
+        return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
+
+    def _combined(self, files: int) -> str:
+        """Identity of the sequences of the first files: of the files, and how they are cut."""
+        cut = self.length, self.stride, self.end_token, self.pad_token
+        prints = [self.maps.fingerprint(number) for number in range(files)]
+        return xxhash.xxh3_128_hexdigest(f"{cut} {' '.join(prints)}".encode())
+
+    # Reading.
+
+    def read(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Sequences, (rows, length)."""
+        out = np.empty((len(rows), self.length), self.token_type)
+        self.read_into(out, rows)
+        return out
+
+    def records(self, rows: Indices) -> list[torch.Tensor]:
+        """Return a tensor (length,) for each sequence."""
+        with stage("read"):
+            return list(torch.from_numpy(self.read(normalise(rows, len(self)))))
+
+    def read_into(self, out: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
+        """Write sequences into an array of shape (rows, length): one copy, from the file's pages to where they go.
+
+        Raises:
+            DataFileChangedError: a file was truncated or written to since it was opened.
+        """
+        numbers = self.starts.searchsorted(rows, "right") - 1
+        write = self._write_packed if self.end_token is None else self._write_documents
+        first = int(numbers[0]) if len(numbers) else 0
+        if (numbers == first).all():
+            write(out, None, first, rows - self.starts[first])
+            return
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            write(out, places, number, rows[places] - self.starts[number])
+
+    def _write_packed(
+        self, out: npt.NDArray[Any], places: npt.NDArray[np.int64] | None, number: int, local: npt.NDArray[np.int64]
+    ) -> None:
+        tokens, count = self.maps.array(number), int(self.starts[number + 1] - self.starts[number])
+        shape, strides = (count, self.length), (self.stride * tokens.itemsize, tokens.itemsize)
+        rows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
+        for begin in range(0, len(local), _ROWS):
+            end = begin + _ROWS
+            if places is None:
+                out[begin:end] = rows[local[begin:end]]
+            else:
+                out[places[begin:end]] = rows[local[begin:end]]
+
+    def _write_documents(
+        self, out: npt.NDArray[Any], places: npt.NDArray[np.int64] | None, number: int, local: npt.NDArray[np.int64]
+    ) -> None:
+        tokens, index = self.maps.array(number), self._index(number)
+        where = range(len(local)) if places is None else places.tolist()
+        for place, (begin, end) in zip(where, index[local].tolist(), strict=True):
+            row, size = out[place], end - begin
+            row[:size] = tokens[begin:end]
+            row[size:] = self.pad_token
+
+    # Documents.
+
+    def _index(self, number: int) -> npt.NDArray[np.int64]:
+        """First token of each sequence of a file and the one behind its last, (sequences, 2): a file in the cache,
+        made in one pass by one process while the others wait, mapped. In memory where the cache has no room."""
+        found = self._indexes.get(number)
+        if found is None:
+            file = self.maps.files[number]
+            said = f"{os.path.realpath(file.path)} {tuple(file)[1:]} {self.length} {self.end_token}"
+            path = cache_root() / "tokens" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(said))}.idx"
+            try:
+                found = self._kept_index(number, path)
+            except OSError as error:
+                if error.errno not in UNWRITABLE:
+                    raise
+                warnings.warn(
+                    f"{path}: the index of {file.path} cannot be kept there ({error.strerror}): each process makes one "
+                    "of its own in memory. Free space, or set XDG_CACHE_HOME to another folder",
+                    stacklevel=2,
+                )
+                made = io.BytesIO()
+                self._write_index(number, made)
+                found = np.frombuffer(made.getvalue(), np.int64).reshape(-1, 2)
+            self._indexes[number] = found
+        return found
+
+    def _kept_index(self, number: int, path: Path) -> npt.NDArray[np.int64]:
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            with file_lock(path):
+                if not path.exists():
+                    with write_atomically(path) as out:
+                        self._write_index(number, out)
+        return np.memmap(path, np.int64, "r").reshape(-1, 2) if path.stat().st_size else np.empty((0, 2), np.int64)
+
+    def _write_index(self, number: int, out: BinaryIO) -> None:
+        total, open_at = self.maps.files[number].shape[0], 0
+        for begin in range(0, total, _SCAN):
+            tokens = self.maps.array(number)[begin : begin + _SCAN]
+            ends = np.flatnonzero(tokens == self.end_token) + begin + 1
+            if begin + _SCAN >= total and (not len(ends) or ends[-1] < total):
+                ends = np.append(ends, total)  # the last document needs no end
+            if len(ends):
+                out.write(self._cut(open_at, ends).tobytes())
+                open_at = int(ends[-1])
+
+    def _cut(self, start: int, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Sequences of documents that follow each other: the first begins at ``start``, they end at ``ends``."""
+        starts = np.concatenate([[start], ends[:-1]])
+        counts = -(-(ends - starts) // self.length)
+        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within its document
+        begin = np.repeat(starts, counts) + number * self.length
+        return np.stack([begin, np.minimum(begin + self.length, np.repeat(ends, counts))], axis=1)
+
+
+def _token(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} must be an integer, got {value!r}") from None
+
+
+def _holds(kind: np.dtype[Any], token: int) -> bool:
+    return int(np.iinfo(kind).min) <= token <= int(np.iinfo(kind).max)
+
+
+def _integers(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """The type of raw files."""
+    try:
+        kind = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):
+        kind = None
+    if kind is None or kind.kind not in "iu":
+        raise ConfigError(
+            f"dtype must be one of NumPy's types of integers, such as 'uint16', '<u2' or numpy.uint16, got {dtype!r}"
+        )
+    return kind

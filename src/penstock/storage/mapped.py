@@ -1,0 +1,209 @@
+"""Files of numbers, memory-mapped: raw ones (``.bin``) of a type that is said, and NumPy's ``.npy``.
+
+Promises: opening reads no more than headers; pages are the system's cache, shared by all processes; a file that changes
+while it is open is an error before the next read, where the map alone would kill the process (SIGBUS); a pickle is a
+handle, which opens the same files elsewhere and refuses others. To update a file in use, rename a new one over it.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.errors import ConfigError, DataFileChangedError, DataFileError, DataFileIOError, ManifestIOError
+from penstock.storage import Storage, is_remote, local_path
+from penstock.storage.files import SourceFile
+from penstock.storage.urls import listed
+
+__all__ = ["FilesTable", "MappedFile", "MappedFiles", "look_at", "said"]
+
+_MOST_OPEN = 256  # each takes a descriptor and a map
+_WHOLE = 1 << 18  # bytes up to which all of a file is hashed
+_ENDS, _BLOCK, _BLOCKS = 1 << 16, 1 << 12, 32  # of a larger one so much at both ends, and so many pieces between
+
+
+class MappedFile(NamedTuple):
+    """What a file held when it was looked at: an array of this type and shape, from byte ``begin`` on."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    begin: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: Storage | None = None) -> MappedFile:
+    """What is in a file: ``.npy`` says so in its header, others hold numbers of ``dtype`` and nothing else.
+
+    Args:
+        name: a path; of an object in a store the cache keeps a local copy.
+        dtype: NumPy's name of the type. Of an ``.npy`` file it may be left out.
+        storage: how a store is reached.
+
+    Raises:
+        DataFileIOError: missing, a folder, no permission.
+        DataFileError: not an ``.npy`` file in spite of its name, truncated, or not a whole number of elements.
+        ConfigError: no ``dtype`` for a raw file, or another than an ``.npy`` file has.
+        StorageError: a store says no.
+    """
+    path = local_path(name, storage=storage) if is_remote(name) else os.path.abspath(name)
+    source = _open(path)
+    size, mtime = source.size, source.mtime_ns
+    if path.endswith(".npy"):
+        found, shape, begin = _header(path)
+        if dtype is not None and np.dtype(dtype) != found:
+            raise ConfigError(f"{path} holds {found}, not {np.dtype(dtype)}: leave dtype= out")
+        return MappedFile(path, size, mtime, begin, found.str, shape)
+    if dtype is None:
+        raise ConfigError(f"{path}: a raw file does not say what is in it; give its type, such as dtype='uint16'")
+    kind = np.dtype(dtype)
+    if size % kind.itemsize:
+        raise DataFileError(
+            f"{path} has {size} bytes, which is no whole number of {kind} ({kind.itemsize} bytes each): it is "
+            "truncated, or of another dtype"
+        )
+    return MappedFile(path, size, mtime, 0, kind.str, (size // kind.itemsize,))
+
+
+def _header(path: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type, shape and first byte of the array in an ``.npy`` file."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # NumPy reads the header as Python: there is no end to what it raises for a damaged one
+        raise DataFileError(f"{path} is not an .npy file that can be mapped, or is truncated: {said(error)}") from error
+    if not isinstance(array, np.memmap) or array.dtype.hasobject or array.dtype.names or not array.ndim:
+        what = f"{getattr(array, 'dtype', 'arrays')} of shape {getattr(array, 'shape', '-')}"
+        raise DataFileError(f"{path} holds {what}: an array of numbers is needed")
+    if not array.flags.c_contiguous:
+        raise DataFileError(f"{path} is in Fortran order: save it by np.save(path, np.ascontiguousarray(array))")
+    return array.dtype, array.shape, int(array.offset)
+
+
+def said(error: Exception) -> str:
+    """What an error of NumPy's says, in one line and with its type where that alone says something."""
+    text = str(error).partition("\n")[0]
+    return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
+
+
+def _open(path: str) -> SourceFile:
+    try:
+        return SourceFile(path)
+    except ManifestIOError as error:
+        result = DataFileIOError(str(error))
+        result.errno = error.errno
+        raise result from error
+
+
+class MappedFiles:
+    """Several files, mapped when they are first needed; of very many the last ones that were opened.
+
+    Args:
+        files: by `look_at`.
+    """
+
+    def __init__(self, files: list[MappedFile]) -> None:
+        self.files = files
+        self._open: dict[int, tuple[SourceFile, npt.NDArray[Any]]] = {}
+        self._lock = Lock()
+        self._fingerprints: dict[int, str] = {}
+
+    def array(self, number: int) -> npt.NDArray[Any]:
+        """The array of one file, read-only, once more compared with what it was. Use it at once, or ask again.
+
+        Raises:
+            DataFileChangedError: the file has another size or modification time.
+            DataFileIOError: it cannot be opened.
+        """
+        source, array = self._opened(number)
+        status = os.fstat(source._fd)
+        if status.st_size != source.size or status.st_mtime_ns != source.mtime_ns:
+            raise _changed(self.files[number], status.st_size)
+        return array
+
+    def _opened(self, number: int) -> tuple[SourceFile, npt.NDArray[Any]]:
+        found = self._open.get(number)
+        if found is not None:
+            return found
+        file = self.files[number]
+        source = _open(file.path)
+        if (source.size, source.mtime_ns) != (file.size, file.mtime_ns):
+            raise _changed(file, source.size)
+        count = int(np.prod(file.shape, dtype=np.int64))
+        if source.map is None or not count:
+            array = np.empty(file.shape, file.dtype)
+        else:
+            array = np.frombuffer(source.map, file.dtype, count, file.begin).reshape(file.shape)
+        with self._lock:
+            while len(self._open) >= _MOST_OPEN:
+                self._open.pop(next(iter(self._open)))
+            self._open[number] = source, array
+        return source, array
+
+    def in_words(self) -> str:
+        """Return the first path, and how many more there are."""
+        return listed([file.path for file in self.files])
+
+    def fingerprint(self, number: int) -> str:
+        """Identity of a file's array: type, shape and content, of a large file samples of its content: 64 KiB at both
+        ends and 32 pieces between. Neither names nor times."""
+        found = self._fingerprints.get(number)
+        if found is None:
+            self.array(number)
+            source, file = self._opened(number)[0], self.files[number]
+            digest = xxhash.xxh3_128(f"{file.dtype} {file.shape} ".encode())
+            length = file.size - file.begin
+            if length <= _WHOLE:
+                digest.update(source.read(length, file.begin))
+            else:
+                digest.update(source.read(_ENDS, file.begin))
+                for k in range(1, _BLOCKS + 1):
+                    digest.update(source.read(_BLOCK, file.begin + k * (length // (_BLOCKS + 2))))
+                digest.update(source.read(_ENDS, file.size - _ENDS))
+            self._fingerprints[number] = found = digest.hexdigest()
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"files": self.files, "fingerprints": self._fingerprints}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["files"])  # type: ignore[misc]
+        self._fingerprints = state["fingerprints"]
+
+
+class FilesTable(abc.ABC):
+    """Rows in files that may get more files behind them: its identity, and those of what it was before."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def records(self, rows: npt.NDArray[np.int64]) -> list[Any]:
+        """Return the records of some rows, in this order."""
+
+    @abc.abstractmethod
+    def prefixes(self, rows: int) -> list[str]:
+        """The fingerprints of the first files that have so many rows together: none, one, or with empty files more."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of all rows, see `MappedFiles.fingerprint`."""
+        return self.prefixes(len(self))[-1]
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Whether files with this fingerprint and so many rows have since got more files behind them."""
+        return fingerprint in self.prefixes(rows)
+
+
+def _changed(file: MappedFile, size: int) -> DataFileChangedError:
+    what = f"it had {file.size} bytes and has {size}" if size != file.size else "its modification time differs"
+    return DataFileChangedError(
+        f"{file.path} was changed since it was opened: {what}. Open the data set again; to update a file in use, write "
+        "a new one and rename it over the old"
+    )

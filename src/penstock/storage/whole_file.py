@@ -1,0 +1,28 @@
+"""`read_file`: all of a file, here or in a store, at once."""
+
+from __future__ import annotations
+
+from penstock.errors import DataFileIOError
+from penstock.stages import stage
+from penstock.storage import Storage, io_error, is_remote, read_object
+
+__all__ = ["read_file"]
+
+
+def read_file(path: str, storage: Storage | None = None) -> bytes:
+    """All of a file, here or in a store.
+
+    Raises:
+        DataFileIOError: it is missing, or cannot be read.
+        StorageError: a store says no.
+    """
+    with stage("read"):
+        if is_remote(path):
+            return read_object(path, storage=storage)
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except OSError as error:
+            result = DataFileIOError(str(io_error(path, error)))
+            result.errno = error.errno
+            raise result from error

@@ -1,0 +1,312 @@
+"""Programs over users' objects with states: what a loader is made of, how its epochs go, and where it stops.
+
+`whole` is the run that never stopped; `continued` goes on from each of its states in new objects. Both must agree.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from loader_support import Squares, ended, plain
+from state_support import (
+    BothStream,
+    CountingCollate,
+    CountingMap,
+    FailingStream,
+    Items,
+    IteratorSampler,
+    IteratorStream,
+    PlainStream,
+    StatefulBatches,
+    StatefulSampler,
+    StatefulStream,
+    as_they_are,
+    share,
+)
+from torch.utils.data import IterableDataset
+
+import penstock as ps
+
+N = 13
+
+
+class EpochItems(Items):
+    """An iterator with a state, over the order of one epoch."""
+
+    def __init__(self, dataset: Any, items: list[int]) -> None:
+        super().__init__(range(0))
+        self.dataset, self.items = dataset, items  # type: ignore[assignment]
+
+    def __next__(self) -> Any:
+        return super().__next__(), self.dataset.epoch
+
+
+class Counting(IterableDataset[Any]):
+    """Counts epochs in ``iter()``, and orders by them; the iterator has the place."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        items = list(share(self.n))
+        random.Random(self.epoch).shuffle(items)
+        self.epoch += 1
+        return EpochItems(self, items)
+
+    def state_dict(self) -> Any:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.epoch = state["epoch"]
+
+
+class NoisyItemsOf(EpochItems):
+    def __next__(self) -> Any:
+        return *super().__next__(), self.dataset.noise.random()
+
+
+class CountingNoisy(Counting):
+    """The same, with a generator of the data set's that its items draw from. States are tuples, in part."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.noise = random.Random(3)
+
+    def __iter__(self) -> Iterator[Any]:
+        return NoisyItemsOf(self, super().__iter__().items)  # type: ignore[attr-defined]
+
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "noise": self.noise.getstate()}
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        version, words, gauss = state["noise"]
+        self.noise.setstate((version, tuple(words), gauss))
+
+
+class Noisy(CountingNoisy):
+    """A generator of the data set's, and nothing that ``iter()`` moves."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return NoisyItemsOf(self, list(share(self.n)))
+
+
+class Delegating(IterableDataset[Any]):
+    """Asks its iterator for its state, and begins the next iterator at the one that it is given."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.items: Any = None
+        self.start = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.items = Items(share(self.n))
+        self.items.place, self.start = self.start, 0
+        return self.items  # type: ignore[no-any-return]
+
+    def state_dict(self) -> Any:
+        return {"place": self.start if self.items is None else self.items.place}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.start = state["place"]
+
+
+class LargeIterator(IteratorStream):
+    """Its iterator has a state of a megabyte."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return LargeItems(share(self.n))
+
+
+class LargeItems(Items):
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "buffer": "x" * (1 << 20)}
+
+
+class LargeState(StatefulStream):
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "buffer": "x" * (1 << 18)}
+
+
+class LargeFailing(FailingStream):
+    """Errors among batches that no snapshot is taken after."""
+
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "buffer": "x" * (1 << 18)}
+
+
+class Breaking(PlainStream):
+    """A generator without a state, which an error ends."""
+
+    def __iter__(self) -> Iterator[int]:
+        for item in share(self.n):
+            if item >= self.n - 3:
+                raise LookupError(f"item {item}")
+            yield item
+
+
+class FailingMap(CountingMap):
+    """Some of its samples are errors, behind draws."""
+
+    def __getitem__(self, index: int) -> Any:
+        item = super().__getitem__(index)
+        if index % 7 == 5:
+            raise LookupError(f"item {index}")
+        return item
+
+
+class DrawingMap(Squares):
+    """Map-style; draws from the global generators, and counts."""
+
+    served = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.served += 1
+        return index, self.served, random.random(), float(np.random.rand()), float(torch.rand((), dtype=torch.float64))
+
+    def state_dict(self) -> Any:
+        return {"served": self.served}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.served = state["served"]
+
+
+class DrawingCollate(CountingCollate):
+    """A collate function with a state that draws from the global generators."""
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return super().__call__(samples), random.random()
+
+
+STREAMS: dict[str, Callable[[int], Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(PlainStream, StatefulStream, IteratorStream, BothStream, FailingStream, Breaking, LargeState),
+        *(Counting, CountingNoisy, Noisy, Delegating, LargeIterator, LargeFailing),
+    )
+}
+MAPS: dict[str, Callable[[int], Any]] = {kind.__name__: kind for kind in (Squares, CountingMap, FailingMap)}
+SAMPLERS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "none": lambda n: {"batch_size": 3},
+    "sampler": lambda n: {"batch_size": 3, "sampler": StatefulSampler(n)},
+    "iterator": lambda n: {"batch_size": 3, "sampler": IteratorSampler(n)},
+    "batches": lambda n: {"batch_sampler": StatefulBatches(n)},
+}
+COLLATES: dict[str, Callable[[], Any]] = {
+    "none": lambda: as_they_are,
+    "counting": CountingCollate,
+    "drawing": DrawingCollate,
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loader, and how many batches of each epoch are had: None for all of them."""
+
+    data: str
+    sampler: str = "none"
+    collate: str = "none"
+    epochs: tuple[int | None, ...] = (None, None)
+
+    def loader(self, **how: Any) -> ps.DataLoader[Any]:
+        """Return a new loader over new objects."""
+        options = {**SAMPLERS[self.sampler](N), "collate_fn": COLLATES[self.collate](), **how}
+        kinds = {**STREAMS, **MAPS, "DrawingMap": DrawingMap}
+        return ps.DataLoader(kinds[self.data](N), **options)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a run may stop: its state, what came after it in the same epoch, and in the epochs behind."""
+
+    epoch: int
+    had: int
+    over: bool
+    state: str
+    rest: list[Any]
+    later: list[Any]
+    limit: int | None
+    before: int | None
+    """How many batches the run had of the epoch before, if it left that one."""
+
+    @property
+    def behind_a_left_epoch(self) -> bool:
+        """Whether nothing was had since an epoch was left."""
+        return not self.over and not self.had and self.before is not None
+
+    @property
+    def asked_for_no_more(self) -> bool:
+        """Whether the run left its epoch here."""
+        return self.had == self.limit
+
+
+def next_of(iterator: Iterator[Any]) -> list[Any]:
+    """Return a batch in a list, or its error as text; an empty list at the end."""
+    try:
+        return [plain(next(iterator))]
+    except StopIteration:
+        return []
+    except LookupError as error:
+        return [str(error.args[0]).splitlines()[0]]
+
+
+def epoch_of(iterator: Any, limit: int | None) -> Iterator[Any]:
+    """Yield so many batches of an iterator."""
+    had = 0
+    while (limit is None or had < limit) and (got := next_of(iterator)):
+        yield got[0]
+        had += 1
+
+
+def iterate(loader: ps.DataLoader[Any], stack: ExitStack) -> Any:
+    """Begin an epoch, whose workers end with the stack unless they persist."""
+    iterator = iter(loader)
+    return iterator if loader.persistent_workers else stack.enter_context(ended(iterator))
+
+
+def whole(program: Program, **how: Any) -> list[Stop]:
+    """Run a program, and return its states before, at, and behind each of its epochs."""
+    loader = program.loader(**how)
+    seen: list[list[Any]] = []
+    marks = [(0, 0, False, json.dumps(loader.state_dict()))]
+    for number, limit in enumerate(program.epochs):
+        with ExitStack() as stack:
+            iterator = iterate(loader, stack)
+            marks.append((number, 0, False, json.dumps(loader.state_dict())))
+            seen.append([])
+            for batch in epoch_of(iterator, limit):
+                seen[-1].append(batch)
+                marks.append((number, len(seen[-1]), False, json.dumps(loader.state_dict())))
+        if limit is None:
+            marks.append((number, len(seen[-1]), True, json.dumps(loader.state_dict())))
+    loader.close()
+    return [
+        Stop(
+            *(epoch, had, over, state, seen[epoch][had:], seen[epoch + 1 :]),
+            limit=program.epochs[epoch],
+            before=program.epochs[epoch - 1] if epoch else None,
+        )
+        for epoch, had, over, state in marks
+    ]
+
+
+def continued(program: Program, stop: Stop, *, later: bool = True, **how: Any) -> tuple[list[Any], list[Any]]:
+    """Go on from a stop in new objects, and return the rest of its epoch, and the later ones."""
+    loader = program.loader(**how)
+    loader.load_state_dict(json.loads(stop.state))
+    assert json.dumps(loader.state_dict()) == stop.state
+    passes: list[list[Any]] = [] if not stop.over else [[]]
+    limits = [None if stop.limit is None else stop.limit - stop.had, *program.epochs[stop.epoch + 1 :]][len(passes) :]
+    for one in limits if later else limits[: 1 - len(passes)]:
+        with ExitStack() as stack:
+            passes.append(list(epoch_of(iterate(loader, stack), one)))
+    loader.close()
+    return passes[0], passes[1:]

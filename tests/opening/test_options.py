@@ -1,0 +1,136 @@
+"""The options of `penstock.open`: those of the constructors, and errors of ours for all others."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any, get_overloads, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import penstock as ps
+from penstock.errors import ConfigError
+from penstock.opening import door
+from penstock.opening.options import ACCEPTED, IMAGES, OF_IMAGES, READS_MANIFESTS, ImageOptions
+from penstock.plan.share_options import ShareOptions
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shards"))
+from mds_writer import write_mds
+from shard_support import write_shards
+
+MAKERS: dict[str, list[Any]] = {
+    "MDS folders": [ps.MDSDataset],
+    "a folder of arrays": [ps.RankDataset],
+    "a folder of images": [ps.RankDataset],
+    "arrays": [ps.ArrayDataset],
+    "compressed shards": [ps.StreamShards],
+    "manifests": [ps.RankDataset, ps.Manifest.open],
+    "shards": [ps.ShardDataset],
+    "tables": [ps.TableDataset],
+    "tokens": [ps.TokenDataset],
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_options_are_those_of_the_constructors(kind: str) -> None:
+    found = {name for maker in MAKERS[kind] for name in inspect.signature(maker).parameters}
+    if "share" in found:
+        found |= get_type_hints(ShareOptions).keys()
+    assert ACCEPTED[kind] == found - {"source", "files", "urls", "share"}
+
+
+def test_options_of_images() -> None:
+    taken = set(inspect.signature(ps.LoadImage).parameters)
+    assert taken - {"storage"} == IMAGES
+    names = set(ImageOptions.__required_keys__ | ImageOptions.__optional_keys__)
+    kinds = ("a folder of images", "manifests", "shards", "MDS folders", "tables")
+    assert names == IMAGES | set().union(*(ACCEPTED[kind] for kind in kinds)) - {"load", "decode", "images"}
+
+
+def test_every_kind_has_a_signature() -> None:
+    assert [each.__annotations__["return"] for each in get_overloads(door.open)] == [
+        "SourceDataset | Any",
+        "RankDataset",
+        "ShardDataset",
+        "StreamShards",
+        "MDSDataset",
+        "TableDataset",
+        "ArrayDataset",
+        "TokenDataset",
+        "ImageDataset",
+    ]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "images" / name / "1.jpg")
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays" / "1.npy", np.zeros(2))
+    np.save(tmp_path / "rows.npy", np.zeros((2, 2)))
+    np.arange(8, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    (tmp_path / "train.txt").write_text("a.jpg 1\n")
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "x.parquet")
+    shards = write_shards(tmp_path, [2])
+    (tmp_path / "s.tar.gz").write_bytes(b"")
+    write_mds(tmp_path / "mds", {"x": "int"}, [{"x": 1}])
+    return {
+        "MDS folders": (tmp_path / "mds", {}),
+        "a folder of arrays": (tmp_path / "arrays", {}),
+        "a folder of images": (tmp_path / "images", {}),
+        "arrays": (tmp_path / "rows.npy", {}),
+        "compressed shards": (tmp_path / "s.tar.gz", {}),
+        "manifests": (tmp_path / "train.txt", {}),
+        "shards": (shards, {}),
+        "tables": (tmp_path / "x.parquet", {}),
+        "tokens": (tmp_path / "tokens.bin", {"dtype": "uint16", "sequence_length": 2}),
+    }
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_wrong_options_are_errors_of_ours(kind: str, sources: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+    source, options = sources[kind]
+    with pytest.raises(ConfigError, match=r"no sede=: did you mean seed=\?; they take "):
+        ps.open(source, **options, sede=1)
+    # With these a Parquet file is a manifest, and any file holds tokens.
+    others = READS_MANIFESTS if kind == "tables" else frozenset()
+    names = IMAGES.union(*ACCEPTED.values()) - others - {"sequence_length", "process_group", "dtype"}
+    for name in sorted(names - (IMAGES if kind in OF_IMAGES else set())):
+        if name not in ACCEPTED[kind]:
+            with pytest.raises(ConfigError, match=f"{name}="):
+                ps.open(source, **options, **{name: None})
+        elif name != "decode":
+            with pytest.raises(ps.errors.PenstockError):
+                ps.open(source, **options, **{name: object()})
+
+
+def test_messages_say_which_kind_takes_an_option(sources: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+    images, shards = sources["a folder of images"][0], sources["shards"][0]
+    with pytest.raises(ConfigError, match=r"stride=: it is for files of tokens; .*they take flip"):
+        ps.open(images, stride=3)
+    with pytest.raises(ConfigError, match=r"load=penstock\.LoadImage"):
+        ps.open(sources["compressed shards"][0], size=8)
+    with pytest.raises(ConfigError, match="load= makes items in its own way, and size= decodes images"):
+        ps.open(images, size=8, load=len)
+    with pytest.raises(ConfigError, match="samples of shards have keys"):
+        ps.open(shards, size=8, row=True)
+    with pytest.raises(ConfigError, match=r"without a column of images, and size= decode.* The columns are"):
+        ps.open(sources["tables"][0], size=8)
+    with pytest.raises(ConfigError, match="no column of encoded images"):
+        ps.open(sources["MDS folders"][0], size=8)
+    with pytest.raises(ConfigError, match=r"batch_size=: it is for the DataLoader"):
+        ps.open(images, size=8, batch_size=4)
+    with pytest.raises(ConfigError, match=r"did you mean columns=, a list of names\?"):
+        ps.open(sources["tables"][0], size=8, column="x")
+    assert len(ps.open(images, size=8, load=None)) == 2  # None is the default
+
+
+def test_a_transform_that_is_none_is_named(sources: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+    with pytest.raises(ConfigError, match="a transform is a list of steps, or one step"):
+        ps.open(sources["a folder of images"][0], transform=3)  # type: ignore[call-overload]

@@ -1,0 +1,50 @@
+"""The numbers of epochs that data sets take, and streams that are left open at the end of the program."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import wds
+from penstock.errors import ConfigError
+from penstock.shards import StreamShards
+
+
+def data_sets() -> dict[str, Any]:
+    shards = StreamShards("a.tar", rank=0, world_size=1)
+    return {
+        "mixture": ps.Mixture([(range(3), 1)], rank=0, world_size=1),
+        "shards": shards,
+        "streams": ps.Mixture([(shards, 1)]),
+        "wds": wds.WebDataset("a.tar", shardshuffle=False),
+    }
+
+
+@pytest.mark.parametrize("kind", ["mixture", "shards", "streams", "wds"])
+def test_epochs_that_are_none_are_refused(kind: str) -> None:
+    dataset = data_sets()[kind]
+    for epoch, words in ((1.5, "integer"), ("2", "integer"), (None, "integer"), (-1, "0 or more"), (2**62, "below")):
+        with pytest.raises(ConfigError, match=f"epoch must be .*{words}"):
+            dataset.set_epoch(epoch)
+    dataset.set_epoch(np.int64(3))
+
+
+@pytest.mark.parametrize(
+    "code", ["StreamShards(sys.argv[1], rank=0, world_size=1)", "wds.WebDataset(sys.argv[1], shardshuffle=False)"]
+)
+def test_a_stream_may_be_open_at_the_end_of_the_program(code: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as shard:
+        for name in ("1.txt", "2.txt"):
+            shard.addfile(tarfile.TarInfo(name), io.BytesIO())
+    program = "import sys\nimport penstock as ps\nfrom penstock import wds\nfrom penstock.shards import StreamShards\n"
+    program += f"dataset = {code}\niterator = iter(dataset)\nprint(next(iterator)['__key__'])\n"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "a.tar"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")
