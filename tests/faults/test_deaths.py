@@ -216,6 +216,23 @@ def test_killed_between_epochs() -> None:
             time.sleep(0.02)
 
 
+class SlowFirst(Range):
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.02 if index else 1.0)
+        return index
+
+
+def test_a_sample_is_not_blamed_for_its_neighbours(tmp_path: Path) -> None:
+    """Sample 0 takes long, and while it does, the samples of the other thread kill the worker three times."""
+    data = Dies(SlowFirst(6), {3, 4, 5}, "SIGKILL", tmp_path)
+    data.pure = True
+    how: dict[str, Any] = {"num_workers": 1, "threads_per_worker": 2, "dispatch": "chunk"}
+    loader = DataLoader(data, 6, on_worker_death="restart", **how)
+    with within(30):
+        assert [batch.tolist() for batch in loader] == [list(range(6))]
+    assert loader.stats()["restarts"] == 3
+
+
 @pytest.mark.parametrize("dispatch", ["batch", "chunk"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_sample_that_always_kills_ends_after_three_tries(dispatch: str, threads: int) -> None:
@@ -227,7 +244,7 @@ def test_a_sample_that_always_kills_ends_after_three_tries(dispatch: str, thread
         with pytest.raises(WorkerError, match=r"sample 21|samples \[20, 21\]|at batch 10") as caught:
             for batch in iterator:
                 got.append(batch.tolist())
-        assert loader.stats()["restarts"] == 2, "three tries"
+        assert 2 <= loader.stats()["restarts"] <= 3 * threads - 1, "three tries, if no other thread was at a sample"
     assert got == [[2 * k, 2 * k + 1] for k in range(len(got))]
     assert len(got) >= 4
     assert "killed by signal" in str(caught.value)

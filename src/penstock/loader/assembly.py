@@ -83,7 +83,7 @@ class Batch:
         self.beside: dict[int, list[Any]] = {}  # buffers that came beside the answers, by part
         self.value: Any = None  # chunks that came through the pipe, put together
         self.missing = 0
-        self.deaths: dict[int, int] = {}  # of workers, by the key of the sample that they were at
+        self.deaths: dict[int, float] = {}  # of workers, by the key of the sample, shared among those they were at
 
 
 class Assembly:

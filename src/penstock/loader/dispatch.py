@@ -373,11 +373,13 @@ class ProcessBatches:
         wanted = [batch for batch, _ in lost if batch.run == self._run and batch.number in self._open]
         place = self._whereabouts(worker)
         blamed = [(self._open[number], key) for key, number in self.pool.at(worker) if number in self._open]
+        # The worker's threads were at several samples, and one of them did it: each gets its share of the blame.
+        blame = 1 / max(len(blamed), 1)
         for batch, key in blamed or [(batch, 0) for batch in wanted]:
-            batch.deaths[key] = batch.deaths.get(key, 0) + 1
-        worn_out = any(max(batch.deaths.values(), default=0) >= _ATTEMPTS for batch in wanted)
+            batch.deaths[key] = batch.deaths.get(key, 0) + blame
+        worn_out = any(round(max(batch.deaths.values(), default=0), 6) >= _ATTEMPTS for batch in wanted)
         if not self._plan.restart or worn_out:
-            self._dead = f"{obituary} It was {place}{', as were two workers before it' if worn_out else ''}."
+            self._dead = f"{obituary} It was {place}{', as were workers before it' if worn_out else ''}."
             self.pool.broken = True
             self.pool.close(_HURRY)  # the others may be at something long
             self.close()
