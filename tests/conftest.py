@@ -32,7 +32,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 # Imported once, for all processes that tests start by the forkserver. tests/integration adds to it.
-FORKSERVER = ["torch.distributed.device_mesh", "penstock.loader.dataloader", "penstock.loader.dispatch", "pytest"]
+FORKSERVER = [
+    "torch.distributed.device_mesh",
+    "penstock.loader.dataloader",
+    "penstock.loader.executors.process.executor",
+    "pytest",
+]
 multiprocessing.set_forkserver_preload(FORKSERVER)
 
 

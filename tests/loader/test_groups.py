@@ -98,7 +98,7 @@ def test_groups_there_are() -> None:
     """Else the other tests here show nothing."""
     loader = DataLoader(Small(), 4, num_workers=2)
     iterator: Any = iter(loader)
-    while not (iterator._batches._plan.group > 1 and iterator._batches.depth > 8):
+    while not (iterator._batches.executor._plan.group > 1 and iterator._batches.depth > 8):
         next(iterator, None)  # on a busy machine it may take more of them
         assert loader.state_dict()["sampler"]["consumed"] < MANY // 2, "none that other tests would see"
 

@@ -85,7 +85,7 @@ def test_a_batch_that_failed_counts_as_had(how: dict[str, Any]) -> None:
 def test_errors_of_a_stream_end_it(how: dict[str, Any]) -> None:
     loader = DataLoader(FailingStream(9), batch_size=2, **how)
     iterator = iter(loader)
-    with ended(iterator._batches if isinstance(iterator, object) else iterator):
+    with ended(iterator):
         assert next(iterator).tolist() == [0, 1] if how["executor"] != "process" else True
         with pytest.raises(LookupError, match="the stream broke"):
             for _ in range(5):

@@ -44,7 +44,7 @@ def ring_of(loader: ps.DataLoader) -> tuple[int, int]:
     iterator = iter(loader)
     for _ in range(6):
         next(iterator)
-    ring = iterator._batches.pool.ring
+    ring = iterator._batches.executor.pool.ring
     return ring.slot_bytes, ring._count
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,8 +57,8 @@ def counts_of(loader: DataLoader[Any], node: Any) -> dict[str, Any]:
 
 def test_batches_are_made_once_more_on_another_node(ray_environment: None) -> None:
     """If there is one with workers: the worker that is late may be late because its node is gone."""
-    from penstock.loader.ray.batches import RayBatches
     from penstock.loader.ray.cluster import Node
+    from penstock.loader.ray.executor import RayExecutor
     from penstock.loader.ray.member import Member
 
     gone, other = (Node(name * 56, name, 1 << 20) for name in "ab")
@@ -68,16 +67,15 @@ def test_batches_are_made_once_more_on_another_node(ray_environment: None) -> No
     far.node = other
     far.seconds = 9.0  # the neighbour would be done before it
     ready = [late, neighbour, far]
-    batches: Any = SimpleNamespace(
-        _rules=SimpleNamespace(turns=False),
+    executor: Any = SimpleNamespace(
         _desk=SimpleNamespace(typical=0.1),
         _actors=SimpleNamespace(ready=lambda: ready),
-        _has_room=lambda member: True,
+        _fits=lambda member: True,
     )
-    assert RayBatches._choose(batches) in (late, neighbour)
-    assert RayBatches._choose(batches, but=late) is far
+    assert RayExecutor._choose_member(executor) in (late, neighbour)
+    assert RayExecutor._choose_member(executor, but=late) is far
     ready.remove(far)
-    assert RayBatches._choose(batches, but=late) is neighbour
+    assert RayExecutor._choose_member(executor, but=late) is neighbour
 
 
 @pytest.mark.parametrize("hedge", [True, False])
@@ -173,21 +171,21 @@ def test_what_is_no_exception_is_said_of_its_sample(cluster: Any) -> None:
 
 def test_rows_that_a_lost_worker_lacked_are_not_sent_to_it(ray_environment: None) -> None:
     """Its answer may be taken in together with the news of its end."""
-    from penstock.loader.ray.batches import RayBatches
-    from penstock.loader.ray.jobs import Batch
+    from penstock.loader.executors.base import Again
+    from penstock.loader.ray.executor import RayExecutor
+    from penstock.loader.ray.jobs import RayBatch
     from penstock.loader.ray.member import Member
 
-    batches: Any = SimpleNamespace(
+    executor: Any = SimpleNamespace(
         _want=lambda *_: None,
         _actors=SimpleNamespace(members={0: Member(0, None)}),  # the one in its place
-        _faults=SimpleNamespace(again=deque()),
     )
-    batch: Any = Batch(0, None)  # type: ignore[arg-type]
+    batch = RayBatch(0, None)  # type: ignore[arg-type]
     call: Any = SimpleNamespace(member=Member(0, None))
-    for _ in range(2):
-        RayBatches._understand(batches, batch, call, ("rows", ("key", [1]), None, 0.0, 0), [])
-        batch.calls.append(call)  # another worker is at it already
-    assert list(batches._faults.again) == [batch]
+    answer = ("rows", ("key", [1]), None, 0.0, 0)
+    assert RayExecutor._understand(executor, batch, call, answer, []) == [Again([batch])]
+    batch.calls.append(call)  # another worker is at it already
+    assert RayExecutor._understand(executor, batch, call, answer, []) == []
 
 
 def test_a_worker_that_does_not_answer_is_given_up(cluster: Any) -> None:
@@ -242,11 +240,11 @@ def test_time_is_up_and_a_sample_of_seven_seconds(cluster: Any) -> None:
     with DataLoader(data, 4, seed=1, executor="ray", num_workers=2, timeout=60) as loader:
         iterator = iter(loader)
         batches = [next(iterator)]
-        loader_timeout = iterator._batches  # type: ignore[attr-defined]
-        loader_timeout._rules = loader_timeout._rules._replace(timeout=0.5)
+        window = iterator._batches  # type: ignore[attr-defined]
+        window._policy = window._policy._replace(timeout=0.5)
         with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds: worker .* owes batch 1"):
             next(iterator)
-        loader_timeout._rules = loader_timeout._rules._replace(timeout=60)
+        window._policy = window._policy._replace(timeout=60)
         begin = time.monotonic()
         batches += list(iterator)
         assert time.monotonic() - begin > 5

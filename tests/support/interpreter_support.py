@@ -42,7 +42,8 @@ SERVES = ["penstock.server.service"]
 _START = """
 import sys
 sys.path.insert(0, {folder!r})
-import torch, penstock.loader.dataloader, penstock.loader.dispatch, penstock.loader.thread, interpreter_support{imports}
+import torch, penstock.loader.dataloader, penstock.loader.executors.thread, penstock.loader.executors.process.executor
+import interpreter_support{imports}
 exec(interpreter_support.serve({connection}))
 """
 _HEADER = 8  # digits: the length of a request, or a process id

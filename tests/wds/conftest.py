@@ -11,7 +11,7 @@ multiprocessing.set_forkserver_preload(
     [
         "torch.distributed.device_mesh",
         "penstock.loader.dataloader",
-        "penstock.loader.dispatch",
+        "penstock.loader.executors.process.executor",
         "penstock.wds",
         "pytest",
     ]

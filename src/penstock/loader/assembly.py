@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from penstock.loader.arena import Column, aligned
+from penstock.loader.executors.base import PendingBatch
 from penstock.loader.pack import SMALL, unpack
 from penstock.loader.process import Pool
 from penstock.loader.ring import LIGHT, Slot
 from penstock.loader.rows import Layout, join, join_texts, layout_of, unflatten
 from penstock.loader.work import Made, Task, Work
 
-__all__ = ["Assembly", "Batch", "Part", "Plan"]
+__all__ = ["Assembly", "Part", "Plan", "ProcessBatch"]
 
 _LITTLE = 1e-3
 """Seconds below which a batch is made quickly; batches that are handed over together take no longer either."""
@@ -68,22 +69,20 @@ class Part:
         self.answer: tuple[str, Any] | None = None
 
 
-class Batch:
+class ProcessBatch(PendingBatch):
     """A batch in the making."""
 
-    __slots__ = ("beside", "deaths", "missing", "number", "parts", "run", "slot", "task", "value", "work")
+    __slots__ = ("beside", "missing", "parts", "run", "slot", "value", "work")
 
-    def __init__(self, run: int, number: int, task: Task, slot: Slot | None) -> None:
+    def __init__(self, number: int, task: Task, run: int, slot: Slot | None) -> None:
+        super().__init__(number, task)
         self.run = run
-        self.number = number
-        self.task = task
         self.slot = slot
         self.work: Work | None = None
         self.parts: list[Part] = []
         self.beside: dict[int, list[Any]] = {}  # buffers that came beside the answers, by part
         self.value: Any = None  # chunks that came through the pipe, put together
         self.missing = 0
-        self.deaths: dict[int, float] = {}  # of workers, by the key of the sample, shared among those they were at
 
 
 class Assembly:
@@ -119,14 +118,14 @@ class Assembly:
                 self._columns[size] = found
         return found
 
-    def give_back(self, batch: Batch) -> None:
+    def give_back(self, batch: ProcessBatch) -> None:
         """A batch that nobody wants, or that has arrived: its slot may be lent again."""
         del self._pool.batches[batch.run, batch.number]
         if batch.slot is not None:
             self._ring.give_back(batch.slot)
             batch.slot = None
 
-    def fits_together(self, batch: Batch) -> bool:
+    def fits_together(self, batch: ProcessBatch) -> bool:
         """Whether a batch can be put together from its answers. If not, all of it has to be made in one place."""
         kinds = {part.answer[0] for part in batch.parts if part.answer is not None}
         if "error" in kinds or (len(batch.parts) == 1 and batch.parts[0].end < 0) or kinds == {"rows"}:
@@ -144,7 +143,7 @@ class Assembly:
             self._plan.chunks = False
         return False
 
-    def _join(self, batch: Batch) -> bool:
+    def _join(self, batch: ProcessBatch) -> bool:
         """Put chunks together that came through the pipe; whether they fit."""
         chunks = [
             unpack(part.answer[1][0], batch.beside.get(number, ()))  # type: ignore[index]
@@ -157,7 +156,7 @@ class Assembly:
         self._learn_layout(layout)
         return True
 
-    def made(self, batch: Batch, number: int) -> Made:
+    def made(self, batch: ProcessBatch, number: int) -> Made:
         """The finished batch.
 
         Raises:
@@ -189,7 +188,7 @@ class Assembly:
         plan.light = plan.free and self._ring.slot_bytes <= LIGHT and seconds < _LITTLE
         plan.group = int(_LITTLE / seconds) if plan.light and seconds and not plan.eager else 1
 
-    def _whole(self, batch: Batch) -> tuple[Any, str, Any]:
+    def _whole(self, batch: ProcessBatch) -> tuple[Any, str, Any]:
         assert batch.parts[0].answer is not None
         data, table, state = batch.parts[0].answer[1]
         beside = iter(batch.beside.get(0, ()))
@@ -209,7 +208,7 @@ class Assembly:
                 self._learn_layout(layout)
         return value, "pipe", state
 
-    def _rows(self, batch: Batch) -> tuple[Any, str]:
+    def _rows(self, batch: ProcessBatch) -> tuple[Any, str]:
         layout, size, slot = self._plan.layout, len(batch.task.indices), batch.slot
         assert layout is not None
         assert slot is not None
@@ -225,7 +224,7 @@ class Assembly:
         texts = join_texts([part.answer[1] for part in batch.parts if part.answer is not None])
         return unflatten(layout.spec, tensors, texts), way
 
-    def _take_out(self, batch: Batch, pieces: list[tuple[int, int]]) -> tuple[list[Any], str]:
+    def _take_out(self, batch: ProcessBatch, pieces: list[tuple[int, int]]) -> tuple[list[Any], str]:
         """Arrays over pieces of the batch's slot, which from now on is theirs; and how they came."""
         slot, batch.slot = batch.slot, None
         self.give_back(batch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from penstock.loader.assembly import Assembly, Batch, Part, Plan
+from penstock.loader.assembly import Assembly, Part, Plan, ProcessBatch
 from penstock.loader.process import Pool
 
 __all__ = ["Assigner"]
@@ -26,42 +26,23 @@ class Assigner:
         pool: the workers; `Pool.load` says how much each of them has to do.
         plan: how work is handed out.
         assembly: knows whether a batch fits into its slot.
-        first: worker of the first batch, where batches go by turns.
-
-    Attributes:
-        ended: workers whose streams have come to their end.
     """
 
-    def __init__(self, pool: Pool, plan: Plan, assembly: Assembly, first: int) -> None:
+    def __init__(self, pool: Pool, plan: Plan, assembly: Assembly) -> None:
         self._pool = pool
         self._plan = plan
         self._assembly = assembly
-        self._turn = first
-        self.ended: set[int] = set()
 
     def group(self, depth: int) -> int:
         """How many batches are handed out together, of so many in flight."""
         config = self._pool.config
         return max(1, min(self._plan.group, depth // (2 * config.workers))) if config.threads == 1 else 1
 
-    def next_worker(self, depth: int) -> int | None:
-        """Who makes the next batch, of so many in flight; None if nobody should be given more."""
-        count, plan = self._pool.config.workers, self._plan
-        if plan.in_order and not plan.free:
-            for _ in range(count):
-                worker, self._turn = self._turn, (self._turn + 1) % count
-                if worker not in self.ended:
-                    return worker
-        load = self._pool.load
-        workers = [w for w in range(count) if w not in self.ended] if self.ended else range(count)
-        worker = min(workers, key=load.__getitem__)
-        return worker if plan.in_order or load[worker] < max(1, depth // count) else None
-
     def least_busy(self) -> int:
         """The worker with the least to do."""
         return min(range(self._pool.config.workers), key=self._pool.load.__getitem__)
 
-    def hand_out(self, batches: list[Batch], worker: int) -> None:
+    def hand_out(self, batches: list[ProcessBatch], worker: int) -> None:
         """Have batches made, by this worker first of all. One with indices that do not pickle has that as its answer,
         and misses nothing more.
         """
@@ -70,7 +51,7 @@ class Assigner:
         else:
             self._hand_out_one(batches[0], worker)
 
-    def _hand_out_group(self, batches: list[Batch], worker: int) -> None:
+    def _hand_out_group(self, batches: list[ProcessBatch], worker: int) -> None:
         """Have batches made by one worker, which is told of them, and answers, at once."""
         for batch in batches:
             size = len(batch.task.indices)
@@ -87,7 +68,7 @@ class Assigner:
         self._pool.load[worker] += len(batches)
         self._pool.post(worker, message)
 
-    def _hand_out_one(self, batch: Batch, worker: int) -> None:
+    def _hand_out_one(self, batch: ProcessBatch, worker: int) -> None:
         size = len(batch.task.indices)
         chunks = self._chunks(size)
         known = batch.slot is not None and self._assembly.fits(size, batch.slot)
@@ -111,13 +92,13 @@ class Assigner:
             return most  # nothing is known yet, and the first batch is waited for
         return max(1, min(most, int(size * plan.sample_seconds / _WORTH_A_CHUNK)))
 
-    def give_whole(self, batch: Batch, worker: int) -> None:
+    def give_whole(self, batch: ProcessBatch, worker: int) -> None:
         """Have a batch made in one place."""
         batch.parts = [Part(worker, 0, -1)]
         batch.beside.clear()
         self._give(batch)
 
-    def _give(self, batch: Batch) -> None:
+    def _give(self, batch: ProcessBatch) -> None:
         """Send out all parts of a batch."""
         try:
             messages = [pickle.dumps(self.message(batch, number), protocol=5) for number in range(len(batch.parts))]
@@ -130,7 +111,7 @@ class Assigner:
             self._pool.load[part.worker] += 1
             self._pool.post(part.worker, message)
 
-    def message(self, batch: Batch, number: int) -> tuple[Any, ...]:
+    def message(self, batch: ProcessBatch, number: int) -> tuple[Any, ...]:
         """What the worker of a part is told."""
         part = batch.parts[number]
         head = batch.run, batch.number, None if batch.slot is None else batch.slot.address

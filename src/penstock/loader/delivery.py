@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,65 +18,50 @@ from penstock.loader.failure_log import FailureLog
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
+from penstock.loader.window import CLOSED, INTERRUPTED, is_timeout
 from penstock.loader.work import Made
 from penstock.plan.epoch import BatchEpochPlan
 
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
 
-__all__ = ["CLOSED", "PATIENCE", "WORKER_NAMES", "Batches", "Delivery", "Progress", "pins", "timed_out"]
+__all__ = ["PATIENCE", "WORKER_NAMES", "Batches", "Delivery", "Progress", "pins"]
 
 PATIENCE = 5.0
 """Seconds that all workers together are given to end by themselves."""
-
-CLOSED = "this iterator ended before its pass was over, since its DataLoader was closed: begin a new one"
-"""What a `WorkerError` tells a consumer whose loader was closed."""
 
 WORKER_NAMES = ("_workers", "_shutdown_workers")
 """Of torch's iterator over worker processes: private, but programs read them."""
 
 
 class Batches(Protocol):
-    """What an executor is."""
-
-    @property
-    def number(self) -> int:
-        """Of the batch that was last returned or raised."""
-
-    @property
-    def worker(self) -> int:
-        """That it came from."""
+    """The batches of a pass: a `Window`, or several of them one after the other."""
 
     @property
     def depth(self) -> int:
-        """Batches that may be begun at the moment."""
+        """Batches that may be in flight at the moment."""
+
+    @property
+    def processes(self) -> list[Any] | None:
+        """The worker processes; None if there are none on this machine."""
 
     @property
     def first_states(self) -> dict[int, Snapshot]:
-        """Snapshots of users' objects right after their beginning, by worker: of those where they have a state.
-        Complete once a batch was handed out; who has noted them takes them out.
-        """
+        """Snapshots of users' objects right after their beginning, see `Window`."""
 
-    @property
-    def failed_state(self) -> Snapshot | None:
-        """Snapshot of the objects of a map-style data set right after the batch that was raised last."""
+    def next(self) -> Made:
+        """Return the next batch, or as `Made.error` what was raised in its place."""
 
-    def __iter__(self) -> Iterator[Made]: ...
-    def __next__(self) -> Made: ...
     def ready(self) -> int:
-        """Batches that are made and not handed out."""
+        """Return how many batches are made and not handed out."""
 
     def close(self) -> None:
-        """Nothing more is wanted, says the consumer."""
+        """Want nothing more, as the consumer says."""
 
     def end(self, patience: float) -> None:
-        """The loader is closed: end whatever makes batches, workers that would stay for another pass included.
-
-        Called in any thread, bounded in time. A consumer that waits for a batch, or asks for another one, gets a
+        """End whatever makes batches in so many seconds, workers that would stay for another pass included: the loader
+        is closed. Called in any thread. A consumer that waits for a batch, or asks for another one, gets a
         `WorkerError`: StopIteration would say that it had the whole epoch.
-
-        Args:
-            patience: seconds that workers are given to end by themselves.
         """
 
 
@@ -169,7 +155,7 @@ class Delivery:
         self._num_workers = workers
         self._bar = bar
         self._length = length
-        self._last = batches.number  # the batch that was counted last
+        self._in_hand = False  # a batch is out of the window and not handed over yet
         self._turn = threading.Lock()
         self._closed = False
         states.begun(batches.first_states)
@@ -178,8 +164,8 @@ class Delivery:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name in WORKER_NAMES:
-            return getattr(self._batches, name)
+        if name in WORKER_NAMES and (processes := self._batches.processes) is not None:
+            return processes if name == "_workers" else partial(self._batches.end, PATIENCE)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __len__(self) -> int:
@@ -203,31 +189,50 @@ class Delivery:
     def _next(self) -> Any:
         if self._closed:
             raise StopIteration if self._finished is None else WorkerError(CLOSED)
+        if self._in_hand:
+            raise WorkerError(INTERRUPTED)
         if self.renewed is not None and (other := self.renewed()) is not None:
             self._become(other)
         start = perf_counter()
         ready = self._batches.ready()
         try:
-            made = next(self._batches)
+            made = self._batches.next()
         except StopIteration:
             self._end(perf_counter() - start)
             raise
         except Exception as error:
             if isinstance(error, WorkerError):
                 _wait_for_exit()
-            self._failed(error, perf_counter() - start)
+            self._nothing_came(error, perf_counter() - start)
             raise
+        # An exception of a signal handler may strike from here on. Then the batch was not had, and no other may follow.
+        self._in_hand = True
+        if made.error is not None:
+            # Where Ctrl-C has struck, the batch was not had: a state says that it is missing.
+            failure, made = made.error, made._replace(error=None)
+            if isinstance(failure, Exception):
+                self._failed(made, failure, perf_counter() - start)
+            self._in_hand = False
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame
         batch = made.batch
         if self._pinned:
             begin = perf_counter()
             batch = pin(batch)  # type: ignore[no-untyped-call]
             made.work.hand_over += perf_counter() - begin
-        progress, log = self.progress, self._log
-        progress.delivered(made.number)
-        self._last = made.number
+        self._statistics.delivered(made, size_of(made.batch), perf_counter() - start, ready, self._batches.depth)
         self._states.begun(self._batches.first_states)
         self._states.delivered(made)
-        self._statistics.delivered(made, size_of(made.batch), perf_counter() - start, ready, self._batches.depth)
+        self.progress.delivered(made.number)
+        self._in_hand = False
+        self._tell(made)
+        return batch
+
+    def _tell(self, made: Made) -> None:
+        """Tell the log, the user and the progress bar of a batch that was had."""
+        progress, log = self.progress, self._log
         if log is not None:
             epoch = None if progress.run is None else progress.run.epoch
             log.add(made.work.failures, made.work.samples, epoch=epoch, rank=self._rank, number=made.number)
@@ -235,7 +240,6 @@ class Delivery:
             self._warn_of_length(progress.had, self._lying)
         if self._bar is not None:
             self._bar.update()
-        return batch
 
     def _become(self, other: Delivery) -> None:
         """Go on as another iterator of the same loader."""
@@ -253,20 +257,24 @@ class Delivery:
                 self._bar.close()
             finished(self.progress)
 
-    def _failed(self, error: Exception, wait: float) -> None:
-        if self._batches.number == self._last:  # it is no batch's: a worker died, a sampler failed, or time is up
-            if self._closed:
-                self._statistics.ended(wait)
-            elif _is_timeout(error):
-                self._statistics.waited(wait)
-            else:
-                self._statistics.failed(wait)
+    def _nothing_came(self, error: Exception, wait: float) -> None:
+        """Count an error that is no batch's: a worker died, a sampler failed, or time is up."""
+        if self._closed:
+            self._statistics.ended(wait)
+        elif is_timeout(error):
+            self._statistics.waited(wait)
         else:
             self._statistics.failed(wait)
-            self._last = self._batches.number
-            self.progress.delivered(self._last)
-            self._states.begun(self._batches.first_states)
-            self._states.failed(self._batches.worker, self._batches.failed_state)
+
+    def _failed(self, made: Made, error: Exception, wait: float) -> None:
+        """Count an error in the place of a batch: the next call goes on behind it."""
+        if isinstance(error, StopIteration):  # out of a data set; a loop takes it for the end
+            self._end(wait)
+            return
+        self._statistics.failed(wait)
+        self._states.begun(self._batches.first_states)
+        self._states.failed(made.worker, made.state)
+        self.progress.delivered(made.number)
 
     def _warn_of_length(self, had: int, claimed: int) -> None:
         text = (
@@ -278,7 +286,7 @@ class Delivery:
                 "For multiprocessing data-loading, this is so where the data set does not yield a share of its own in "
                 "each worker: see get_worker_info()"
             )
-        warnings.warn(text, stacklevel=3)
+        warnings.warn(text, stacklevel=5)
 
 
 def _wait_for_exit() -> None:
@@ -288,18 +296,6 @@ def _wait_for_exit() -> None:
     """
     if threading.current_thread().daemon and not threading.main_thread().is_alive():
         threading.Event().wait()
-
-
-_TIMED_OUT = "DataLoader timed out after"
-
-
-def timed_out(seconds: float | None) -> str:
-    """torch's words."""
-    return f"{_TIMED_OUT} {seconds} seconds"
-
-
-def _is_timeout(error: Exception) -> bool:
-    return isinstance(error, RuntimeError) and str(error).startswith(_TIMED_OUT)
 
 
 def pins(pin_memory: bool, device: str) -> bool:

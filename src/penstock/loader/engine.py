@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import ConfigError
 from penstock.loader.collate import Collate, is_default
 from penstock.loader.config import LoaderConfig
-from penstock.loader.delivery import Batches
+from penstock.loader.executors.base import Executor
+from penstock.loader.executors.inline import InlineExecutor
 from penstock.loader.fetch import Fetch, Maker
-from penstock.loader.inline import InlineBatches
 from penstock.loader.stream import StreamFetch
+from penstock.loader.window import DispatchPolicy, Window
 from penstock.loader.work import Task
 from penstock.plan.opening import Told
 from penstock.plan.user_states import has_state
@@ -25,10 +26,10 @@ from penstock.samplers.identity import parts_of
 
 if TYPE_CHECKING:
     from penstock.loader.assembly import Plan
+    from penstock.loader.pool import ThreadPool
     from penstock.loader.process import Pool
-    from penstock.loader.ray.executor import RayExecutor
+    from penstock.loader.ray.backend import RayBackend
     from penstock.loader.ring import Ring
-    from penstock.loader.thread import ThreadPool
 
 __all__ = ["Engine", "Run"]
 
@@ -68,11 +69,11 @@ class Engine:
         self._ring: Ring | None = None
         self._plan: Plan | None = None
         self.restarts = 0
-        self.ray: RayExecutor | None = None
+        self.ray: RayBackend | None = None
         if config.kind == "ray":
-            from penstock.loader.ray.executor import RayExecutor
+            from penstock.loader.ray.backend import RayBackend
 
-            self.ray = RayExecutor(config)
+            self.ray = RayBackend(config)
 
     def prepare(self, maker: Maker, base_seed: int, *, anew: bool = False) -> None:
         """Have the worker processes of the next pass. What goes wrong with starting them goes wrong here, before the
@@ -113,13 +114,13 @@ class Engine:
         if pool is not None:
             pool.close()
 
-    def start(self, run: Run) -> Batches:
+    def start(self, run: Run) -> Window:
         """The batches of a pass, for which `prepare` was called."""
         if self.config.kind == "inline":
             return self._inline(run)
         if self.ray is not None:
-            batches: Batches = self.ray.start(run)
-            return batches
+            executor, turns = self.ray.start(run)
+            return self._window(run, executor, turns=turns, restart=not turns)
         return self._in_threads(run) if self.config.kind == "thread" else self._in_processes(run)
 
     @property
@@ -134,13 +135,24 @@ class Engine:
         """The worker processes that outlive a pass."""
         return self._pool
 
-    def _inline(self, run: Run) -> Batches:
+    def _inline(self, run: Run) -> Window:
         if (state := run.resume(0)) is not None:
             run.maker.load_state_dict(state)
-        return InlineBatches(run.tasks, run.maker, epoch=run.epoch)
+        return self._window(run, InlineExecutor(run.maker, run.epoch), turns=isinstance(run.maker, StreamFetch))
 
-    def _in_threads(self, run: Run) -> Batches:
-        from penstock.loader.thread import ThreadBatches, ThreadPool
+    def _window(self, run: Run, executor: Executor, *, turns: bool, restart: bool = False) -> Window:
+        policy = DispatchPolicy(
+            turns=turns,
+            stream=isinstance(run.maker, StreamFetch),
+            in_order=self.config.in_order,
+            timeout=self.config.timeout,
+            restart=restart,
+        )
+        return Window(run.tasks, executor, policy, first=run.first)
+
+    def _in_threads(self, run: Run) -> Window:
+        from penstock.loader.executors.thread import ThreadExecutor
+        from penstock.loader.pool import ThreadPool
 
         makers: Maker | list[Maker] = run.maker
         stream = isinstance(run.maker, StreamFetch)
@@ -158,20 +170,13 @@ class Engine:
                 self.config.workers, self.config.worker_init_fn, seed=run.base_seed, dataset=dataset, lanes=stream
             )
             self._threads = pool if self.config.persistent_workers else None
-        return ThreadBatches(
-            run.tasks,
-            makers,
-            pool,
-            depth=self.config.depth,
-            timeout=self.config.timeout,
-            in_order=self.config.in_order,
-            epoch=run.epoch,
-            max_bytes=self.config.max_bytes_in_flight,
-            first=run.first,
+        executor = ThreadExecutor(
+            makers, pool, depth=self.config.depth, epoch=run.epoch, max_bytes=self.config.max_bytes_in_flight
         )
+        return self._window(run, executor, turns=stream)
 
-    def _in_processes(self, run: Run) -> Batches:
-        from penstock.loader.dispatch import ProcessBatches
+    def _in_processes(self, run: Run) -> Window:
+        from penstock.loader.executors.process.executor import ProcessExecutor
 
         plan, pool = self._plan, self._pool if self.keeps_workers else None
         assert plan is not None
@@ -180,17 +185,16 @@ class Engine:
             assert pool is not None
             self._pool = pool if self.config.persistent_workers else None
         states = {number: run.resume(number) for number in range(self.config.workers)}
-        return ProcessBatches(
-            run.tasks,
+        executor = ProcessExecutor(
             pool,
             plan,
             epoch=run.epoch,
             states={number: state for number, state in states.items() if state is not None},
-            first=run.first,
-            timeout=self.config.timeout,
+            tells_states=run.maker.tells_states,
             persistent=self.config.persistent_workers,
             release=_Release(self, pool),
         )
+        return self._window(run, executor, turns=not plan.free, restart=plan.restart)
 
     def _new_pool(self, maker: Maker, base_seed: int) -> Pool:
         from penstock.loader.process import Pool

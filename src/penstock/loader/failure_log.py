@@ -96,7 +96,7 @@ class FailureLog:
             warnings.warn(
                 f"{failures[0]} cannot be loaded and {done}. This is said once: loader.stats() counts the others, "
                 "OnError(report=...) writes them to a file, OnError(max_rate=...) limits them",
-                stacklevel=3,
+                stacklevel=5,
             )
 
     def counts(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class FailureLog:
             _append(self._report, lines.encode())
         except OSError as error:  # no reason to end a training run
             if not self._unwritten:
-                warnings.warn(f"the report {self._report} cannot be written any more: {error.strerror}", stacklevel=4)
+                warnings.warn(f"the report {self._report} cannot be written any more: {error.strerror}", stacklevel=6)
             self._unwritten += len(failures)
 
 

@@ -35,6 +35,7 @@ from penstock.errors import (
     TooManyErrors,
 )
 from penstock.hashing import mix
+from penstock.loader.interrupts import is_of_signal_handler
 
 __all__ = ["NEVER_TOLERATED", "SKIP", "Failure", "LoadOne", "OnError", "is_tolerable"]
 
@@ -278,7 +279,7 @@ def _draw(tried: list[Any], wanted: int, stream: int, key: int, length: int | No
 
 def is_tolerable(error: BaseException) -> bool:
     """Whether an exception may be a sample's own fault."""
-    if not isinstance(error, Exception) or isinstance(error, NEVER_TOLERATED):
+    if not isinstance(error, Exception) or isinstance(error, NEVER_TOLERATED) or is_of_signal_handler(error):
         return False
     return not (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE)
 

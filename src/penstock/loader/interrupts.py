@@ -1,13 +1,16 @@
-"""Ctrl-C while worker processes start."""
+"""Signals: Ctrl-C while worker processes start, and errors that handlers raise."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import CodeType
 
-__all__ = ["holding_back_interrupts"]
+__all__ = ["holding_back_interrupts", "is_of_signal_handler"]
 
 
 @contextmanager
@@ -40,3 +43,21 @@ def holding_back_interrupts(method: str) -> Iterator[bool]:
             signal.signal(signal.SIGINT, handler)
         if came:
             signal.raise_signal(signal.SIGINT)
+
+
+def is_of_signal_handler(error: BaseException) -> bool:
+    """Return whether a handler of a signal has raised an error, wherever it struck: then it is no error of a sample."""
+    if threading.current_thread() is not threading.main_thread():
+        return False  # handlers run in the main thread
+    codes = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
+    return bool(codes) and any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: object) -> CodeType | None:
+    """Return the code that a handler runs; None for what is no function of Python's."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not callable(handler):
+        return None
+    code = getattr(handler, "__code__", None) or getattr(getattr(handler, "__call__", None), "__code__", None)  # noqa: B004
+    return code if isinstance(code, CodeType) else None

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock.errors import WorkerError
-from penstock.loader.delivery import CLOSED
+from penstock.loader.window import CLOSED
 from penstock.loader.workerinfo import thread_worker, worker_scope
 from penstock.random import show_samples
 from penstock.threads import Daemon
@@ -77,14 +77,21 @@ class ThreadPool:
         self.boards = [memoryview(array("Q", [0])) for _ in range(count)]
         shared: _Jobs = queue.SimpleQueue()
         self._queues: list[_Jobs] = [queue.SimpleQueue() if lanes else shared for _ in range(count)]
+        self._daemons: list[Daemon] = []
         for number, jobs in enumerate(self._queues):
             # Threads know the queue, not the pool: a pool that nobody holds any more ends its threads. What they need
             # at the start they take out of a list, since the arguments of a running function stay alive.
             start = [(init, self.infos[number], self.boards[number], self.failures)]
-            Daemon(partial(_run, jobs, number, start), name=f"penstock-worker-{number}", wake=partial(jobs.put, None))
+            name = f"penstock-worker-{number}"
+            self._daemons.append(Daemon(partial(_run, jobs, number, start), name=name, wake=partial(jobs.put, None)))
         self._lock = threading.RLock()  # a job put behind the end would never be done
         self.close = weakref.finalize(self, _end, self._queues, self._lock, self.pid)
         self.close.atexit = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether all threads run."""
+        return all(daemon.is_alive() for daemon in self._daemons)
 
     def submit(self, job: _Job, number: int = 0) -> None:
         """Have thread ``number`` (without lanes, any) call ``job(None)``; or call ``job(failure)`` here and now, if no

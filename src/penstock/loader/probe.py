@@ -119,9 +119,11 @@ class Probe:
             while True:
                 asked, ready = time.perf_counter(), batches.ready()
                 try:
-                    made = next(batches)
+                    made = batches.next()
                 except StopIteration:
                     return
+                if made.error is not None:
+                    raise made.error
                 arrival = Arrival(made, asked, time.perf_counter(), ready)
                 del made  # its slot is free when the consumer lets go of it
                 yield arrival

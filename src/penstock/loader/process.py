@@ -272,7 +272,7 @@ class Pool:
             warnings.warn(
                 f"more than {SPARE} batches of this DataLoader are being kept: from now on they are copied "
                 "out of the workers' memory, which costs time. Keep clones of what you need, or drop batches earlier",
-                stacklevel=10,
+                stacklevel=11,
             )
 
     def send(self, number: int, message: tuple[Any, ...]) -> None:

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import WorkerError
-from penstock.loader.delivery import CLOSED, WORKER_NAMES, Batches
+from penstock.loader.delivery import Batches
 from penstock.loader.engine import Engine, Run
 from penstock.loader.fetch import Maker
 from penstock.loader.ladder import Ladder
@@ -25,6 +25,7 @@ from penstock.loader.memory import available_memory, private_memory
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
 from penstock.loader.tally import Measured, Setting, Tally
+from penstock.loader.window import CLOSED
 from penstock.loader.work import Made, Task
 
 __all__ = ["Follow", "Segment", "TunedBatches"]
@@ -93,7 +94,6 @@ class TunedBatches:
         self._segment = first
         self._next: Segment | None = None
         self._before = 0  # batches of earlier segments
-        self._last = -1  # number of the last one of them that was handed out
         self._closed = threading.Event()
         self._begin(first)
 
@@ -109,17 +109,6 @@ class TunedBatches:
     # What an executor is.
 
     @property
-    def number(self) -> int:
-        """Of the batch that was last returned or raised, in the pass."""
-        number = self._batches.number
-        return self._last if number < 0 else self._before + number
-
-    @property
-    def worker(self) -> int:
-        """That it came from."""
-        return self._batches.worker
-
-    @property
     def depth(self) -> int:
         """Batches that may be begun at the moment."""
         return self._batches.depth
@@ -129,41 +118,34 @@ class TunedBatches:
         """None: nobody has a state of its own."""
         return {}
 
-    @property
-    def failed_state(self) -> None:
-        """None, for the same reason."""
-        return None
-
     def ready(self) -> int:
         """Batches that are made and not handed out."""
         return self._batches.ready()
 
-    def __iter__(self) -> TunedBatches:
-        return self
+    @property
+    def processes(self) -> list[Any] | None:
+        """The worker processes."""
+        return self._batches.processes
 
-    def __getattr__(self, name: str) -> Any:
-        if name in WORKER_NAMES:
-            return getattr(self._batches, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __next__(self) -> Made:
+    def next(self) -> Made:
+        """Return the next batch, or its error; the segments' numbers become those of the pass."""
         while True:
             batches, tally = self._batches, self._tally
-            number, asked = batches.number, 0.0 if tally is None else perf_counter()
+            asked = 0.0 if tally is None else perf_counter()
+            made: Made | None
             try:
-                made = next(batches)
+                made = batches.next()
             except StopIteration:
-                if batches.number != number:
-                    raise  # out of the data set
                 made = None
             if made is None:  # not above: workers that are forked there would have it in all of their tracebacks
                 if not self._go_on():
                     raise StopIteration
                 continue
-            if tally is not None and tally is self._tally and tally.add(made.work, asked, perf_counter()):
+            timed = tally is not None and tally is self._tally and made.error is None
+            if timed and tally is not None and tally.add(made.work, asked, perf_counter()):
                 self._measured(size_of(made.batch))
             before = self._before  # below, what `_replace` does takes twice as long
-            return Made(made.batch, made.work, before + made.number, made.worker, made.state, made.way)
+            return Made(made.batch, made.work, before + made.number, made.worker, made.state, made.way, made.error)
 
     def close(self) -> None:
         """Nothing more is wanted. Idempotent."""
@@ -216,7 +198,7 @@ class TunedBatches:
         free, config = available_memory(), self._segment.engine.config
         if free is None or config.kind == "inline":
             return self._ladder.most
-        pids = [worker.pid for worker in self._batches._workers] if config.kind == "process" else []  # type: ignore[attr-defined]
+        pids = [process.pid for process in self._batches.processes or ()]
         each = private_memory(pids[0]) * len(pids) if pids else 0
         count = self._segment.setting.workers
         return count + int(free / 2 / (max(1, each + config.depth * nbytes) / count))
@@ -239,7 +221,7 @@ class TunedBatches:
         if not self._view.stopped:
             self._keep(ended=True)
             return False
-        segment, number = self._segment, self.number
+        segment = self._segment
         self._batches.close()
         if self._next is None:
             self._prepare()
@@ -249,7 +231,7 @@ class TunedBatches:
         if segment.engine is not following.engine:
             segment.engine.close()
             following.engine.restarts += segment.engine.restarts
-        self._last, self._before = number, self._before + self._view.taken
+        self._before += self._view.taken
         self._begin(following)
         if self._closed.is_set():  # by another thread meanwhile
             self._batches.end(0.5)

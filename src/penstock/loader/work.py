@@ -106,15 +106,17 @@ class Work:
 
 
 class Made(NamedTuple):
-    """A finished batch.
+    """A finished batch, or the error in its place.
 
     Attributes:
         batch: what the collate function returned.
         work: what it took.
         number: of the batch in its pass, 0 for the first one after a resume.
         worker: id of the worker (process or thread) that a stream's batch came from; 0 where it does not matter.
-        state: of the user's data set, iterator and collate function right after this batch, None if they have none.
+        state: of the user's data set, iterator and collate function right after this batch, or after its error; None if
+            they have none.
         way: how it came: "local" (same process), "ring", "pipe" (small, too large, or no ring yet), "copy" (out of it).
+        error: what was raised in the place of this batch.
     """
 
     batch: Any
@@ -123,3 +125,4 @@ class Made(NamedTuple):
     worker: int = 0
     state: Any = None
     way: str = "local"
+    error: BaseException | None = None

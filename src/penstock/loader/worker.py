@@ -28,14 +28,13 @@ from penstock.loader.channel import Inbox, write
 from penstock.loader.fetch import Maker
 from penstock.loader.memory import SharedFile
 from penstock.loader.pack import Packed, pack
-from penstock.loader.pool import thread_number
+from penstock.loader.pool import ThreadPool, thread_number
 from penstock.loader.remote import describe
 from penstock.loader.ring import Region
 from penstock.loader.rows import Layout, flatten
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import WorkerState
 from penstock.loader.stream import StreamFetch
-from penstock.loader.thread import ThreadPool
 from penstock.loader.work import Task, Work
 from penstock.loader.workerinfo import process_worker, seed_worker
 from penstock.processes import end_with_parent

@@ -25,7 +25,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
-from penstock.errors import ClusterError, WorkerError
+from penstock.errors import ClusterError
 from penstock.loader.ray.cluster import check_attached, nodes, resources, session
 from penstock.loader.ray.member import Answer, Call, Counts, Member, Pass
 from penstock.loader.ray.options import RayOptions
@@ -368,11 +368,6 @@ class Actors:
         wanted = ", ".join(f"{name}={value!r}" for name, value in actors.items())
         free = ", ".join(f"{k} {v:g}" for k, v in resources(free=True).items() if ":" not in k)
         return f"each asks for {wanted}, and free in the cluster are {free}"
-
-    def dead(self, why: str) -> WorkerError:
-        """There is no going on: everything ends."""
-        self.close()
-        return WorkerError(why)
 
 
 def _differing(theirs: dict[str, str]) -> list[str]:

@@ -11,13 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.loader.fetch import Fetch
-from penstock.loader.pack import unpack
-from penstock.loader.ray.jobs import Batch
-from penstock.loader.remote import rebuild
 from penstock.loader.work import Task, Work
 from penstock.random import current_key
 
-__all__ = ["make_carefully", "sample_of"]
+__all__ = ["make_carefully"]
 
 
 def make_carefully(task: Task, maker: Fetch, make_alone: Callable[[Task], Any]) -> tuple[Any, Work]:
@@ -30,20 +27,6 @@ def make_carefully(task: Task, maker: Fetch, make_alone: Callable[[Task], Any]) 
     fetch = Fetch(items, maker.collate_fn, batched=maker.batched, seed_globals=False, on_error=maker.on_error)
     work = Work()
     return fetch(Task(task.indices, task.keys), work), work
-
-
-def sample_of(batch: Batch) -> Any:
-    """The sample of a batch of one that was not collated.
-
-    Raises:
-        Exception: what became of it instead.
-    """
-    kind, payload, _, arrays = batch.take()
-    if kind == "raise":
-        raise payload
-    if kind == "error":
-        raise rebuild(payload)
-    return unpack(payload[0], [array.copy() for array in arrays])[0]
 
 
 class _Items:

@@ -1,50 +1,40 @@
-"""What `RayBatches` works with: a batch in the making, how batches are dealt, what is kept from pass to pass."""
+"""What `RayExecutor` works with: a batch in the making, and what a loader keeps from pass to pass."""
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
+from ray.exceptions import RayTaskError
+
+from penstock.errors import WorkerError
+from penstock.loader.executors.base import PendingBatch
+from penstock.loader.pack import unpack
 from penstock.loader.ray.actors import Actors
 from penstock.loader.ray.budget import Budget
 from penstock.loader.ray.elastic import Elastic
 from penstock.loader.ray.landing import Landing
 from penstock.loader.ray.member import Call
+from penstock.loader.remote import rebuild
+from penstock.loader.window import ATTEMPTS
 from penstock.loader.work import Task
 from penstock.manifest import Manifest
 
-__all__ = ["Batch", "Desk", "Rules"]
+__all__ = ["Desk", "RayBatch"]
 
 _KNOWN = 3
 """Batches that have to be made before it is known how long one takes."""
 
+
+_ALONE = 2
+"""How many workers may be lost over a sample by itself."""
 
 _LITTLE = 10e-3
 """Seconds below which a batch is made quickly: to hand one over takes three milliseconds of processors' time."""
 
 _TOGETHER = 30e-3
 """Seconds of work that are handed over together then."""
-
-
-class Rules(NamedTuple):
-    """How batches are dealt.
-
-    Attributes:
-        turns: batch k by worker k mod n: streams, and objects with a state of their own.
-        stream: whether workers hold iterators.
-        in_order: False delivers what is ready.
-        timeout: seconds to wait for a batch; 0 for ever.
-        prefetch: batches in flight for each worker.
-        light: the same for batches that are made quickly.
-    """
-
-    turns: bool
-    stream: bool
-    in_order: bool
-    timeout: float
-    prefetch: int
-    light: int
 
 
 class Desk:
@@ -74,57 +64,70 @@ class Desk:
         return max(1, min(most, int(_TOGETHER / typical))) if 0 < typical < _LITTLE else 1
 
 
-class Batch:
+class RayBatch(PendingBatch):
     """A batch in the making.
 
     Attributes:
-        number: in its pass.
         packed: the task, pickled.
-        wanted: rows that workers lack, by the key of their manifest.
         collate: False for the samples of a task as they are.
+        finished: whether the answer is there.
         calls: that are under way for it.
-        answer: kind, payload, work and buffers, once it is ``done``.
         hedged: whether it was made once more.
         lost: nodes of the workers that were lost over it.
         why: what the last of them came to.
-        worker: that made it, or was asked last.
+        wanted: rows that workers lack, by the key of their manifest.
     """
 
-    __slots__ = (
-        "answer",
-        "calls",
-        "collate",
-        "done",
-        "hedged",
-        "lost",
-        "number",
-        "packed",
-        "task",
-        "wanted",
-        "why",
-        "worker",
-    )
+    __slots__ = ("_answer", "calls", "collate", "finished", "hedged", "lost", "packed", "wanted", "why")
 
     def __init__(self, number: int, task: Task, packed: bytes = b"", *, collate: bool = True) -> None:
-        self.number = number
-        self.task = task
+        super().__init__(number, task)
         self.packed = packed
         self.collate = collate
+        self.finished = False
         self.calls: list[Call] = []
-        self.answer: tuple[str, Any, Any, list[Any]] = ("", None, None, [])
-        self.done = False
         self.hedged = False
         self.lost: list[str] = []
         self.why: Exception | None = None
         self.wanted: dict[str, set[int]] = {}
-        self.worker = 0
+        self._answer: tuple[str, Any, Any, list[Any]] = ("", None, None, [])
 
     def finish(self, kind: str, payload: Any = None, work: Any = None, arrays: list[Any] | None = None) -> None:
-        """This is what became of it."""
-        self.answer = (kind, payload, work, arrays or [])
-        self.done = True
+        """Note what became of it."""
+        self._answer = (kind, payload, work, arrays or [])
+        self.finished = True
 
     def take(self) -> tuple[str, Any, Any, list[Any]]:
-        """The answer, which is not kept: buffers hold on to the object store."""
-        answer, self.answer = self.answer, ("", None, None, [])
+        """Return kind, payload, work and buffers of the answer. It is not kept: buffers hold on to the object store."""
+        answer, self._answer = self._answer, ("", None, None, [])
         return answer
+
+    def sample(self) -> Any:
+        """Return the only sample of a batch that was not collated.
+
+        Raises:
+            Exception: what became of it instead.
+        """
+        kind, payload, _, arrays = self.take()
+        if kind == "raise":
+            raise payload
+        if kind == "error":
+            raise rebuild(payload)
+        return unpack(payload[0], [array.copy() for array in arrays])[0]
+
+    def is_hopeless(self) -> bool:
+        """Return whether enough workers were lost over a sample by itself."""
+        return len(self.lost) >= _ALONE
+
+    def despair(self) -> WorkerError:
+        """Return the error of a sample over which workers were lost."""
+        (index,) = self.task.indices
+        if isinstance(self.why, RayTaskError):
+            return WorkerError(
+                f"sample {index!r} ends its call by {type(self.why.cause).__name__}, which is no error of a sample; "
+                f"the last time on node {self.lost[-1]}. Ray says: {self.why}"
+            )
+        return WorkerError(
+            f"sample {index!r} takes its worker with it: {ATTEMPTS} were lost over its batch, and then "
+            f"{len(self.lost)} over it alone, the last one on node {self.lost[-1]}. Ray says: {self.why}"
+        )

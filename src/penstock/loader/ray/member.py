@@ -62,6 +62,11 @@ class Member:
         self.cpus = 0.0  # that it takes of the cluster
 
     @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return "that never started" if self.node is None else self.node.name
+
+    @property
     def owed(self) -> int:
         """Batches that it was asked for."""
         return sum(len(call.items) for call in self.calls)

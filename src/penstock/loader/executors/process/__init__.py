@@ -1,0 +1,1 @@
+"""The process executor: worker processes, and batches that come in shared memory."""

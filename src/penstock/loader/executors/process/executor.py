@@ -1,0 +1,305 @@
+"""`ProcessExecutor`: has batches made by a pool of worker processes.
+
+    whole   -> one worker                                                       chunks -> all workers, in the same slot
+    answers -> a batch is done when all its parts are answered -> Done
+
+Invariant: a slot is lent with a batch's number and comes back when every part of that batch is answered, whichever pass
+wants it; so a late writer writes into nobody else's batch.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.errors import RingError, WorkerError
+from penstock.loader.assembly import Assembly, Plan, ProcessBatch
+from penstock.loader.assign import Assigner
+from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
+from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.process import Pool
+from penstock.loader.remote import rebuild
+from penstock.loader.work import Made, Task, Work
+from penstock.plan.opening import Told
+
+__all__ = ["ProcessExecutor"]
+
+_HURRY = 0.5
+"""Seconds that the workers are given to end where somebody is to be told at once why."""
+
+
+class ProcessExecutor(Executor):
+    """Makes batches in worker processes.
+
+    Args:
+        pool: the workers. An older executor over the same pool says so when a newer one begins.
+        plan: how work is handed out; keeps what was learned from pass to pass.
+        epoch: told to data sets of streams; None for none.
+        states: of users' objects, by worker, to go on from.
+        tells_states: whether users' objects may have states.
+        persistent: whether the workers go on after this pass.
+        release: called when this executor is done with the pool.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        plan: Plan,
+        *,
+        epoch: Told,
+        states: dict[int, Any],
+        tells_states: bool,
+        persistent: bool,
+        release: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self.pool = pool
+        self.workers = pool.config.workers
+        self.tells_begin = tells_states
+        self._plan = plan
+        self._persistent = persistent
+        self._release: Callable[[], None] | None = release
+        with pool.turn():
+            self._run = pool.begin(epoch, states)
+        self._assembly = Assembly(pool, plan)
+        self._assigner = Assigner(pool, plan, self._assembly)
+        self._wanted: dict[int, ProcessBatch] = {}  # by number
+        self._ended: set[int] = set()  # workers whose streams have come to their end
+        self._one_was_had = False
+
+    def turn(self) -> Any:
+        """Return the pool's lock: passes share the pool."""
+        return self.pool.turn()
+
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes."""
+        return [member.process for member in self.pool.members]
+
+    @property
+    def over(self) -> bool:  # type: ignore[override]
+        """Whether the pipes are closed."""
+        return self.pool.life.over
+
+    def check(self) -> Exception | None:
+        """Return why nobody can be asked any more."""
+        if self._run != self.pool.run:
+            return RuntimeError("a newer iterator of this DataLoader has taken over its persistent workers")
+        if self.pool.closed:
+            return WorkerError(
+                "the workers of this DataLoader have ended: it was closed, or this is a fork of its process"
+            )
+        return None
+
+    # Asking.
+
+    @property
+    def depth(self) -> int:
+        """Batches that may be in flight at the moment."""
+        config = self.pool.config
+        if config.max_bytes_in_flight is not None and not self._plan.sized:
+            return 1  # until it is known how large they are
+        light = self._plan.light and self._one_was_had  # the first batch is waited for
+        return min(config.light if light else config.depth, self.pool.ring.in_flight)
+
+    def has_room(self, pending: int) -> bool:
+        """Return whether there is a slot for one more: unwanted batches of an earlier pass may have all."""
+        ring = self.pool.ring
+        return not pending or not ring.slot_bytes or ring.has_free
+
+    def group(self, depth: int) -> int:
+        """Return how many batches are handed out together."""
+        return self._assigner.group(depth)
+
+    def choose(self, workers: Sequence[int], share: int | None) -> int | None:
+        """Return the worker with the least to do."""
+        load = self.pool.load
+        worker = min(workers, key=load.__getitem__)
+        return worker if share is None or load[worker] < share else None
+
+    def pending(self, number: int, task: Task) -> PendingBatch:
+        """Return a batch that can be submitted here, with a slot if there is one."""
+        batch = ProcessBatch(number, task, self._run, self.pool.ring.lend())
+        self._wanted[number] = batch
+        self.pool.batches[self._run, number] = batch
+        return batch
+
+    def submit(self, batches: Sequence[Any], worker: int) -> list[Event]:
+        """Send out batches; those with indices that do not pickle are done at once."""
+        self._assigner.hand_out(list(batches), worker)
+        return [Done(batch) for batch in batches if not batch.missing]
+
+    def drained(self) -> None:
+        """Let the workers end while the consumer is busy with the last batch."""
+        if not self._persistent:
+            self.pool.dismiss()
+
+    # Answers.
+
+    def wait(self, deadline: float | None) -> list[tuple[int, int]]:
+        """Wait for answers, and for the end of a worker."""
+        return self.pool.wait(deadline)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether nothing but waiting is under way."""
+        return self.pool.polling
+
+    @waiting.setter
+    def waiting(self, value: bool) -> None:
+        self.pool.polling = value
+
+    def receive(self, news: list[tuple[int, int]]) -> list[Event]:
+        """Return what became of batches and workers."""
+        frames, dead = self.pool.receive(news)
+        events: list[Event] = []
+        for worker, frame in frames:
+            answer = pickle.loads(frame.message)
+            for kind, run, number, index, payload, work in answer if type(answer) is list else (answer,):
+                if kind != "begun":
+                    events += self._take_in(worker, kind, run, number, index, payload, work, frame.buffers)
+                elif run == self._run:
+                    events.append(Began(worker, payload))
+        for worker in dead:
+            events += self._lost(worker)
+        return events
+
+    def _take_in(
+        self, worker: int, kind: str, run: int, number: int, index: int, payload: Any, work: Any, beside: Any
+    ) -> list[Event]:
+        """Note an answer of a worker; ``work`` packed, or None."""
+        self.pool.load[worker] -= 1
+        batch: ProcessBatch = self.pool.batches[run, number]
+        part = batch.parts[index]
+        part.answer = kind, payload
+        batch.missing -= 1
+        if work is not None:
+            if batch.work is None:
+                batch.work = Work(*work)
+            else:
+                batch.work.add(Work(*work))
+        if beside:
+            batch.beside[index] = beside
+        if kind == "end" and run == self._run:
+            batch.ended = True
+            self._ended.add(worker)
+            self._wanted.pop(number, None)
+        if batch.missing:
+            return []
+        if self._wanted.get(number) is not batch:
+            self._assembly.give_back(batch)
+        elif not self._assembly.fits_together(batch):
+            batch.work = None
+            self._assigner.give_whole(batch, self._assigner.least_busy())
+        return [] if batch.parts[0].answer is None else [Done(batch)]
+
+    def collect(self, batch: PendingBatch, number: int) -> Made:
+        """Return a batch over its slot, which is lent until the consumer drops it; or its error.
+
+        Raises:
+            RingError: there is too little memory for a ring.
+        """
+        assert isinstance(batch, ProcessBatch)
+        del self._wanted[batch.number]
+        self._one_was_had = True
+        worker = batch.parts[0].worker
+        for part in batch.parts:
+            assert part.answer is not None
+            kind, payload = part.answer
+            if kind in ("error", "unsent"):
+                self._assembly.give_back(batch)
+                if kind == "unsent":
+                    return Made(None, Work(), number, worker, error=payload)
+                told, state = payload
+                return Made(None, Work(), number, worker, state, error=rebuild(told))
+        try:
+            return self._assembly.made(batch, number)
+        except RingError:
+            raise
+        except Exception as error:  # an object that does not unpickle
+            if is_of_signal_handler(error):
+                raise
+            return Made(None, Work(), number, worker, error=error)
+
+    # Faults.
+
+    def _lost(self, worker: int) -> list[Event]:
+        """A worker died: return what was lost with it."""
+        lost = self._owed(worker)
+        if self._plan.stream and worker in self._ended:
+            events: list[Event] = []
+            for batch, _ in lost:  # there was no more to come from it
+                events += self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [])
+            return events
+        why = f"{self.pool.obituary(worker)} It was {self._whereabouts(worker)}"
+        mine: list[PendingBatch] = [batch for batch, _ in lost if self._wanted.get(batch.number) is batch]
+        at = [(self._wanted[number], key) for key, number in self.pool.at(worker) if number in self._wanted]
+        # Its threads were at several samples, and one of them did it: each gets its share of the blame.
+        blame: list[tuple[PendingBatch, int, float]] = [(batch, key, 1 / len(at)) for batch, key in at]
+        return [Lost(worker, mine, blame or [(batch, 0, 1.0) for batch in mine], why)]
+
+    def _owed(self, worker: int) -> list[tuple[ProcessBatch, int]]:
+        """Return the parts of batches, of all passes, that a worker has not answered."""
+        return [
+            (batch, number)
+            for batch in list(self.pool.batches.values())
+            for number, part in enumerate(batch.parts)
+            if part.worker == worker and part.answer is None
+        ]
+
+    def replace(self, lost: Lost) -> list[PendingBatch]:
+        """Start a worker in the place of a dead one, and ask it for what that one owed."""
+        worker, load = lost.worker, self.pool.load
+        owed = self._owed(worker)
+        load[worker] = 0
+        self.pool.restart(worker)
+        self.pool.send(worker, ("begin", self._run, None, None))
+        if self._plan.layout is not None:
+            self.pool.send(worker, ("layout_is", self._plan.layout))
+        for batch, number in owed:
+            load[worker] += 1
+            self.pool.send(worker, self._assigner.message(batch, number))
+        return []
+
+    def _whereabouts(self, worker: int) -> str:
+        """Return the samples that the threads of a worker are at, or were when it died."""
+        places = []
+        for key, number in self.pool.at(worker):
+            batch = self._wanted.get(number)
+            if batch is not None and key in batch.task.keys:
+                places.append(f"at sample {batch.task.indices[batch.task.keys.index(key)]!r}")
+            else:
+                places.append(f"at batch {number} of this pass")
+        return " and ".join(places) or "at no sample"
+
+    def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
+        """Return which worker hangs, and at which sample."""
+        for part in first.parts if isinstance(first, ProcessBatch) else []:
+            if part.answer is None:
+                pid = self.pool.members[part.worker].process.pid
+                return f": worker {part.worker} (pid {pid}) was {self._whereabouts(part.worker)}"
+        return ""
+
+    # The end.
+
+    def drop(self, pending: Sequence[PendingBatch]) -> None:
+        """End the pass. Batches that are still being made come back in `receive`, or with the pool."""
+        for batch in self._wanted.values():
+            if not batch.missing and (batch.run, batch.number) in self.pool.batches:
+                self._assembly.give_back(batch)
+        self._wanted.clear()
+        release, self._release = self._release, None
+        if release is not None:
+            if self._run == self.pool.run and not (self._persistent and self._plan.stream):
+                self.pool.stop()
+            release()
+
+    def abort(self) -> None:
+        """End the workers at once; their ring is not used again."""
+        self.pool.broken = True
+        self.pool.close(_HURRY)
+
+    def close(self, patience: float) -> None:
+        """End the workers, in so many seconds before they are killed."""
+        self.pool.close(patience)

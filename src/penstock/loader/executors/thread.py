@@ -1,0 +1,330 @@
+"""The thread executor: all threads work on the *next* batch first, each on a chunk of its samples.
+
+    batches ->  [chunk|chunk|chunk] [chunk|chunk|chunk] ...
+                  |      |     |
+               thread thread thread                         the last one to finish a batch collates it
+
+Chunks, not samples, are handed out, so the cost of a hand-over is shared by many samples. Streams are not cut: there
+each thread has a lane of its own, with its own iterator.
+
+All threads share one data set, and each of them is a worker: ``get_worker_info()`` says which.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from penstock.errors import WorkerError
+from penstock.loader.arena import Shared, collating_into
+from penstock.loader.executors.base import Began, Done, Event, Executor, PendingBatch
+from penstock.loader.fetch import Maker
+from penstock.loader.pool import Failure, ThreadPool, thread_number
+from penstock.loader.snapshots import Snapshot
+from penstock.loader.statistics import size_of
+from penstock.loader.work import Made, Task, Work
+from penstock.loader.workerinfo import worker_scope
+from penstock.plan.opening import Told
+
+__all__ = ["ThreadExecutor"]
+
+_LOOK = 5.0
+"""Seconds after which it is looked whether the threads are still there."""
+
+
+class _News:
+    """Events that threads report, and the consumer waits for.
+
+    A signal may strike at any place, so a wait takes no event out, and nothing here holds a lock of Python's own code.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        self._bell.put(None)
+
+    def wait(self, seconds: float) -> None:
+        if not self._events:
+            with suppress(queue.Empty):
+                self._bell.get(timeout=max(0.0, seconds))
+
+    def take(self) -> list[Event]:
+        """Return what came since."""
+        while not self._bell.empty():
+            self._bell.get_nowait()
+        events = []
+        while self._events:
+            events.append(self._events.popleft())
+        return events
+
+
+class _Lane:
+    """What a thread makes batches with; a stream begins in its own thread."""
+
+    def __init__(self, number: int, maker: Maker) -> None:
+        self.number = number
+        self.maker = maker
+        self._error: BaseException | None = None
+        self._broken = False
+
+    def begin(self, epoch: Told, crew: _Crew, failure: Failure | None) -> None:
+        """Begin the stream; what goes wrong is raised in the place of its first batch."""
+        first: Snapshot | None = None
+        try:
+            crew.check(failure)
+            with worker_scope(crew.infos[self.number]):
+                first = self.maker.begin(epoch)
+        except BaseException as error:
+            self._broken, self._error = True, error
+        crew.news.put(Began(self.number, first))
+
+    def make(self, task: Task, work: Work, crew: _Crew, failure: Failure | None) -> Any:
+        """Return a batch.
+
+        Raises:
+            StopIteration: the stream has ended, or has said once why it could not begin.
+        """
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
+        if self._broken:
+            raise StopIteration
+        crew.check(failure)
+        return self.maker(task, work)
+
+
+class _Crew:
+    """What jobs know of the threads that do them. They do not know the pool: it ends when nobody holds it any more."""
+
+    def __init__(self, pool: ThreadPool) -> None:
+        self.infos = pool.infos
+        self.news = _News()
+        self._failures = pool.failures
+
+    def check(self, failure: Failure | None) -> None:
+        """Raise the error of this thread's ``worker_init_fn``, or the one that there are no threads any more."""
+        failure = failure or self._failures.get(thread_number())
+        if failure is not None:
+            raise failure[0].with_traceback(failure[1])
+
+
+class _Batch(PendingBatch):
+    """A batch in the making."""
+
+    __slots__ = ("_cancelled", "_crew", "_errors", "_lane", "_left", "_lock", "_memory", "_parts", "_works", "made")
+
+    def __init__(self, number: int, task: Task, crew: _Crew) -> None:
+        super().__init__(number, task)
+        self.made: Made | None = None
+        self._crew = crew
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._errors: dict[int, BaseException] = {}
+
+    def begin(self, lane: _Lane, chunks: int, pool: ThreadPool) -> None:
+        """Have the pool make it in so many chunks."""
+        size = len(self.task.indices)
+        self._lane = lane
+        self._memory = Shared(size)
+        self._parts: list[Any] = [None] * chunks
+        self._works = [Work() for _ in range(chunks)]
+        self._left = chunks
+        for chunk in range(chunks):
+            begin, end = chunk * size // chunks, (chunk + 1) * size // chunks
+            pool.submit(partial(self._make, chunk, begin, end), self.worker)
+
+    def cancel(self) -> None:
+        """Make no more of it."""
+        self._cancelled = True
+
+    def _make(self, chunk: int, begin: int, end: int, failure: Failure | None) -> None:
+        """Make one chunk; whoever makes the last one collates."""
+        number = thread_number()
+        with worker_scope(None if number < 0 else self._crew.infos[number]):
+            if not self._cancelled:
+                try:
+                    self._parts[chunk] = self._make_chunk(chunk, begin, end, failure)
+                except BaseException as error:  # raised again in the consumer, in the place of this batch
+                    self._errors[chunk] = error
+            with self._lock:
+                self._left -= 1
+                last = self._left == 0
+            if last:
+                self.made = self._finish()
+                self._crew.news.put(Done(self))
+
+    def _make_chunk(self, chunk: int, begin: int, end: int, failure: Failure | None) -> Any:
+        """Return the samples of a chunk, or the batch if it is the only one."""
+        if len(self._parts) == 1:
+            return self._lane.make(self.task, self._works[0], self._crew, failure)
+        self._crew.check(failure)
+        maker: Any = self._lane.maker
+        with collating_into(self._memory.rows(begin, end)):
+            return maker.samples(self.task.part(begin, end), self._works[chunk])
+
+    def _finish(self) -> Made | None:
+        """Return the batch, or the error of its first sample that failed; None if nobody wants it."""
+        errors, self._errors = self._errors, {}
+        error: BaseException | None = None
+        maker, work = self._lane.maker, self._works[0]
+        try:
+            if self._cancelled:
+                return None
+            if not errors:
+                try:
+                    return Made(self._joined(maker, work), work, 0, self.worker, maker.state_dict())
+                except BaseException as caught:  # as above
+                    errors[0] = caught
+            error = errors[min(errors)]
+            self.ended = isinstance(error, StopIteration)
+            try:
+                return Made(None, work, 0, self.worker, None if self.ended else maker.state_after_error(), error=error)
+            except BaseException as caught:
+                return Made(None, work, 0, self.worker, error=caught)
+        finally:
+            self._parts.clear()
+            del self._memory
+            errors.clear()
+            error = None  # its traceback may hold this frame
+
+    def _joined(self, maker: Any, work: Work) -> Any:
+        """Return the batch that the chunks make."""
+        if len(self._parts) == 1:
+            return self._parts[0]
+        for other in self._works[1:]:
+            work.add(other)
+        return maker.collate([sample for part in self._parts for sample in part], self.task, work)
+
+
+class ThreadExecutor(Executor):
+    """Makes batches in the threads of a pool.
+
+    Args:
+        maker: of a map-style data set; or, for streams, one for each thread of a pool with lanes.
+        pool: does the work.
+        depth: batches in flight at most.
+        epoch: given to the makers as they begin their pass.
+        max_bytes: as many batches in flight as fit in there, by the largest so far (one, until there is one).
+    """
+
+    def __init__(
+        self,
+        maker: Maker | Sequence[Maker],
+        pool: ThreadPool,
+        *,
+        depth: int,
+        epoch: Told = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._pool = pool
+        self._crew = _Crew(pool)
+        self._most = depth
+        self._depth = depth if max_bytes is None else 1
+        self._max_bytes = max_bytes
+        self._largest = 1
+        if isinstance(maker, Sequence):
+            self._lanes = [_Lane(number, one) for number, one in enumerate(maker)]
+            for lane in self._lanes:
+                pool.submit(partial(lane.begin, epoch, self._crew), lane.number)
+        else:
+            self._lanes = [_Lane(0, maker)] * (pool.count if pool.lanes else 1)
+            for number in range(len(self._lanes)):
+                self._crew.news.put(Began(number, None if number else maker.begin(epoch)))
+        self.workers = len(self._lanes)
+        self._load = [0] * self.workers
+
+    @property
+    def depth(self) -> int:
+        """Batches that may be in flight at the moment."""
+        return self._depth
+
+    def pending(self, number: int, task: Task) -> PendingBatch:
+        """Return a batch that can be submitted here."""
+        return _Batch(number, task, self._crew)
+
+    def choose(self, workers: Sequence[int], share: int | None) -> int | None:
+        """Return the worker with the least to do."""
+        worker = min(workers, key=self._load.__getitem__)
+        return worker if share is None or self._load[worker] < share else None
+
+    def submit(self, batches: Sequence[_Batch], worker: int) -> list[Event]:
+        """Have batches made in chunks by all threads, or by the thread of their lane."""
+        lane = self._lanes[worker]
+        divide = not self._pool.lanes and getattr(lane.maker, "divisible", False)
+        for batch in batches:
+            self._load[worker] += 1
+            batch.begin(lane, max(1, min(self._pool.count, len(batch.task.indices))) if divide else 1, self._pool)
+        return []
+
+    def arrived(self) -> list[Event]:
+        """Return what threads have reported."""
+        events = self._crew.news.take()
+        for event in events:
+            if isinstance(event, Done):
+                self._load[event.batch.worker] -= 1
+        return events
+
+    def wait(self, deadline: float | None) -> None:
+        """Wait for a report; some seconds at most."""
+        self.waiting = True
+        self._crew.news.wait(_LOOK if deadline is None else min(_LOOK, deadline - time.monotonic()))
+        self.waiting = False
+
+    def receive(self, news: None) -> list[Event]:
+        """Return what threads have reported.
+
+        Raises:
+            WorkerError: a thread is gone that should make batches.
+        """
+        events = self.arrived()
+        if not events and any(self._load) and not self._pool.alive:
+            raise WorkerError("the threads of this DataLoader have ended: the interpreter is about to exit")
+        return events
+
+    def collect(self, batch: PendingBatch, number: int) -> Made:
+        """Return a batch, or its error."""
+        assert isinstance(batch, _Batch)
+        made, batch.made = batch.made, None
+        assert made is not None
+        if self._max_bytes is not None and made.error is None:
+            self._largest = max(self._largest, size_of(made.batch))
+            self._depth = min(self._most, max(1, self._max_bytes // self._largest))
+        return Made(made.batch, made.work, number, made.worker, made.state, made.way, made.error)
+
+    def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
+        """Return at which samples the threads are."""
+        index_of: dict[int, Any] = {}
+        for batch in pending:
+            index_of.update(zip(batch.task.keys, batch.task.indices, strict=True))
+        at = {number: index_of[board[0]] for number, board in enumerate(self._pool.boards) if board[0] in index_of}
+        if at:
+            return ": " + ", ".join(f"thread {number} was last at sample {index!r}" for number, index in at.items())
+        return "" if first is None else f": waiting for batch {first.number} of worker {first.worker}"
+
+    def drop(self, pending: Sequence[PendingBatch]) -> None:
+        """Have what was begun come to nothing; chunks that run end in their own time."""
+        for batch in pending:
+            assert isinstance(batch, _Batch)
+            batch.cancel()
+        self._crew.news.wake()
+
+    def close(self, patience: float) -> None:
+        """End the threads, each in its own time."""
+        self._pool.close()
+        self._crew.news.wake()

@@ -1,0 +1,147 @@
+"""`RayBackend`: what a loader keeps for ``executor="ray"``: its workers in the cluster, from pass to pass.
+
+Workers stay until the loader is closed, or is gone. Without ``persistent_workers`` a pass begins as torch's do, with
+the data set as it is now: it is sent again if it has changed, and streams get a new copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.loader.config import LoaderConfig
+from penstock.loader.fetch import Maker
+from penstock.loader.ray.cluster import attach, load_ray, nodes, session
+from penstock.loader.ray.options import RayOptions
+from penstock.loader.stream import StreamFetch
+from penstock.plan.user_states import has_state
+
+__all__ = ["RayBackend"]
+
+_LARGE = 10 << 20
+"""Bytes of a pickle that are worth a warning."""
+
+
+class RayBackend:
+    """Makes batches for one loader.
+
+    Args:
+        config: the loader's settings.
+    """
+
+    def __init__(self, config: LoaderConfig) -> None:
+        self._options = config.ray_options or RayOptions()
+        self._config = config
+        self._desk: Any = None
+        self._digest = b""
+        self._run = 0
+        self._anew = False
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether the next pass is made by copies of the data set that there are already."""
+        return self._config.persistent_workers and self._alive
+
+    @property
+    def _alive(self) -> bool:
+        if self._desk is None or self._desk.actors.closed:
+            return False
+        return bool(self._desk.actors.session == session())  # they ended with their connection
+
+    def prepare(self, maker: Maker, *, anew: bool = False) -> None:
+        """Have workers that know this maker. They may still be starting.
+
+        Args:
+            anew: with new copies of the data set, whatever the workers have.
+
+        Raises:
+            ClusterError: there is no cluster.
+            ConfigError: Ray is missing, or the data set does not pickle.
+        """
+        attach(self._options.address)
+        self._anew = anew
+        if self.keeps_workers and not anew:
+            return
+        setup, manifests = self._pickled(maker)
+        digest = hashlib.blake2b(setup).digest()
+        if not self._alive:
+            self._desk = self._make_desk(setup, maker)
+        elif digest != self._digest:
+            self._desk.actors.renew(setup)
+        self._digest = digest
+        self._desk.manifests = manifests
+
+    def _pickled(self, maker: Maker) -> tuple[bytes, dict[str, Any]]:
+        from penstock.loader.ray.far import pickle_with_handles
+
+        name = type(maker.dataset).__name__
+        try:
+            setup, manifests = pickle_with_handles((maker, self._config.worker_init_fn))
+        except Exception as error:
+            raise ConfigError(
+                f"{name}, the collate function or worker_init_fn cannot be pickled, and has to go to other machines: "
+                f"{error}"
+            ) from error
+        if len(setup) > _LARGE and len(self._digest) == 0:
+            warnings.warn(
+                f"{name} pickles to {len(setup) / 1e6:.0f} MB, which each of {self._config.workers} workers holds a "
+                "copy of: keep the data in files and open them by path (a Manifest travels as a handle of a few "
+                "hundred bytes), or use fewer workers with more threads_per_worker",
+                stacklevel=6,
+            )
+        return setup, manifests
+
+    def _make_desk(self, setup: bytes, maker: Maker) -> Any:
+        from penstock.loader.ray.actors import Actors
+        from penstock.loader.ray.budget import Budget
+        from penstock.loader.ray.elastic import Elastic
+        from penstock.loader.ray.jobs import Desk
+
+        config, options = self._config, self._options
+        turns = _takes_turns(maker)
+        limits = options.limits(config.workers)
+        if turns and limits != (config.workers, config.workers):
+            raise ConfigError(
+                f"min_workers and max_workers make no sense for {type(maker.dataset).__name__}: an iterable data set, "
+                "or one with a state of its own, is dealt to a number of workers that stays"
+            )
+        here = load_ray().get_runtime_context().get_node_id()
+        budget = Budget(nodes()[here].store, config.max_bytes_in_flight)
+        actors = Actors(setup, options, count=config.workers, threads=config.threads, turns=turns)
+        self._run = 0
+        return Desk(actors, budget, Elastic(*limits))
+
+    def start(self, run: Any) -> tuple[Any, bool]:
+        """Return what makes the batches of a pass (`penstock.loader.engine.Run`), for which `prepare` was called; and
+        whether its workers take turns.
+        """
+        from penstock.loader.ray.executor import RayExecutor
+        from penstock.loader.ray.member import Pass
+
+        config, actors = self._config, self._desk.actors
+        turns = _takes_turns(run.maker)
+        states = {number: state for number in range(config.workers) if (state := run.resume(number)) is not None}
+        self._run += 1
+        fresh = turns and (self._anew or not config.persistent_workers)
+        actors.begin(Pass(self._run, run.epoch, states, run.base_seed, fresh))
+        prefetch, light = (max(1, most // config.workers) for most in (config.depth, config.light))
+        return RayExecutor(run.maker, self._desk, turns=turns, prefetch=prefetch, light=light), turns
+
+    def stats(self) -> dict[str, Any]:
+        """What came from which node; workers that were lost and replaced, batches that were made twice."""
+        if self._desk is None:
+            return {"nodes": {}, "lost_workers": 0, "hedged_batches": 0}
+        actors = self._desk.actors
+        return {"nodes": actors.stats(), "lost_workers": actors.lost, "hedged_batches": self._desk.hedged}
+
+    def close(self) -> None:
+        """End the workers. Idempotent. The cluster goes on."""
+        if self._desk is not None:
+            self._desk.actors.close()
+
+
+def _takes_turns(maker: Maker) -> bool:
+    """Whether it matters which worker makes a batch."""
+    return isinstance(maker, StreamFetch) or has_state(maker.dataset) or has_state(maker.collate_fn)

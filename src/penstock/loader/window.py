@@ -1,0 +1,360 @@
+"""`Window`: numbered tasks in, results out in order, whoever makes them.
+
+    tasks -> number 0, 1, 2 ... -> worker k mod n, where it matters who makes a batch
+                                -> or the worker with the least to do
+                at most `depth` are open
+    answers -> the open batch with the smallest number, once it is done -> consumer        in_order=False: any
+
+Invariant: a batch is handed out once, in its place, as a value or as its error. What the window itself raises belongs
+to no batch. After an interruption anywhere but in a wait nothing more is handed out, since something may be half done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from penstock.errors import PenstockError, WorkerError
+from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
+from penstock.loader.lookahead import Lookahead
+from penstock.loader.snapshots import Snapshot
+from penstock.loader.work import Made, Task
+
+__all__ = ["ATTEMPTS", "CLOSED", "INTERRUPTED", "DispatchPolicy", "Window", "is_timeout", "timed_out"]
+
+CLOSED = "this iterator ended before its pass was over, since its DataLoader was closed: begin a new one"
+"""What a `WorkerError` tells a consumer whose loader was closed."""
+
+ATTEMPTS = 3
+"""How many workers may die at a sample."""
+
+INTERRUPTED = "this iterator of the DataLoader was interrupted: begin a new one"
+"""What it tells a consumer that was interrupted where something may be half done."""
+
+
+class DispatchPolicy(NamedTuple):
+    """How batches are handed out.
+
+    Attributes:
+        turns: batch k is made by worker k mod n: streams, and objects with a state of their own.
+        stream: each worker holds an iterator, which is asked for what comes next.
+        in_order: False hands out whatever is ready.
+        timeout: seconds to wait for a batch; 0 for ever.
+        restart: whether another worker takes the place of one that is gone.
+    """
+
+    turns: bool
+    stream: bool
+    in_order: bool
+    timeout: float
+    restart: bool = False
+
+
+class Window:
+    """The batches of one pass.
+
+    Args:
+        tasks: batches to be made; pulled from in the consumer's thread. An error of theirs is raised behind the
+            batches that were planned before it.
+        executor: makes the batches.
+        policy: how they are handed out.
+        first: worker of the first batch, where workers take turns.
+
+    Attributes:
+        first_states: snapshots of users' objects right after their beginning, by worker: of those that have a state.
+            Complete once a batch is handed out; whoever has noted them takes them out.
+
+    `close` and `end` may be called in any thread, while another one waits for a batch, too.
+    """
+
+    def __init__(self, tasks: Iterator[Task], executor: Executor, policy: DispatchPolicy, *, first: int = 0) -> None:
+        self.executor = executor
+        self._policy = policy
+        self._tasks = Lookahead(tasks)
+        self._turn = first
+        self._ended: set[int] = set()  # workers whose streams have come to their end
+        self._numbers = itertools.count()
+        self._open: dict[int, PendingBatch] = {}  # in the order of their numbers
+        self._again: deque[PendingBatch] = deque()  # open batches to be asked for once more
+        self._ready = 0  # open batches that are done
+        self._handed_out = 0
+        self._over = False
+        self._why: str | None = None  # it ended early
+        self._begun: dict[int, Snapshot | None] = {}  # first snapshots, until a batch is handed out
+        self._waits_for_begun = executor.tells_begin
+        self.first_states: dict[int, Snapshot] = {}
+        with executor.turn():
+            if executor.depth:
+                self._fill()
+            self._take_in(executor.arrived())
+            if len(self._begun) == executor.workers:
+                self._note_first_states()
+
+    # For the consumer.
+
+    def next(self) -> Made:
+        """Return the next batch; or, as `Made.error`, what was raised in its place.
+
+        Raises:
+            StopIteration: there are no more.
+            WorkerError: no batch came in time, or none will come: workers have died, or the loader was closed.
+            Exception: of the tasks, behind the last batch.
+        """
+        if self._why is not None:
+            raise WorkerError(self._why)
+        if self._over:
+            raise StopIteration
+        if (error := self.executor.check()) is not None:
+            raise error
+        try:
+            answer = self._advance()
+        except BaseException as broken:  # not ours: of a signal handler, or a breakdown
+            if not self.executor.waiting:
+                self._break_off(broken)
+            raise
+        finally:
+            self.executor.waiting = False
+        if isinstance(answer, Made):
+            return answer
+        try:
+            raise answer
+        finally:
+            del answer  # its traceback holds this frame
+
+    def ready(self) -> int:
+        """Return how many batches are made and not handed out."""
+        with self.executor.turn():
+            self._take_in(self.executor.arrived())
+        return self._ready
+
+    @property
+    def depth(self) -> int:
+        """Batches that may be in flight at the moment."""
+        return self.executor.depth
+
+    @property
+    def processes(self) -> list[Any] | None:
+        """The worker processes; None if there are none on this machine."""
+        return self.executor.processes
+
+    def close(self) -> None:
+        """Want nothing more. Idempotent."""
+        with self.executor.turn():
+            self._close()
+
+    def end(self, patience: float) -> None:
+        """End the workers in so many seconds: the loader is closed. A consumer that waits gets a `WorkerError`."""
+        if not self._over:
+            self._why = self._why or CLOSED
+        self.executor.close(patience)
+        # Another thread may be inside, at something of the user's that takes its time: it ends when it is back.
+        turn = self.executor.turn()
+        if turn.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                turn.release()
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+        if not _ending() and not getattr(self, "_over", True):
+            self.close()
+
+    def _advance(self) -> Made | Exception:
+        """Wait for the next batch. What is to be raised is returned: other exceptions interrupt."""
+        executor, timeout = self.executor, self._policy.timeout
+        deadline = time.monotonic() + timeout if timeout else None
+        turn, news, waited = executor.turn(), None, False
+        while True:
+            with turn:
+                if waited and not executor.over:
+                    self._take_in(executor.receive(news))
+                if self._why is not None or executor.over:
+                    return self._end_early()
+                head = self._head()
+                made = None if head is None else self._collect(head)
+                if made is None or executor.depth:
+                    self._fill()
+                if not self._open and self._tasks.over:
+                    if made is None:
+                        return self._finish()
+                    executor.drained()
+                if made is not None:
+                    return made
+                if waited and deadline is not None and time.monotonic() >= deadline:
+                    return self._late()
+            news, waited = executor.wait(deadline), True
+
+    def _end_early(self) -> WorkerError:
+        """Hand out nothing more: a worker has died, or another thread has ended them all."""
+        self._why = self._why or CLOSED
+        self._close()
+        return WorkerError(self._why)
+
+    def _finish(self) -> Exception:
+        error, self._tasks.error = self._tasks.error, None
+        self._close()
+        return StopIteration() if error is None else error
+
+    def _late(self) -> WorkerError:
+        pending = list(self._open.values())
+        first = pending[0] if pending else None
+        return WorkerError(timed_out(self._policy.timeout) + self.executor.culprit(first, pending))
+
+    def _break_off(self, error: BaseException) -> None:
+        """Hand out nothing more after an interruption; what is open was not had."""
+        self._why = self._why or (str(error) if isinstance(error, PenstockError) else INTERRUPTED)
+        self.executor.abort()
+        self.close()
+
+    def _close(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._tasks.end()
+        pending = list(self._open.values())
+        self._open.clear()
+        self._again.clear()
+        self._ready = 0
+        self.executor.drop(pending)
+
+    # Handing out.
+
+    def _fill(self) -> None:
+        """Have as many batches made as may be."""
+        executor = self.executor
+        while self._again and (worker := executor.choose(range(executor.workers), None)) is not None:
+            self._take_in(executor.submit([self._again.popleft()], worker))
+        most = executor.depth or 1
+        group = executor.group(most) if most > 1 else 1
+        while len(self._open) < most and not self._tasks.over and executor.has_room(len(self._open)):
+            if group > 1 and self._open and len(self._open) + group > most:
+                break  # a little later, then all together
+            worker = self._choose(most)
+            if worker is None or not (batches := self._next_batches(group, worker)):
+                break
+            self._take_in(executor.submit(batches, worker))
+        if executor.planned:
+            self._tasks.plan(executor.planned - len(self._open))
+
+    def _next_batches(self, count: int, worker: int) -> list[PendingBatch]:
+        """Return the next batches, at most so many, to be made by a worker. There is room for the first one."""
+        executor = self.executor
+        batches: list[PendingBatch] = []
+        while (task := self._tasks.next()) is not None:
+            batch = executor.pending(next(self._numbers), task)
+            batch.worker = worker
+            self._open[batch.number] = batch
+            batches.append(batch)
+            if len(batches) == count or not executor.has_room(len(self._open)):
+                break
+        return batches
+
+    def _choose(self, most: int) -> int | None:
+        """Return who makes the next batch; None if nobody should be given more."""
+        executor, policy, count = self.executor, self._policy, self.executor.workers
+        # Out of order, a worker that is stuck holds its share and no more.
+        share = None if policy.in_order else max(1, most // count)
+        if not policy.turns:
+            return executor.choose(range(count), share)
+        if not policy.in_order:
+            workers = [n % count for n in range(self._turn, self._turn + count) if n % count not in self._ended]
+            worker = executor.choose(workers, share) if workers else None
+            self._turn = self._turn if worker is None else worker + 1
+            return worker
+        for _ in range(count):
+            worker, self._turn = self._turn % count, self._turn + 1
+            if worker not in self._ended:
+                return worker
+        return None
+
+    # Taking in.
+
+    def _take_in(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Done):
+                self._note_done(event.batch)
+            elif isinstance(event, Began):
+                self._begun[event.worker] = event.snapshot
+            elif isinstance(event, Lost):
+                self._lose(event)
+            else:
+                self._again += event.batches
+
+    def _note_done(self, batch: PendingBatch) -> None:
+        if self._open.get(batch.number) is not batch:
+            return  # it was dropped meanwhile
+        if batch.ended and self._policy.stream:
+            del self._open[batch.number]
+            self._end_worker(batch.worker)
+        else:
+            batch.done = True
+            self._ready += 1
+
+    def _end_worker(self, worker: int) -> None:
+        """Ask a worker for nothing more: its stream has come to its end."""
+        self._ended.add(worker)
+        if len(self._ended) == self.executor.workers:
+            self._tasks.end()
+
+    def _lose(self, lost: Lost) -> None:
+        """Go on without a worker that is gone, if others can make what it owed."""
+        for batch, key, share in lost.blame:
+            batch.blame[key] = batch.blame.get(key, 0) + share
+        worn_out = [batch for batch in lost.batches if round(max(batch.blame.values(), default=0), 6) >= ATTEMPTS]
+        if not self._policy.restart or (worn_out and not self.executor.isolates):
+            self._why = f"{lost.why}{', as were workers before it' if worn_out else ''}."
+            self.executor.abort()
+            return
+        for batch in worn_out:
+            self.executor.isolate(batch)
+            self._note_done(batch)
+        self._again += self.executor.replace(lost)
+
+    def _head(self) -> PendingBatch | None:
+        """Return the batch to be handed out next, if it is done."""
+        if not self._ready:
+            return None
+        for batch in self._open.values():
+            if batch.done:
+                return batch if not self._waits_for_begun or self._all_begun(batch) else None
+            if self._policy.in_order:
+                break
+        return None
+
+    def _all_begun(self, batch: PendingBatch) -> bool:
+        """Return whether a batch may be handed out. The first one of a worker with a state waits for the first
+        snapshots of all workers: a state has to say where those are that nothing was had of.
+        """
+        begun = self._begun
+        if batch.worker not in begun or (begun[batch.worker] is not None and len(begun) < self.executor.workers):
+            return False
+        self._note_first_states()
+        return True
+
+    def _note_first_states(self) -> None:
+        self._waits_for_begun = False
+        self.first_states = {worker: first for worker, first in self._begun.items() if first is not None}
+
+    def _collect(self, batch: PendingBatch) -> Made:
+        del self._open[batch.number]
+        self._ready -= 1
+        number = self._handed_out if self._policy.stream else batch.number
+        self._handed_out += 1
+        return self.executor.collect(batch, number)
+
+
+_TIMED_OUT = "DataLoader timed out after"
+
+
+def timed_out(seconds: float) -> str:
+    """Return torch's words."""
+    return f"{_TIMED_OUT} {seconds} seconds"
+
+
+def is_timeout(error: Exception) -> bool:
+    """Return whether an error is that of `Window.next` when no batch came in time."""
+    return isinstance(error, WorkerError) and str(error).startswith(_TIMED_OUT)

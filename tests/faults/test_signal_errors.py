@@ -1,0 +1,173 @@
+"""Exceptions that handlers of signals raise while a loader is at work: the state is right, whatever they interrupt."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from faults_support import Range, over, within
+
+from penstock import DataLoader
+from penstock.errors import WorkerError
+
+HOW: dict[str, dict[str, Any]] = {
+    "inline": {},
+    "thread": {"executor": "thread", "num_workers": 2},
+    "process": {"num_workers": 2},
+    "out of order": {"num_workers": 2, "in_order": False},
+}
+
+
+class Alarm(Exception):
+    pass
+
+
+class Struck:
+    """A handler that raises where our code is at work, but not where the consumer has the batch already."""
+
+    def __init__(self) -> None:
+        self.armed = True
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self.armed and _is_ours(frame):
+            self.armed = False
+            raise Alarm
+
+
+def _is_ours(frame: Any) -> bool:
+    """Return whether `next` is under way, and has not come to hand a batch over."""
+    name = frame.f_code.co_filename
+    if name.endswith("loader/delivery.py"):
+        return False
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("loader/delivery.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def struck_at(rng: random.Random) -> Iterator[Struck]:
+    """Signals every so many microseconds, one of which is heeded."""
+    handler, over = Struck(), threading.Event()
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def strike() -> None:
+        time.sleep(rng.random() * 0.02)
+        while handler.armed and not over.is_set():
+            signal.pthread_kill(main, signal.SIGUSR1)
+            time.sleep(rng.random() * 0.001)
+
+    thread = threading.Thread(target=strike)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        yield handler
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+@pytest.mark.parametrize("number", range(6))
+def test_nothing_is_lost_or_repeated(how: dict[str, Any], number: int) -> None:
+    rng = random.Random(number)
+    data = Range(400)
+    expected = [batch.tolist() for batch in DataLoader(data, 4, shuffle=True, seed=3)]
+    loader = DataLoader(data, 4, shuffle=True, seed=3, **how)
+    got: list[list[int]] = []
+    with within(60), over(loader) as iterator:
+        with struck_at(rng) as handler, pytest.raises((Alarm, StopIteration)):
+            while True:
+                got.append(next(iterator).tolist())
+        if handler.armed:
+            return  # it was too quick
+        again = DataLoader(data, 4, shuffle=True, seed=3, **how)
+        again.load_state_dict(loader.state_dict())
+        assert sorted(got + [batch.tolist() for batch in again]) == sorted(expected)
+        assert goes_on_or_says_why(iterator) in (None, sorted(batch for batch in expected if batch not in got))
+
+
+def goes_on_or_says_why(iterator: Any) -> list[Any] | None:
+    """Return the batches that are left, of an iterator that was only waiting; None of one that has ended."""
+    try:
+        first = next(iterator, None)
+    except WorkerError:
+        with pytest.raises(WorkerError, match="was interrupted: begin a new one"):
+            next(iterator)
+        return None
+    return [] if first is None else sorted(batch.tolist() for batch in (first, *iterator))
+
+
+class Strikes(Range):
+    """A sample during which a signal comes."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 9:
+            signal.raise_signal(signal.SIGUSR1)
+        return index
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_handler_that_strikes_in_a_sample_is_no_error_of_the_sample(on_error: str) -> None:
+    def handler(kind: str, number: int, frame: Any) -> None:
+        raise Alarm(kind)
+
+    loader = DataLoader(Strikes(20), 4, on_error=on_error)
+    before = signal.signal(signal.SIGUSR1, partial(handler, "time is up"))
+    try:
+        iterator = iter(loader)
+        assert [next(iterator).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(Alarm, match="time is up"):
+            next(iterator)
+        with pytest.raises(WorkerError, match="was interrupted: begin a new one"):
+            next(iterator)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    again = DataLoader(Range(20), 4)
+    again.load_state_dict(loader.state_dict())
+    assert next(iter(again)).tolist() == [8, 9, 10, 11], "its batch was not had"
+
+
+class Sampler:
+    """A signal comes while it draws the third index."""
+
+    def __iter__(self) -> Iterator[int]:
+        for index in itertools.count():
+            if index == 9:
+                signal.raise_signal(signal.SIGUSR1)
+            yield index
+
+    def __len__(self) -> int:
+        return 20
+
+
+@pytest.mark.parametrize("how", [{}, {"executor": "thread", "num_workers": 1, "prefetch_factor": 1}], ids=str)
+def test_a_handler_that_strikes_in_a_sampler(how: dict[str, Any]) -> None:
+    def handler(number: int, frame: Any) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        loader = DataLoader(Range(20), 4, sampler=Sampler(), **how)
+        with pytest.raises(Alarm), over(loader) as iterator:
+            for _ in range(5):
+                next(iterator)
+        with pytest.raises(WorkerError, match="was interrupted"):
+            next(iterator)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
