@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import pickle
 import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -14,8 +19,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import penstock as ps
-from penstock.errors import OrderError
+from penstock.errors import ConfigError, OrderError
 from penstock.random import generator_from_key, in_sample, load_each, sample_key, sample_keys, sample_scope
+
+T = TypeVar("T")
 
 KEYS = st.integers(0, (1 << 64) - 1)
 
@@ -76,6 +83,83 @@ def test_threads_have_their_own_scopes() -> None:
         mine = ps.generator().random()
     assert found == {key: generator_from_key(key).random(2).tolist() for key in range(4)}
     assert mine == generator_from_key(99).random()
+
+
+def in_thread(function: Callable[[], T]) -> T:
+    """Return what a function returns in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def test_a_thread_without_a_sample_is_warned_while_another_makes_one() -> None:
+    with sample_scope(1), pytest.warns(RuntimeWarning, match=r"penstock.generator\(\).spawn") as warned:
+        in_thread(ps.generator)
+    assert warned[0].filename.endswith("thread.py"), "of the caller, here Python's pool"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        in_thread(ps.generator)  # nobody makes a sample
+        with sample_scope(1):
+            ps.generator()
+            in_thread(lambda: load_each(lambda _: ps.generator(), [0], [2]))  # it makes one itself
+
+
+def draw_in_a_thread() -> None:
+    warnings.simplefilter("error")
+    in_thread(ps.generator)
+
+
+def test_a_fork_makes_none_of_the_samples_of_its_parents_threads() -> None:
+    begun, forked = threading.Event(), threading.Event()
+
+    def make() -> None:
+        with sample_scope(1):
+            begun.set()
+            assert forked.wait(60)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    assert begun.wait(60)
+    process = multiprocessing.get_context("fork").Process(target=draw_in_a_thread)
+    process.start()
+    forked.set()
+    thread.join()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_use_generator() -> None:
+    mine, inner = np.random.default_rng(1), np.random.default_rng(2)
+    with ps.use_generator(mine):
+        assert in_sample()
+        assert ps.generator() is mine
+        with ps.use_generator(inner):
+            assert ps.generator() is inner
+        assert ps.generator() is mine
+        with sample_scope(3):
+            assert ps.generator().random() == generator_from_key(3).random()
+        assert ps.generator() is mine
+    assert not in_sample()
+    with sample_scope(3):
+        own = ps.generator()
+        with pytest.raises(KeyError), ps.use_generator(inner):
+            raise KeyError
+        assert ps.generator() is own
+
+
+def test_two_threads_never_use_one_generator() -> None:
+    def use(generator: np.random.Generator) -> float:
+        with ps.use_generator(generator):
+            return ps.generator().random()
+
+    with sample_scope(1):
+        own = ps.generator()
+        with pytest.raises(ConfigError, match="in use in another thread"):
+            in_thread(lambda: use(own))
+        (child,) = own.spawn(1)
+        drawn = in_thread(lambda: use(child))
+        assert use(own) == generator_from_key(1).random()
+    assert drawn == generator_from_key(1).spawn(1)[0].random()
+    in_thread(lambda: use(own))  # its sample is over
 
 
 def test_samples_are_independent() -> None:

@@ -55,6 +55,7 @@ _HOMES = {
     "make_order": "order",
     "open": "opening",
     "stage": "stages",
+    "use_generator": "random",
 }
 
 __all__ = [
@@ -102,6 +103,7 @@ __all__ = [
     "make_order",
     "open",
     "stage",
+    "use_generator",
 ]
 
 if TYPE_CHECKING:
@@ -125,7 +127,7 @@ if TYPE_CHECKING:
     from penstock.manifest import Manifest, Record
     from penstock.opening import open
     from penstock.order import Partition, Permutation, make_order
-    from penstock.random import generator
+    from penstock.random import generator, use_generator
     from penstock.samplers import (
         BatchSampler,
         DistributedSampler,

@@ -6,12 +6,19 @@ bit for bit. It is made on the first call of a sample, which costs a few microse
 
 The 256-bit seed of its PCG64 is SplitMix64 in counter mode over the sample's key. NumPy may change the *methods* of
 Generator between versions, so augmentation is identical for one NumPy version; the order of samples always is.
+
+Only the thread that makes a sample has its generator: shared by several threads, it would give each of them draws that
+depend on who came first. Threads that a data set starts get children of it, by `use_generator`.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -19,6 +26,7 @@ import numpy.typing as npt
 import torch
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
+from penstock.errors import ConfigError
 from penstock.hashing import derive_key, mix, mix_array, splitmix64
 
 __all__ = [
@@ -33,6 +41,7 @@ __all__ = [
     "sample_scope",
     "show_samples",
     "shown_record",
+    "use_generator",
 ]
 
 R = TypeVar("R")
@@ -42,7 +51,7 @@ T = TypeVar("T")
 class _Scope:
     """The sample that a thread is making."""
 
-    __slots__ = ("board", "generator", "key")
+    __slots__ = ("__weakref__", "board", "generator", "key")
 
     def __init__(self) -> None:
         self.key: int | None = None
@@ -56,12 +65,33 @@ class _Scope:
             self.board[0] = key
 
 
+_scopes: set[weakref.ref[_Scope]] = set()
+"""Those of all threads. Sets add, discard and copy themselves in one step, so no lock is needed."""
+
+
 class _Here(threading.local):
     def __init__(self) -> None:
         self.scope = _Scope()
+        _scopes.add(weakref.ref(self.scope, _scopes.discard))
 
 
 _here = _Here()
+
+
+def _forget_other_threads() -> None:
+    """Forget what other threads made: a fork does not have them."""
+    _scopes.clear()
+    _scopes.add(weakref.ref(_here.scope, _scopes.discard))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)
+
+
+def _scopes_of_others() -> list[_Scope]:
+    """Return the scopes of the other threads of this process."""
+    mine = _here.scope
+    return [scope for ref in list(_scopes) if (scope := ref()) is not None and scope is not mine]
 
 
 class _Words(ISpawnableSeedSequence):
@@ -148,6 +178,12 @@ def generator() -> np.random.Generator:
     sample gives the same object. Anywhere else (under a foreign loader, or by hand) it is a new generator seeded by one
     draw from torch's global generator, which repeats as torch's own transforms do.
 
+    A thread that a data set starts for itself makes no sample, and there it does not repeat. Hand the thread a child,
+    ``generator().spawn(1)``, to draw from directly or by `use_generator`.
+
+    Warns:
+        RuntimeWarning: this is not the main thread, it makes no sample, and another thread of this process makes one.
+
     >>> with sample_scope(7):
     ...     a = generator().integers(100)
     >>> with sample_scope(7):
@@ -157,11 +193,70 @@ def generator() -> np.random.Generator:
     """
     scope = _here.scope
     if scope.key is None:
+        if threading.current_thread() is not threading.main_thread():
+            _warn_of_own_thread()
         draw = int(torch.empty((), dtype=torch.int64).random_().item())
         return generator_from_key(splitmix64(draw))
     if scope.generator is None:
         scope.generator = generator_from_key(scope.key)
     return scope.generator
+
+
+def _warn_of_own_thread() -> None:
+    """Warn if this thread may be a data set's own, which draws for a sample that another thread makes."""
+    if any(scope.key is not None for scope in _scopes_of_others()):
+        # A warning, no error: it may as well be the thread that trains, while a loader's threads make batches.
+        warnings.warn(
+            "penstock.generator() was called in a thread that makes no sample, while another thread makes one. What "
+            "it draws for that sample does not repeat. Give each thread a generator of its own: in __getitem__ take "
+            "`children = penstock.generator().spawn(n)`, and in the thread draw from its child, directly or under "
+            "`with penstock.use_generator(child):`",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+@contextmanager
+def use_generator(generator: np.random.Generator) -> Iterator[None]:
+    """Make a generator the one that `penstock.generator` returns in this thread.
+
+    It carries the randomness of a sample to threads that a data set starts for itself. Each thread, or each piece of
+    work, gets a child of the sample's generator, so its draws are a function of (seed, epoch, position) and of its
+    number, whichever thread does the work, and when:
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> def part(child):
+    ...     with use_generator(child):
+    ...         return generator().integers(100)
+    >>> def item():
+    ...     with ThreadPoolExecutor() as pool:
+    ...         return list(pool.map(part, generator().spawn(3)))
+    >>> with sample_scope(7):
+    ...     a = item()
+    >>> with sample_scope(7):
+    ...     b = item()
+    >>> a == b
+    True
+
+    It serves as well to repeat a transform by hand: ``with penstock.use_generator(np.random.default_rng(0)): ...``.
+
+    Raises:
+        ConfigError: another thread uses this generator, such as the one that makes the sample. Their draws would depend
+            on who comes first.
+    """
+    scope = _here.scope
+    before = scope.key, scope.generator
+    scope.key, scope.generator = 0 if scope.key is None else scope.key, generator
+    try:
+        # Looked for after the generator is set here, so that of two threads at once at least one sees the other.
+        if any(other.generator is generator for other in _scopes_of_others()):
+            raise ConfigError(
+                "this generator is in use in another thread, and draws of both would depend on who comes first: give "
+                "each thread a child of it, by generator.spawn(n)"
+            )
+        yield
+    finally:
+        scope.key, scope.generator = before
 
 
 def load_each(load: Callable[[R], T], records: Sequence[R], keys: Sequence[int] | None) -> list[T]:

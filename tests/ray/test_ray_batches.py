@@ -16,6 +16,7 @@ import torch
 from interpreter_support import FULL
 from matrix_support import DATA, bits
 from odd_batch_support import OddBatches, assert_alike, identity, last_column
+from own_threads_support import Forgetful, OwnThreads, raise_warnings
 from ray_support import (
     STARTS,
     Counter,
@@ -198,6 +199,17 @@ def test_a_changed_data_set_is_seen_by_the_next_pass() -> None:
             assert all("data" not in batch for batch in loader)
             data.size = 3
             assert all(("data" in batch) is not persistent for batch in loader)
+
+
+def test_threads_of_a_data_set_draw_the_same_or_are_warned() -> None:
+    how: dict[str, Any] = {"executor": "ray", "num_workers": 1, "threads_per_worker": 2}
+    inline = [bits(batch) for batch in DataLoader(OwnThreads(8), 4, shuffle=True, seed=5)]
+    with DataLoader(OwnThreads(8), 4, shuffle=True, seed=5, **how) as loader:
+        assert [bits(batch) for batch in loader] == inline
+    with DataLoader(Forgetful(8), 4, worker_init_fn=raise_warnings, **how) as loader:
+        texts = [text for batch in loader for text in batch]
+    assert len(texts) == 8
+    assert all("penstock.generator().spawn(n)" in text for text in texts)
 
 
 def test_worker_info_init_and_seeds() -> None:
