@@ -20,7 +20,7 @@ from typing import IO
 TESTS = Path(__file__).parent
 APART = {"Ray": [TESTS / "ray"], "Large libraries": [TESTS / "integration", TESTS / "tables", TESTS / "storage"]}
 FORKING = [TESTS / "loader", TESTS / "faults", TESTS / "datasets"]
-PATIENCE = 600  # seconds
+PATIENCE = 700  # seconds: longer than pytest's limit for one test
 NONE_SELECTED = 5  # pytest's exit code
 PYTEST = [sys.executable, "-m", "pytest"]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from busy_support import HANG
 from typer.testing import CliRunner
 
 from penstock.cli.app import app, main
@@ -209,7 +210,7 @@ def test_nobody_reads_the_output(arguments: list[str], folder: Path) -> None:
     os.close(reader)
     with penstock(*arguments, stdout=writer) as process:
         os.close(writer)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG)
     assert (process.returncode, err) == (141, "")
 
 
@@ -220,7 +221,7 @@ def test_interrupted_is_130(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG)
     assert (process.returncode, err) == (130, "")
 
 
@@ -239,7 +240,7 @@ def test_starts_without_what_is_heavy(program: str) -> None:
     """`import penstock`, and the help of all commands, one after the other in one process."""
     lines = [["--help"], ["--version"], *([*name.split(), "--help"] for name in ALL)]
     check = f"import sys\nLINES = {lines}\n{program}\nprint(sorted(set(sys.modules) & {HEAVY}), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "[]\n"
 
@@ -250,7 +251,7 @@ class TestCompletion:
     def ask(self, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "penstock"]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=True
+            command, capture_output=True, text=True, timeout=HANG, env={**os.environ, **environment}, check=True
         )
 
     def test_bash_completes(self, tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ class TestCompletion:
             echo "${COMPREPLY[@]}"
         """
         environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
-        done = subprocess.run(["bash", "-c", test], capture_output=True, text=True, timeout=60, env=environment)
+        done = subprocess.run(["bash", "-c", test], capture_output=True, text=True, timeout=HANG, env=environment)
         assert done.stdout == "manifest\n--duplicates\n", done.stderr
         installed = subprocess.run(
             ["bash", "-c", "penstock --install-completion; exit $?"], capture_output=True, env=environment

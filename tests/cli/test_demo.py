@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from busy_support import HANG
 from rich.console import Console
 
 from penstock.cli import demo_history
@@ -28,7 +29,7 @@ PLAIN = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
 
 def penstock(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock", *arguments]
-    return subprocess.run(command, cwd=cwd, env=PLAIN, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=PLAIN, capture_output=True, text=True, timeout=HANG)
 
 
 def processes_with(text: str) -> list[psutil.Process]:
@@ -110,13 +111,13 @@ def test_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signa
     command = [sys.executable, "-m", "penstock", "demo", "--quick", "--out", str(tmp_path / "out")]
     demo = subprocess.Popen(command, cwd=tmp_path, env=PLAIN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HANG
         while len(processes_with(str(tmp_path))) < 3:  # the demo and two ranks
             assert time.monotonic() < deadline, "the two ranks have not been started"
             assert demo.poll() is None
             time.sleep(0.05)
         demo.send_signal(number)
-        assert demo.wait(timeout=10) == code
+        assert demo.wait(timeout=HANG) == code
         assert processes_with(str(tmp_path)) == []
     finally:
         for process in processes_with(str(tmp_path)):

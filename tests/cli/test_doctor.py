@@ -168,7 +168,6 @@ class TestPlaces:
         assert "penstock manifest build" in advice[0].do
         assert not any(one.failure for one in advice)
 
-    @pytest.mark.timeout(20)
     def test_a_pipe_that_nobody_writes_into_is_not_waited_for(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         assert places.place(str(tmp_path / "pipe"))[0].error is None

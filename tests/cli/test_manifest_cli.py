@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from busy_support import HANG
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -276,10 +277,10 @@ def resident_share(path: Path) -> float:
 def test_the_installed_command(images: Path) -> None:
     """The whole way: entry point, exit code, errors on standard error, nothing but results on standard output."""
     command = [sys.executable, "-c", "from penstock.cli import main; main()", "manifest"]
-    result = subprocess.run([*command, "head", images], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([*command, "head", images], capture_output=True, text=True, timeout=HANG)
     assert (result.returncode, result.stderr) == (0, "")
     assert "1.jpg" in result.stdout
-    result = subprocess.run([*command, "info", f"{images}.no"], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([*command, "info", f"{images}.no"], capture_output=True, text=True, timeout=HANG)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: cannot read")
 

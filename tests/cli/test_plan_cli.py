@@ -14,6 +14,7 @@ from typing import Any
 import cv2
 import pytest
 import typer
+from busy_support import HANG
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -142,7 +143,7 @@ def test_ten_to_the_twelve_in_two_seconds() -> None:
         [sys.executable, "-m", "penstock", "plan", *arguments, "--shuffle", "block", "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
@@ -163,7 +164,7 @@ def test_help_and_plans_import_no_torch() -> None:
         "    heavy = {'torch', 'cv2', *(['numpy'] if '--help' in arguments else [])} & set(sys.modules)\n"
         "    if heavy: sys.exit(f'imported {heavy}')\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
     assert result.returncode == 0, result.stderr
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from busy_support import HANG
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -129,7 +130,7 @@ class TestPrograms:
     def test_in_a_process_of_its_own(self, program: Path) -> None:
         """The exit code and the one line of an error."""
         command = [sys.executable, "-m", "penstock", "profile", "slowly:number"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=program.parent, env=os.environ)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=program.parent, env=os.environ)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("error: slowly:number is a int")
 

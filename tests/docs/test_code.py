@@ -22,6 +22,7 @@ import cv2
 import interpreter_support
 import numpy as np
 import pytest
+from busy_support import HANG
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
@@ -61,7 +62,7 @@ def environment() -> dict[str, str]:
 
 def run(command: str, folder: Path) -> None:
     """A line of a shell. One of Penstock's alone needs none, and neither the installed script, as others do."""
-    how: dict[str, Any] = {"cwd": folder, "env": environment(), "timeout": 170}
+    how: dict[str, Any] = {"cwd": folder, "env": environment(), "timeout": HANG}
     if command.startswith("penstock ") and not set(command) & set("|&;<>()$`*?[]{}~="):
         done = interpreter_support.run(["-m", *shlex.split(command)], imports=["penstock.cli.app"], **how)
     else:
@@ -85,7 +86,7 @@ def run_server(command: str, folder: Path) -> None:
     try:
         line = server.stdout.readline()
         server.terminate()
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=HANG) == 0
         assert line.startswith("listening on "), f"{command}\n{line}{(folder / 'serve.log').read_text()}"
     finally:
         server.kill()
@@ -121,7 +122,7 @@ def run_python(document: Path, tmp_path: Path, *, imports: Iterable[str] = ()) -
     """The Python blocks of a document, in this folder; what they import may be imported beforehand."""
     script = tmp_path / f"{document.stem}_blocks.py"
     script.write_text("\n\n".join(code for language, code in blocks(document) if language == "python"))
-    how: dict[str, Any] = {"cwd": tmp_path, "env": environment(), "timeout": 170, "imports": imports}
+    how: dict[str, Any] = {"cwd": tmp_path, "env": environment(), "timeout": HANG, "imports": imports}
     done = interpreter_support.run(["-W", "ignore", str(script)], **how)
     assert done.returncode == 0, f"{script.name}\n{done.stdout}\n{done.stderr}"
 

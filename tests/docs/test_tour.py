@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "tour.ipynb"
 
@@ -33,7 +34,7 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(tmp_path / name))  # nothing of this user's is read or written
     notebook = read()
     before = sorted(NOTEBOOK.parent.iterdir())
-    client = nbclient.NotebookClient(notebook, timeout=150, resources={"metadata": {"path": str(NOTEBOOK.parent)}})
+    client = nbclient.NotebookClient(notebook, timeout=HANG, resources={"metadata": {"path": str(NOTEBOOK.parent)}})
     client.execute()  # raises the error of a cell, with its traceback
     outputs = [output for cell in code(notebook) for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from busy_support import slowness
+from busy_support import HANG
 from interpreter_support import Popen
 from leak_support import alive, wait_gone
 
@@ -24,15 +24,12 @@ from penstock.storage import file_lock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sessions are looked up in /proc")
 
-PATIENCE = 30.0
-"""Seconds for what comes at once on a machine with nothing else to do."""
-
 T = TypeVar("T")
 
 
 def eventually(look: Callable[[], T | None], process: subprocess.Popen[str]) -> T:
     """What is there in time, while a process runs."""
-    deadline = time.monotonic() + PATIENCE * slowness()
+    deadline = time.monotonic() + HANG
     while (found := look()) is None:
         assert process.poll() is None, "it has ended"
         assert time.monotonic() < deadline
@@ -91,7 +88,7 @@ def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         for pid in {process.pid, *session(process.pid)}:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.wait(PATIENCE)
+        process.wait(HANG)
 
 
 def assert_nothing_is_left(process: subprocess.Popen[str]) -> None:
@@ -99,8 +96,8 @@ def assert_nothing_is_left(process: subprocess.Popen[str]) -> None:
     there = session(process.pid)
     assert len(there) > 1
     process.kill()
-    process.wait(PATIENCE)
-    assert not wait_gone(there, PATIENCE)
+    process.wait(HANG)
+    assert not wait_gone(there, HANG)
     assert not session(process.pid)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from interpreter_support import METHODS
 from leak_support import alive, wait_gone
 from program_support import Program
@@ -287,7 +288,7 @@ from penstock.processes import end_with_parent
 end_with_parent({parent.pid})
 time.sleep(20)
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=100, check=False).returncode == 1
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG, check=False).returncode == 1
 
 
 # The end of the interpreter. More programs: test_torch_suite_faults.

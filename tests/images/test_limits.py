@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
+from busy_support import HANG
 from interpreter_support import run
 from PIL import Image
 
@@ -106,7 +107,7 @@ def test_the_decoder_s_own_header_counts(name: str, tmp_path: Path) -> None:
     for path, data in zip(paths, (jpeg(), large_for_libjpeg(), bomb_of_scans()), strict=True):
         path.write_bytes(data)
     environment = {**os.environ, "OPENCV_LOG_LEVEL": "SILENT"}
-    done = run(["-c", PROGRAM, name, *map(str, paths)], timeout=150, alone=True, env=environment)
+    done = run(["-c", PROGRAM, name, *map(str, paths)], timeout=HANG, alone=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     megabytes, texts = json.loads(done.stdout)
     assert megabytes < 100

@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pyarrow as pa
 import pytest
+from busy_support import HANG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,7 +149,7 @@ class TestFile:
         )
         (tmp_path / "meta.txt").write_text("x.jpg 1\n" * 500)
         command = [sys.executable, "-c", program, tmp_path / "meta.txt", tmp_path]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
         assert "ManifestIOError" in result.stderr
         assert "--output" in result.stderr
         assert not list(tmp_path.glob("*.arrow*")) + list(tmp_path.glob(".*.tmp"))

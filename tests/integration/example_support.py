@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+from busy_support import HANG
 from interpreter_support import Popen
 
 import penstock as ps
@@ -74,7 +75,7 @@ def launch(name: str, folder: Path, arguments: list[str], ranks: int = 1) -> lis
             command = ["-W", "ignore", str(EXAMPLES / f"{name}.py"), *arguments]
             programs.append(Popen(command, imports=LIBRARIES, cwd=folder, env=environment, stdout=out, stderr=out))
     try:
-        return [program.wait(120) for program in programs]
+        return [program.wait(HANG) for program in programs]
     finally:
         for program in programs:
             program.kill()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from busy_support import HANG
 from gloo_support import start_ranks, write_rows
 from integration_support import SIZES, Noisy, begin, deal, deal_again, go_on, leave_to_accelerate
 from interpreter_support import run
@@ -242,7 +243,7 @@ def test_loaders_that_are_older_than_the_import_are_kept() -> None:
         prepared.set_epoch(0)
         assert [batch.tolist() for batch, in prepared] == expected
     """
-    done = run(["-c", textwrap.dedent(script)], timeout=120)
+    done = run(["-c", textwrap.dedent(script)], timeout=HANG)
     assert done.returncode == 0, done.stderr
 
 

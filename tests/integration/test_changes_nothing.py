@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from busy_support import HANG
 from interpreter_support import run
 
 pytest.importorskip("accelerate")
@@ -14,5 +15,5 @@ pytest.importorskip("transformers")
 
 def test_no_attribute_of_a_framework_is_another_object(tmp_path: Path) -> None:
     program = Path(__file__).with_name("changes_nothing.py")
-    done = run(["-W", "ignore", str(program), str(tmp_path)], timeout=150)
+    done = run(["-W", "ignore", str(program), str(tmp_path)], timeout=HANG)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from busy_support import HANG
 from example_support import EXAMPLES, LIBRARIES, check, launch, options, output, read, write_images
 from test_code import ROOT, run_python
 
@@ -50,7 +51,7 @@ def test_ddp_by_torchrun_on_two_ranks_then_on_three(folder: Path) -> None:
     saved = ["--checkpoint", str(folder / "run.pt")]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     program = [str(EXAMPLES / "ddp.py"), *options(folder, "begun"), *saved, "--stop-after", "5"]
-    done = subprocess.run([*command, *program], cwd=folder, capture_output=True, text=True, timeout=170)
+    done = subprocess.run([*command, *program], cwd=folder, capture_output=True, text=True, timeout=HANG)
     assert done.returncode != 0
     assert "SIGKILL" in done.stderr
     assert launch("ddp", folder, [*options(folder, "ended"), *saved], ranks=3) == [0] * 3, output(folder)

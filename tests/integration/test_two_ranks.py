@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 
 import penstock as ps
 
@@ -38,7 +39,7 @@ def run(arguments: list[str], folder: Path) -> None:
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

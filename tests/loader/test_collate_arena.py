@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from busy_support import HANG
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -229,7 +230,7 @@ def test_tensors_without_content_as_torch() -> None:
     child = multiprocessing.get_context("fork").Process(target=check)
     child.start()
     try:
-        child.join(60)
+        child.join(HANG)
         assert child.exitcode == 0
     finally:
         child.kill()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from interpreter_support import run
 from leak_support import anonymous, assert_nothing_more, left
 from loader_support import EXECUTORS, Draws, Slow, Squares, Stream, batches
@@ -183,7 +184,7 @@ def test_programs_end_with_an_iterator_alive(end: str, code: int, executor: str,
         pytest.skip("torch's own workers")
     path = [str(Path(__file__).parent), *[entry for entry in sys.path if entry.endswith("src")]]
     program = PROGRAM.format(path=path, executor=executor, persistent=persistent, end=end)
-    done = run(["-W", "ignore", "-c", program], timeout=60)
+    done = run(["-W", "ignore", "-c", program], timeout=HANG)
     assert done.returncode == code, done.stderr
     assert done.stdout == "ready\n"
     assert ("the program broke" in done.stderr) == (code == 1)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from busy_support import HANG
 from interpreter_support import FULL, run
 
 import penstock as ps
@@ -202,7 +203,7 @@ def test_interpreter_ends_in_order_with_threads_in_native_code(tmp_path: Path, c
         {close}
     """
     for _ in range(6 if FULL else 2):
-        done = run(["-c", textwrap.dedent(script)], timeout=60)
+        done = run(["-c", textwrap.dedent(script)], timeout=HANG)
         assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from busy_support import HANG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter_support import FULL, run
@@ -277,7 +278,7 @@ def test_a_new_process_goes_on(truth: Any, kind: str, name: str) -> None:
         del iterator
     path = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src")]
     program = PROGRAM.format(path=path, kind=kind, n=N, size=SIZE, how=HOW[name], state=state)
-    done = run(["-W", "ignore", "-c", program], timeout=60)
+    done = run(["-W", "ignore", "-c", program], timeout=HANG)
     assert done.returncode == 0, done.stderr
     expected = truth[kind][0][3:] + truth[kind][1]
     assert done.stdout.split() == [hashlib.sha256(str(batch).encode()).hexdigest() for batch in expected]

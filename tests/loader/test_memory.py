@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from interpreter_support import METHODS
 from process_support import write_to
 
@@ -136,7 +137,7 @@ def test_workers_inherit_the_file(method: str) -> None:
     ours, theirs = context.Pipe()
     process = context.Process(target=write_to, args=(file, theirs))
     process.start()
-    assert ours.poll(60)
+    assert ours.poll(HANG)
     assert ours.recv() == os.fstat(file.fd).st_ino
     process.join()
     assert os.pread(file.fd, 15, 0) == b"from the worker"

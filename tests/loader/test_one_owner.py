@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from busy_support import HANG
 from interpreter_support import run
 from loader_support import Draws, Range, plain
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -420,7 +421,7 @@ print(json.dumps([runs, [str(w.message) for w in caught if issubclass(w.category
 
 
 def test_a_seed_gives_the_order_of_torchs_random_sampler_or_says_that_it_does_not() -> None:
-    program = run(["-c", FRESH_RUNS], timeout=60)
+    program = run(["-c", FRESH_RUNS], timeout=HANG)
     assert program.returncode == 0, program.stderr
     (first, second), caught = json.loads(program.stdout)
     said = [text for text in caught if "seed" in text and "order" in text]

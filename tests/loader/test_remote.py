@@ -8,6 +8,7 @@ import traceback
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from interpreter_support import run
 from process_support import RAISERS, Mute, Raises, TwoWords, Unspeakable
 
@@ -162,6 +163,6 @@ if __name__ == "__main__":
     print(json.dumps(found))
 """
     )
-    done = run([str(script)], timeout=120)
+    done = run([str(script)], timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["fork", "spawn", "forkserver"]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from busy_support import HANG
 from interpreter_support import FULL
 from leak_support import left
 from soak_support import Vectors
@@ -36,7 +37,7 @@ def test_nothing_is_left_after_many_loaders() -> None:
     program = PROGRAM.format(path=path, loaders=LOADERS, epochs=EPOCHS)
     command = [sys.executable, "-W", "ignore", "-c", program]
     env = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=env, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, env=env, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
 

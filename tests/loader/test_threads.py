@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from busy_support import HANG
 from interpreter_support import run
 from loader_support import Draws, Faulty, GlobalDraws, Squares, bad_collate, outcomes, plain
 from torch.utils.data import get_worker_info
@@ -432,7 +433,7 @@ def test_programs_end_at_once_with_an_iterator_alive(end: str, code: int) -> Non
     path = [str(Path(__file__).parent), *[entry for entry in sys.path if entry.endswith("src")]]
     program = PROGRAM.format(path=path, end=end + "\nlast = time.monotonic()")
     start = time.monotonic()
-    done = run(["-c", program], timeout=100)
+    done = run(["-c", program], timeout=HANG)
     assert done.returncode == code, done.stderr
     assert done.stdout == "ready\n"
     assert ("KeyError" in done.stderr) == (code == 1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from interpreter_support import FULL, run
 from leak_support import wait_gone
 from pairwise import pairwise
@@ -262,7 +263,7 @@ ENDS = [
 def run_program(body: str, how: dict[str, Any]) -> tuple[subprocess.CompletedProcess[str], list[int]]:
     path = [HERE, *[entry for entry in sys.path if entry.endswith("src")]]
     text = PROGRAM.format(path=path, how=how, body=textwrap.indent(body, "    "))
-    done = run(["-W", "ignore", "-c", text], timeout=60)
+    done = run(["-W", "ignore", "-c", text], timeout=HANG)
     lines = [line for line in done.stdout.splitlines() if line.startswith("pids")]
     return done, [int(pid) for line in lines for pid in line.split()[1:]]
 
@@ -296,7 +297,7 @@ def test_programs_end_under_other_start_methods(name: str, method: str, tmp_path
     path = [HERE, *[entry for entry in sys.path if entry.endswith("src")]]
     file = tmp_path / "program.py"
     file.write_text(PROGRAM.format(path=path, how=OURS[method], body=textwrap.indent(body, "    ")))
-    done = run(["-W", "ignore", str(file)], timeout=90)
+    done = run(["-W", "ignore", str(file)], timeout=HANG)
     pids = [int(pid) for line in done.stdout.splitlines() if line.startswith("pids") for pid in line.split()[1:]]
     assert done.returncode == code, done.stderr
     assert not wait_gone(pids, 5)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from busy_support import HANG
 from loader_support import Squares
 from torch.utils.data import default_collate, get_worker_info  # by name, before anything is installed
 
@@ -38,14 +39,14 @@ def in_process(work: Callable[[Any], None]) -> Any:
     ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=work, args=(theirs,))
     process.start()
-    assert ours.poll(20), "the process said nothing"
+    assert ours.poll(HANG), "the process said nothing"
     said = ours.recv()
-    process.join(20)
+    process.join(HANG)
     return said
 
 
 def run(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from busy_support import HANG
 
 _numbers = itertools.count()
 
@@ -40,7 +41,7 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def function(program: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", program, *map(str, arguments)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
         if check and result.returncode:
             raise AssertionError(f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}")
         return result

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from busy_support import HANG
 
 from penstock.manifest import Manifest
 
@@ -47,7 +48,7 @@ def open_together(path: Path, cache: Path, count: int = 5) -> list[str]:
         assert out is not None
         results.append(out.readline())
     for process in processes:
-        process.communicate("end\n", timeout=60)
+        process.communicate("end\n", timeout=HANG)
     return results
 
 

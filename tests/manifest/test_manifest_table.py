@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from busy_support import HANG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from interpreter_support import METHODS
@@ -190,7 +191,7 @@ def test_it_travels_to_other_processes(joined: Manifest, method: str) -> None:
     here, there = context.Pipe()
     process = context.Process(target=read_all, args=(view, there))
     process.start()
-    assert here.poll(60)
+    assert here.poll(HANG)
     assert here.recv() == (list(view), view.fingerprint)
     process.join()
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from busy_support import HANG
 
 import penstock
 
@@ -58,7 +59,7 @@ class Built:
 def build(kind: str, source: Path, to: Path, **environment: str) -> Path:
     """One artefact."""
     command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(to), str(source)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stdout + done.stderr
     [made] = to.iterdir()
     return made
@@ -82,13 +83,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def install(wheel: Path, to: Path) -> dict[str, str]:
     """Install a wheel; the environment in which it is found first."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-    subprocess.run([*command, "--target", str(to), str(wheel)], check=True, timeout=100)
+    subprocess.run([*command, "--target", str(to), str(wheel)], check=True, timeout=HANG)
     return {**os.environ, "PYTHONPATH": str(to)}
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     """What a program prints that has to end well."""
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

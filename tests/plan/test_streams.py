@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from busy_support import HANG
 from shard_support import write_shards
 from state_support import HubStream, PlainStream
 from stream_cases import CASES, COUNTS, TOTAL, Doubled, label, mixed, nested, of_shards, of_users, send_rests, stream
@@ -94,7 +95,7 @@ def test_in_another_process(paths: list[str]) -> None:
     process.start()
     there.close()
     assert here.recv() == expected
-    process.join(60)
+    process.join(HANG)
 
 
 def test_a_copy_goes_on_from_a_loaded_state_and_has_no_stream(make: Maker) -> None:

@@ -19,7 +19,7 @@ import penstock as ps
 
 STORE = 150 << 20
 
-STARTS = 90.0
+STARTS = 300.0
 """Seconds in which workers start, which import torch, on a machine that has other things to do."""
 
 
@@ -61,7 +61,7 @@ def alive(prefix: str = "penstock") -> list[str]:
     return sorted(actor["Name"] for actor in found if actor["State"] != "DEAD" and actor["Name"].startswith(prefix))
 
 
-def eventually(check: Callable[[], bool], seconds: float = 10.0) -> bool:
+def eventually(check: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether something becomes true in time."""
     end = time.monotonic() + seconds
     while not check():

@@ -38,7 +38,7 @@ import penstock as ps
 from penstock import DataLoader, RayOptions
 from penstock.errors import ConfigError, StateError
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 N, SIZE, PER_EPOCH = 26, 4, 7
 HOW: dict[str, dict[str, Any]] = {

@@ -33,8 +33,6 @@ from ray_support import (
 from penstock import DataLoader, RayOptions
 from penstock.errors import WorkerError
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def make(data: Any, workers: int = 2, **how: Any) -> DataLoader[Any]:
     return DataLoader(data, 4, shuffle=True, seed=1, executor="ray", num_workers=workers, **how)

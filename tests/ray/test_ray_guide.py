@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from busy_support import HANG
 from interpreter_support import FULL, run
 from test_code import ROOT, run_python
 
@@ -19,6 +20,6 @@ def test_training_is_the_same(cluster: Any) -> None:
     """
     command = ["-W", "ignore", str(ROOT / "examples" / "ray_train_cifar.py"), "--images", "400", "--epochs", "1"]
     ways = [] if FULL else ["--ways", "DDP, 2 ranks", "--address", cluster.address]
-    done = run([*command, *ways], imports=["ray.train", "ray.train.torch"], timeout=170)
+    done = run([*command, *ways], imports=["ray.train", "ray.train.torch"], timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("yes") == (6 if FULL else 2)

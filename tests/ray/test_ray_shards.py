@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset
 
 import penstock as ps
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 COUNTS = {1: [50], 3: [20, 1, 29], 8: [6, 7, 6, 7, 6, 6, 6, 6]}
 RANKS = 1, 2, 3

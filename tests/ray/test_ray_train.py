@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
+from busy_support import HANG
 from example_support import BATCH, EXAMPLES, ROWS, Run, made_by_penstock, read, write_images
 from interpreter_support import FULL, run
 
@@ -18,7 +18,7 @@ def train(folder: Path, address: str, record: str, *more: str) -> None:
     files = ["--data", str(folder / "cifar10"), "--checkpoint", str(folder / "run"), "--record", str(folder / record)]
     command = ["-W", "ignore", str(EXAMPLES / "ray_train.py"), *files, *sizes, "--address", address, *more]
     environment = {**os.environ, "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
-    done = run(command, timeout=170, cwd=folder, env=environment, imports=["ray.train", "ray.train.torch"])
+    done = run(command, timeout=HANG, cwd=folder, env=environment, imports=["ray.train", "ray.train.torch"])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -33,7 +33,6 @@ def has(job: Run, steps: range, ranks: int) -> None:
     made_by_penstock(job)
 
 
-@pytest.mark.timeout(400)  # seven processes that import torch, beside other tests
 def test_killed_workers_start_again_at_the_checkpoint(cluster: Any, tmp_path: Path) -> None:
     """Eight steps an epoch, saved after three and six: a second run has the last two steps again."""
     write_images(tmp_path / "cifar10")

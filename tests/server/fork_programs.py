@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from busy_support import HANG
+
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1] / "support"))
 
@@ -99,7 +101,7 @@ def workers(client: Client, manifest: Manifest, *methods: str) -> None:
         both = [context.Process(target=_work, args=(client, manifest, results)) for _ in range(2)]
         for one in both:
             one.start()
-        assert [results.get(timeout=60) for _ in both] == [len(manifest)] * 2, method
+        assert [results.get(timeout=HANG) for _ in both] == [len(manifest)] * 2, method
         for one in both:
             one.join(20)
             assert one.exitcode == 0

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from busy_support import HANG
 from interpreter_support import SERVES, Popen
 
 from penstock import RankDataset, RankServerDataset
@@ -257,7 +258,7 @@ class Serve:
 
     def wait(self) -> None:
         """Until it has ended."""
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=HANG)
 
     def kill(self) -> None:
         """kill -9."""

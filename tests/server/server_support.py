@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from busy_support import HANG
 from interpreter_support import SERVES, Popen
 
 from penstock.manifest import Manifest
@@ -81,7 +82,7 @@ class Process:
         if self._process.poll() is None:
             self.thaw()
             try:
-                self._process.communicate(timeout=15)  # closes its standard input
+                self._process.communicate(timeout=HANG)  # closes its standard input
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise
@@ -170,7 +171,7 @@ class Authority:
         )
 
     def _run(self, *arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True, timeout=60)
+        subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True, timeout=HANG)
 
 
 # ---------------------------------------------------------------------- between client and server

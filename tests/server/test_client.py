@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from busy_support import HANG
 from dataset_support import write_kinds
 from server_support import Process, expected, lines, random_rows, served, whole, write_lines
 
@@ -293,7 +294,6 @@ class TestBatches:
             assert len(taken) <= number + 4
         assert len(taken) == 20
 
-    @pytest.mark.timeout(60)
     def test_long_answers_and_nobody_who_reads(self, tmp_path: Path) -> None:
         """A server that waits for its answers to be read must not wait for a client that waits for it."""
         path = tmp_path / "long.txt"
@@ -373,7 +373,7 @@ class TestProcesses:
             [sys.executable, str(program), name, elsewhere.address, str(manifest.sources[0])],
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=HANG,
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
@@ -404,18 +404,18 @@ class TestProcesses:
             "part = Slice(name='train', fingerprint=name.fingerprint, samples=name.rows)\n"
             "stream = client.slice(part); next(stream)\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
     def test_import_is_light(self) -> None:
         program = (
             "import sys, penstock, penstock.server; print('pyarrow.flight' in sys.modules, 'torch' in sys.modules)"
         )
-        assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60) == "False False\n"
+        assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=HANG) == "False False\n"
         program = (
             "import sys; from penstock.server import Server, Client; Client; Server; print('torch' in sys.modules)"
         )
-        assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60) == "False\n"
+        assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=HANG) == "False\n"
 
 
 class TestArguments:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from busy_support import HANG
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_from_server.py"
 
@@ -19,7 +20,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_from_server.
 def test_train_from_server(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLE), "--epochs", "2"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" killed\n") == 2
     assert re.findall(r"epoch (\d): 5,000 of 5,000 samples, 5,000 times", done.stdout) == ["1", "2"]

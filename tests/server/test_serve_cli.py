@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from interpreter_support import SERVES, Popen, run
 
 from penstock.cli.serve import named_files
@@ -217,7 +218,8 @@ class TestServes:
             "import sys; sys.path.insert(0, '.'); sys.argv[1:] = ['serve', 'train.txt', '--metrics-port', '0']\n"
             "from penstock.cli import main; main()"
         )
-        done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
         assert done.returncode == 1
         assert "pip install 'penstock[metrics]'" in done.stderr
 
@@ -364,7 +366,7 @@ class TestRefuses:
     def run(self, folder: Path, *arguments: object, code: int = 1) -> str:
         command = ["-m", "penstock", "serve", *map(str, arguments)]
         environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
-        done = run(command, imports=SERVES, cwd=folder, env=environment, timeout=60)
+        done = run(command, imports=SERVES, cwd=folder, env=environment, timeout=HANG)
         assert done.returncode == code, done.stdout + done.stderr
         assert done.stdout == ""
         if code == 1:

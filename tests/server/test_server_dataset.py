@@ -19,6 +19,7 @@ import cv2
 import numpy as np
 import pytest
 import torch.utils.data
+from busy_support import HANG
 from dataset_support import Counting, eventually, reading_threads, serving, whole, write_kinds
 from interpreter_support import FULL, METHODS
 from loader_conformance import check_chain, check_elastic, check_end_of_pass, check_load_into_used, check_resume
@@ -391,7 +392,7 @@ def test_memory_of_a_process_that_reads_all(tmp_path: Path) -> None:
     )
     with Server({"long": path}) as server:
         done = subprocess.run(
-            [sys.executable, "-c", _READER, server.address], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", _READER, server.address], capture_output=True, text=True, timeout=HANG, check=False
         )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 16, f"{done.stdout} MiB more, of {path.stat().st_size >> 20}"
@@ -402,4 +403,4 @@ def test_grpc_is_not_imported_before_it_is_used() -> None:
         "import sys, penstock, penstock.compat.rank_dataset; penstock.RankServerDataset; penstock.ServerDataset; "
         "assert 'pyarrow.flight' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG)

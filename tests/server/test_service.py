@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pyarrow.parquet as parquet
 import pytest
+from busy_support import HANG
 from dataset_support import Counting, eventually
 from server_support import expected, lines, random_rows, write_lines
 
@@ -412,7 +413,7 @@ info = client.info()
 stream = client.slice(Slice(name="train", fingerprint=info.fingerprint, samples=info.rows, page_rows=100))
 next(stream)
 """
-        done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=HANG)
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_wait(self, manifest: Manifest) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from busy_support import HANG
 from interpreter_support import run
 
 PROGRAM = """
@@ -143,7 +144,7 @@ print("done")
 
 def program(tmp_path: Path, text: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = run(["-c", PROGRAM, str(tmp_path), text], env=environment, timeout=120)
+    done = run(["-c", PROGRAM, str(tmp_path), text], env=environment, timeout=HANG)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from busy_support import HANG
 from shard_support import make_tar, samples, write_shards
 
 from penstock.errors import ConfigError, ShardChangedError, ShardError, ShardIOError, TruncatedShardError
@@ -196,7 +197,7 @@ def test_builders_wait_for_each_other(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(HANG)
         assert process.exitcode == 0
     assert sorted(os.listdir(tmp_path)) == ["a.tar", "a.tar.pidx"]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from mds_writer import write_mds
 from typer.testing import CliRunner
 
@@ -58,7 +59,7 @@ def test_one_process_unpacks_while_others_wait(tmp_path: Path, monkeypatch: pyte
     for process in running:
         process.start()
     for process in running:
-        process.join(50)
+        process.join(HANG)
         assert process.exitcode == 0
     assert [answer.get() for _ in running] == [sum(sample["label"] for sample in samples)] * 3
     assert (tmp_path / "log").read_text() == "xxx"  # each shard once

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from busy_support import HANG
 from PIL import Image
 from shard_support import by_tarfile, make_tar, samples, write_shards
 from typer.testing import CliRunner
@@ -118,7 +119,7 @@ def test_kill_and_go_on(folder: Path, tmp_path: Path) -> None:
     program.write_text(PROGRAM)
     out = tmp_path / "out"
     process = subprocess.Popen([sys.executable, program, folder, out], start_new_session=True)
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + HANG
     while time.monotonic() < deadline and len(list(out.glob("*.tar"))) < 3:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
@@ -219,7 +220,7 @@ def run(*arguments: object, code: int = 0) -> str:
 def run_alone(*arguments: object, code: int = 0) -> tuple[bytes, bytes]:
     """The same in a process of its own."""
     command = [sys.executable, "-m", "penstock", "shards", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=HANG, check=False)
     assert done.returncode == code, (done.stdout, done.stderr)
     return done.stdout, done.stderr
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from interpreter_support import Popen, run
 from shard_support import write_shards
 
@@ -102,7 +103,7 @@ for workers in (0, 2):
             os.setsid()
             train(out, workers, sys.argv[2:])
             os._exit(0)
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + HANG
         while wanted and time.monotonic() < deadline and lines(out + ".log") < wanted:
             time.sleep(0.005)
         if wanted:
@@ -116,7 +117,7 @@ def test_resume_after_kill(tmp_path: Path) -> None:
     program, out = tmp_path / "program.py", tmp_path / "state"
     program.write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = run([str(program), str(out), *map(str, paths)], env=environment, timeout=100)
+    done = run([str(program), str(out), *map(str, paths)], env=environment, timeout=HANG)
     assert done.returncode == 0, done.stderr
     # Killed between a line of the log and its state, a batch is had again; it is the same one.
     for workers in (0, 2):
@@ -162,4 +163,4 @@ def test_gloo_ranks_never_wait(tmp_path: Path) -> None:
         Popen([str(program), str(rank), "3", str(tmp_path / "store"), json.dumps(sets)], env=environment)
         for rank in range(3)
     ]
-    assert [rank.wait(60) for rank in ranks] == [0, 0, 0]
+    assert [rank.wait(HANG) for rank in ranks] == [0, 0, 0]

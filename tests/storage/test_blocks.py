@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from busy_support import HANG
 
 from penstock.storage.backend import Cancel
 from penstock.storage.blocks import BlockStream, read_parallel
@@ -38,7 +39,7 @@ class Source:
 
     def next(self, count: int) -> list[tuple[int, int]]:
         """The next requests in the order of their bytes; there are no more for the moment."""
-        found = [self.asked.get(timeout=10) for _ in range(count)]
+        found = [self.asked.get(timeout=HANG) for _ in range(count)]
         assert self.asked.empty()
         return sorted(found)
 

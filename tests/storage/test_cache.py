@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -215,7 +216,7 @@ def start(cache: Path, url: str) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     try:
-        return process.communicate(timeout=50)
+        return process.communicate(timeout=HANG)
     finally:
         process.kill()
 
@@ -238,7 +239,7 @@ class TestProcesses:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(HANG)
         assert len(paths) == 8
         assert len(server.data_requests()) == 4
 
@@ -260,7 +261,7 @@ class TestProcesses:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(HANG)
         assert len(errors) == 5
         assert time.monotonic() - began < 4  # not one after the other
         assert sum("which this one waited for" in str(error) for error in errors) == 4
@@ -304,7 +305,7 @@ class TestProcesses:
                 time.sleep(0.01)
             time.sleep(rng.uniform(0.0, 0.3))
             process.kill()
-            process.join(30)
+            process.join(HANG)
             killed += process.exitcode == -signal.SIGKILL
             requests += len(server.data_requests())
             for found in (tmp_path / "objects").glob("*/a.bin"):
@@ -356,7 +357,7 @@ class TestProcesses:
         for process in processes:
             process.start()
         for process in processes:
-            process.join(40)
+            process.join(HANG)
             assert process.exitcode == 0
         assert sum(path.stat().st_size for path in files(tmp_path)) <= 350_000
 

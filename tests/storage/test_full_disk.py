@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from interpreter_support import Popen
 
 PROGRAM = """
@@ -47,7 +48,7 @@ def run(what: str, folder: Path, *, cache: Path, limit: int = 0) -> tuple[Any, s
     with Popen(
         ["-c", PROGRAM, what, str(folder), str(limit)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=HANG)
     assert process.returncode == 0, err
     found, said = json.loads(out.splitlines()[-1])
     return found, " ".join(said)

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from busy_support import HANG
+
 _NAMES = (
     *("chromium-headless-shell", "chromium", "chromium-browser"),
     *("google-chrome", "google-chrome-stable", "chrome"),
@@ -24,7 +26,7 @@ def browse(url: str, folder: Path, *options: str, size: tuple[int, int] = (1160,
         "--virtual-time-budget=6000",
     ]
     command += ["--no-sandbox"] if os.geteuid() == 0 else []  # which it refuses to have as root
-    done = subprocess.run([*command, *options, url], capture_output=True, text=True, timeout=90, cwd=folder)
+    done = subprocess.run([*command, *options, url], capture_output=True, text=True, timeout=HANG, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "Content Security Policy" not in done.stderr
     return done.stdout

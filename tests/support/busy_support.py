@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 
+HANG = 400.0
+"""Seconds after which a program or an answer counts as hanging. It is no bound on speed: alone each takes a fraction of
+it. pytest's own limit for a test is longer (pyproject.toml)."""
+
 
 def slowness() -> float:
     """How many times longer than alone computing takes at the moment; 1 where nobody else wants the core."""

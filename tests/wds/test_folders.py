@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from interpreter_support import run
 from wds_support import classes, worker, world, write_shards
 
@@ -128,7 +129,7 @@ def test_shards_of_a_process_that_died_come_again(tmp_path: Path) -> None:
         "os.kill(os.getpid(), 9)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert run(["-c", program, str(tmp_path)], env=environment, timeout=60).returncode == -9
+    assert run(["-c", program, str(tmp_path)], env=environment, timeout=HANG).returncode == -9
     assert names(tmp_path)[:2] == own[:2]
     assert names(tmp_path)[2].startswith(f"{own[2]}._")
     (tmp_path / "b.tar._elsewhere-1_").write_bytes(b"")  # of another machine

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from busy_support import HANG
 from PIL import Image
 from wds_support import worker, world, write_tar
 
@@ -189,7 +190,7 @@ def test_the_article_s_ranks(urls: str, tmp_path: Path) -> None:
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(timeout=55)
+        process.join(timeout=HANG)
     codes = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()

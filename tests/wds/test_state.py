@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_support import HANG
 from pairwise import pairwise
 from wds_support import classes, worker, world, write_shards
 
@@ -273,7 +274,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     path = str(tmp_path / "state")
     process = multiprocessing.get_context("forkserver").Process(target=killed_job, args=(urls, path, 23))
     process.start()
-    process.join(timeout=50)
+    process.join(timeout=HANG)
     assert process.exitcode == -signal.SIGKILL
     with open(path) as file:
         had, state = json.load(file)
