@@ -15,7 +15,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Machines are noisy: a slow example is no failure. Runs in CI repeat exactly.
-settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "penstock",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=100 if os.environ.get("PENSTOCK_TEST_FULL") == "1" else 50,
+)
 settings.register_profile("ci", parent=settings.get_profile("penstock"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "penstock")
 

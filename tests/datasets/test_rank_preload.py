@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from interpreter_support import METHODS
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from penstock import DataLoader, Manifest, RankDataset
@@ -162,7 +163,7 @@ def test_nothing_is_left_when_the_data_set_goes(tmp_path: Path) -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_map_the_rows_and_hold_nothing_themselves(tmp_path: Path, method: str, persistent: bool) -> None:
     if method == "spawn" and not persistent:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from interpreter_support import FULL
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "tour.ipynb"
 
@@ -27,6 +28,7 @@ def test_no_output_is_stored() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="a kernel of Jupyter, for code that other tests run, too; PENSTOCK_TEST_FULL=1")
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

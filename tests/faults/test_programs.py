@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
-from interpreter_support import METHODS
+from interpreter_support import FULL, METHODS
 from leak_support import alive, wait_gone
 from program_support import Program
 
@@ -29,7 +29,7 @@ HOW: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.clock
-@pytest.mark.parametrize("how", ["thread", "fork", "threads inside", "forkserver"])
+@pytest.mark.parametrize("how", ["thread", "fork", "threads inside", *(["forkserver"] if FULL else [])])
 def test_ctrl_c_in_next_ends_the_program(how: str, tmp_path: Path) -> None:
     body = """
     iterator = iter(DataLoader(Slow(1000, 0.05), **how))
@@ -233,6 +233,7 @@ def test_workers_of_a_killed_program_end(how: str, after: str, tmp_path: Path) -
         assert "Traceback" not in program.err
 
 
+@pytest.mark.skipif(not FULL, reason="its import of torch takes longer than the rest; PENSTOCK_TEST_FULL=1")
 def test_spawned_workers_of_a_killed_program_end(tmp_path: Path) -> None:
     body = """
     iterator = iter(DataLoader(Slow(1000, 0.05), **how))
@@ -250,7 +251,7 @@ def test_spawned_workers_of_a_killed_program_end(tmp_path: Path) -> None:
         assert "Traceback" not in program.err
 
 
-@pytest.mark.parametrize("how", ["fork", "threads inside", "forkserver"])
+@pytest.mark.parametrize("how", ["fork", "threads inside", *(["forkserver"] if FULL else [])])
 def test_workers_that_hang_end_with_a_killed_program(how: str, tmp_path: Path) -> None:
     """Though user code does not return, and another process holds their pipes: a fork by a library in C, of which
     Python knows nothing.

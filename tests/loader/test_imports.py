@@ -44,12 +44,14 @@ class Rows(torch.utils.data.Dataset):
     def load(self, indices):
         return [record.label for record in self.manifest.records(indices)]
 
-rows = Rows()
-loader = ps.DataLoader(rows, batch_size=64, shuffle="global", seed=0, {options})
-batch = next(iter(loader))
-assert rows.load(range(200)) == list(range(200))
-loader.close()
-print(json.dumps(sorted(set(sys.modules) - before)))
+rows, found = Rows(), []
+for how in {}, {"num_workers": 2, "executor": "thread"}, {"num_workers": 1, "executor": "process"}:
+    loader = ps.DataLoader(rows, batch_size=64, shuffle="global", seed=0, **how)
+    batch = next(iter(loader))
+    assert rows.load(range(200)) == list(range(200))
+    loader.close()
+    found.append(sorted(set(sys.modules) - before))
+print(json.dumps(found))
 """
 
 
@@ -64,15 +66,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def imported(source: Path, program: str) -> set[str]:
-    """The modules that a program says it has imported."""
+def imported(source: Path, program: str) -> Any:
+    """Return the modules that a program says it has imported."""
     command = [sys.executable, "-c", program, str(source)]
-    found: Any = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    return set(found)
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-def test_a_first_batch_needs_few_modules(source: Path) -> None:
-    modules = imported(source, PROGRAM.format(options=""))
+@pytest.fixture(scope="module")
+def by_executor(source: Path) -> list[set[str]]:
+    """What is imported inline, then with threads, then with processes, all in one fresh interpreter."""
+    return [set(modules) for modules in imported(source, PROGRAM)]
+
+
+def test_a_first_batch_needs_few_modules(by_executor: list[set[str]]) -> None:
+    modules = by_executor[0]
     assert not {name.partition(".")[0] for name in modules} & HEAVY
     executors = {f"penstock.loader.{name}" for name in OTHER_EXECUTORS}
     assert not modules & executors
@@ -81,11 +88,10 @@ def test_a_first_batch_needs_few_modules(source: Path) -> None:
     assert len(modules) < 115, sorted(modules)  # 113, as this was written
 
 
-def test_each_executor_imports_itself_alone(source: Path) -> None:
-    threads = imported(source, PROGRAM.format(options="num_workers=2, executor='thread'"))
+def test_each_executor_imports_itself_alone(by_executor: list[set[str]]) -> None:
+    _, threads, processes = by_executor
     assert "penstock.loader.executors.thread" in threads
     assert not threads & {"penstock.loader.process", "penstock.loader.ring", "penstock.loader.ray"}
-    processes = imported(source, PROGRAM.format(options="num_workers=1, executor='process'"))
     assert "penstock.loader.process" in processes
     assert not processes & {"penstock.loader.ray", "penstock.loader.tuned"}
     for modules in threads, processes:

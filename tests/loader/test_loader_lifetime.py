@@ -133,7 +133,7 @@ def test_memory_is_flat_over_epochs(write_manifest: Callable[..., Path], executo
         persistent_workers=executor != "inline",
     )
     sizes = []
-    for _ in range(26):
+    for _ in range(14):
         for _ in loader:
             loader.state_dict()
         sizes.append(anonymous())

@@ -202,7 +202,7 @@ def test_interpreter_ends_in_order_with_threads_in_native_code(tmp_path: Path, c
             next(it)
         {close}
     """
-    for _ in range(6 if FULL else 2):
+    for _ in range(6 if FULL else 1):
         done = run(["-c", textwrap.dedent(script)], timeout=HANG)
         assert (done.returncode, done.stderr) == (0, "")
 

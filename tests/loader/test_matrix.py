@@ -154,7 +154,8 @@ def test_every_executor_makes_the_same_batches(truth: Any, kind: str, how: dict[
             assert [bits(batch) for batch in loader] == expected
 
 
-@pytest.mark.parametrize("name", SPAWN if FULL else ["spawn 2 x 2 chunk"])  # `test_one_truth` has the other one's like
+@pytest.mark.skipif(not FULL, reason="`test_one_truth` spawns workers, too; PENSTOCK_TEST_FULL=1")
+@pytest.mark.parametrize("name", SPAWN)
 def test_spawned_workers_make_the_same_batches(truth: Any, name: str) -> None:
     kind = "images" if "x" in name else "impure"
     loader = make(kind, SPAWN[name])
@@ -186,7 +187,7 @@ STOPS = st.lists(
 
 
 @given(kind=st.sampled_from(sorted(DATA)), stops=STOPS)
-@settings(max_examples=14, deadline=None)
+@settings(max_examples=14 if FULL else 7, deadline=None)
 def test_any_interruptions_and_resumes(truth: Any, kind: str, stops: list[Any]) -> None:
     """Each stage goes on from the state of the one before, with another executor, in a loader that is new, that has
     been somewhere else, or that iterates already.

@@ -86,7 +86,7 @@ def setups(draw: st.DrawFn, name: str, executors: list[str]) -> Setup:
     )
 
 
-@settings(EVERY_RUN, max_examples=4 * EXAMPLES)
+@settings(EVERY_RUN, max_examples=(4 if FULL else 2) * EXAMPLES)
 @given(data=st.data(), name=st.sampled_from(NAMES))
 def test_an_interrupted_program_is_one_that_never_stopped(makers: Any, data: st.DataObject, name: str) -> None:
     setup = data.draw(setups(name, ["inline", "inline", "inline", "thread"]), label="setup")
@@ -95,7 +95,7 @@ def test_an_interrupted_program_is_one_that_never_stopped(makers: Any, data: st.
     assert Run(makers[name], setup, stops=True)(program) == expected
 
 
-@settings(EVERY_RUN, max_examples=100 if FULL else 10)
+@settings(EVERY_RUN, max_examples=100 if FULL else 6)
 @given(data=st.data(), name=st.sampled_from(NAMES))
 def test_a_program_is_interrupted_in_processes(makers: Any, data: st.DataObject, name: str) -> None:
     setup = data.draw(setups(name, ["process"]), label="setup")

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from busy_support import HANG
-
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1] / "support"))
 
+from busy_support import HANG
+from interpreter_support import METHODS
 from server_support import expected, lines, random_rows, whole
 
 from penstock.manifest import Manifest
@@ -29,7 +29,7 @@ def in_child(what: Callable[[], bool]) -> None:
     """Fork, and see that it is true in the child."""
     pid = os.fork()
     if pid == 0:
-        signal.alarm(30)
+        signal.alarm(int(HANG))
         ok = False
         try:
             ok = what()
@@ -92,7 +92,7 @@ def _work(client: Client, manifest: Manifest, results: Any) -> None:
 
 def workers(client: Client, manifest: Manifest, *methods: str) -> None:
     """Workers of multiprocessing, with a slice under way here."""
-    for method in methods or ("fork", "forkserver", "spawn"):
+    for method in methods or METHODS:
         stream = client.slice(whole(client))
         head = next(stream)
         assert right(client, manifest, 0)
