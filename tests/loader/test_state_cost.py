@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreter_support import FULL
 from loader_support import Draws
 from state_support import PlainStream, StatefulStream
 
@@ -29,6 +30,13 @@ HOW: dict[str, dict[str, Any]] = {
     "chunk": {"num_workers": 2, "dispatch": "chunk"},
     "persistent": {"num_workers": 2, "persistent_workers": True},
 }
+CASES = [
+    (how, shuffle)
+    for how in HOW
+    for shuffle in ("global", "block", None)
+    # The cost of an order is this process's arithmetic: the other executors need one order.
+    if FULL or shuffle == "global" or how == "inline"
+]
 HUGE = 10**9
 
 
@@ -63,8 +71,7 @@ def at(state: Any, batches: int) -> Any:
     return {**json.loads(json.dumps(state)), "sampler": sampler}
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("shuffle", ["global", "block", None])
+@pytest.mark.parametrize(("how", "shuffle"), CASES)
 def test_it_does_not_grow_with_the_position(how: str, shuffle: str | None) -> None:
     costs = []
     for start in (0, HUGE // 5, HUGE // 2 - 1000):
