@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 from busy_support import HANG
-from interpreter_support import FULL
 from rich.console import Console
 
 from penstock.cli import demo_history
@@ -78,7 +77,6 @@ def test_out_that_is_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FULL, reason="eleven processes that import torch; PENSTOCK_TEST_FULL=1")
 def test_quick_demo(tmp_path: Path) -> None:
     result = penstock("demo", "--quick", "--out", str(tmp_path / "out"), cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -353,10 +353,10 @@ def test_loaders_are_closed_while_others_start_workers(tmp_path: Path) -> None:
     was just made, must not be missed (a worker that is told to end does not see it, and `close()` waits), nor be taken
     for another one that has its number by now (an error in the fork, or a worker without its pipe).
     """
-    body = f"""
+    body = """
     import random
     from collections import Counter
-    ends, workers, until = Counter(), [], time.monotonic() + {5 if FULL else 2}
+    ends, workers, until = Counter(), [], time.monotonic() + 5
     def run(seed):
         rng = random.Random(seed)
         while time.monotonic() < until:
