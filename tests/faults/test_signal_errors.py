@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -80,6 +80,79 @@ def struck_at(rng: random.Random) -> Iterator[Struck]:
         thread.join()
         sys.setswitchinterval(interval)
         signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
+def struck_in_call(place: int, strike: Callable[[], None]) -> Iterator[list[str]]:
+    """Do something in the function that the loader calls as its so many-th, where handlers of signals may run; say in
+    which. Nothing where it calls fewer.
+    """
+    calls, struck = itertools.count(), list[str]()
+
+    def trace(frame: Any, event: str, arg: Any) -> None:
+        if _is_ours(frame) and next(calls) == place:
+            struck.append(frame.f_code.co_qualname)
+            strike()
+
+    sys.settrace(trace)
+    try:
+        yield struck
+    finally:
+        sys.settrace(None)
+
+
+def raise_alarm() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+@contextmanager
+def handling(handler: Callable[..., None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(("how", "step"), [("inline", 2), ("thread", 5), ("process", 29), ("out of order", 31)])
+def test_a_handler_that_strikes_in_any_call(how: str, step: int) -> None:
+    def handler(number: int, frame: Any) -> None:
+        raise Alarm
+
+    for place in itertools.count(0, step):
+        loader = DataLoader(Range(6), 2, **HOW[how])
+        with within(60), over(loader) as iterator, handling(handler):
+            got = [next(iterator).tolist()]
+            with suppress(Alarm), struck_in_call(place, raise_alarm) as struck:
+                for batch in iterator:
+                    got.append(batch.tolist())
+            state = loader.state_dict()
+            rest = goes_on_or_says_why(iterator)
+        if not struck:
+            return
+        left = [[n, n + 1] for n in range(0, 6, 2) if [n, n + 1] not in got]
+        assert rest in (None, left), struck
+        again = DataLoader(Range(6), 2, **HOW[how])
+        again.load_state_dict(state)
+        if left:
+            assert sorted(batch.tolist() for batch in again) == left, struck
+
+
+@pytest.mark.parametrize(("how", "step"), [("inline", 2), ("thread", 5), ("process", 29)])
+def test_a_handler_that_closes_the_loader_in_any_call(how: str, step: int) -> None:
+    for place in itertools.count(0, step):
+        loader = DataLoader(Range(6), 2, **HOW[how])
+        with within(60), over(loader) as iterator:
+            got = [next(iterator).tolist()]
+            with suppress(WorkerError), struck_in_call(place, loader.close) as struck:
+                for batch in iterator:
+                    got.append(batch.tolist())
+        if not struck:
+            return
+        again = DataLoader(Range(6), 2, **HOW[how])
+        if len(got) < 3:
+            again.load_state_dict(loader.state_dict())
+            assert got + [batch.tolist() for batch in again] == [[n, n + 1] for n in range(0, 6, 2)], struck
 
 
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)

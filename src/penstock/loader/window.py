@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError, WorkerError
 from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
+from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.lookahead import Lookahead
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.work import Made, Task
@@ -112,14 +113,13 @@ class Window:
             raise error
         try:
             answer = self._advance()
+            if isinstance(answer, Made):
+                return answer
         except BaseException as broken:  # not ours: of a signal handler, or a breakdown
             if not self.executor.waiting:
                 self._break_off(broken)
-            raise
-        finally:
             self.executor.waiting = False
-        if isinstance(answer, Made):
-            return answer
+            raise
         try:
             raise answer
         finally:
@@ -127,8 +127,12 @@ class Window:
 
     def ready(self) -> int:
         """Return how many batches are made and not handed out."""
-        with self.executor.turn():
-            self._take_in(self.executor.arrived())
+        try:
+            with self.executor.turn():
+                self._take_in(self.executor.arrived())
+        except BaseException as broken:  # as above: a report may be lost
+            self._break_off(broken)
+            raise
         return self._ready
 
     @property
@@ -195,6 +199,8 @@ class Window:
         return WorkerError(self._why)
 
     def _finish(self) -> Exception:
+        if self._why is not None or self.executor.over:  # a handler of a signal has closed the loader
+            return self._end_early()
         error, self._tasks.error = self._tasks.error, None
         self._close()
         return StopIteration() if error is None else error
@@ -205,10 +211,18 @@ class Window:
         return WorkerError(timed_out(self._policy.timeout) + self.executor.culprit(first, pending))
 
     def _break_off(self, error: BaseException) -> None:
-        """Hand out nothing more after an interruption; what is open was not had."""
+        """Hand out nothing more after an interruption; what is open was not had.
+
+        Raises:
+            WorkerError: the loader was closed meanwhile, by a handler of a signal in this thread, too. The error comes
+                of that.
+        """
+        closed = self._why is not None and isinstance(error, Exception) and not is_of_signal_handler(error)
         self._why = self._why or (str(error) if isinstance(error, PenstockError) else INTERRUPTED)
         self.executor.abort()
         self.close()
+        if closed:
+            raise WorkerError(self._why) from error
 
     def _close(self) -> None:
         if self._over:
@@ -302,6 +316,8 @@ class Window:
 
     def _lose(self, lost: Lost) -> None:
         """Go on without a worker that is gone, if others can make what it owed."""
+        if self._why is not None:
+            return  # it ended with the others
         for batch, key, share in lost.blame:
             batch.blame[key] = batch.blame.get(key, 0) + share
         worn_out = [batch for batch in lost.batches if round(max(batch.blame.values(), default=0), 6) >= ATTEMPTS]
