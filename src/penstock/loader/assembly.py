@@ -13,6 +13,7 @@ import torch
 
 from penstock.loader.arena import Column, aligned
 from penstock.loader.executors.base import PendingBatch
+from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.pack import SMALL, unpack
 from penstock.loader.process import Pool
 from penstock.loader.ring import LIGHT, Slot
@@ -135,6 +136,8 @@ class Assembly:
                 if self._join(batch):
                     return True
             except Exception as error:  # an object that does not unpickle: to be raised in this batch's place
+                if is_of_signal_handler(error):
+                    raise
                 batch.parts[0].answer = "unsent", error
                 return True
             self._plan.chunks = False
@@ -234,8 +237,9 @@ class Assembly:
             return [], "pipe"
         if not self._ring.short:
             return self._ring.lease(slot, pieces), "ring"
-        self._pool.warn_copies()
-        return self._ring.copy(slot, pieces), "copy"
+        arrays = self._ring.copy(slot, pieces)
+        self._pool.warn_copies()  # which raises where warnings are errors
+        return arrays, "copy"
 
     def _learn_layout(self, layout: Layout) -> None:
         if self._plan.layout is None:

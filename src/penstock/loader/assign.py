@@ -11,6 +11,7 @@ import pickle
 from typing import Any
 
 from penstock.loader.assembly import Assembly, Part, Plan, ProcessBatch
+from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.process import Pool
 
 __all__ = ["Assigner"]
@@ -59,7 +60,9 @@ class Assigner:
             batch.parts = [Part(worker, 0, size if known else -1)]
         try:
             message = pickle.dumps(("group", [self.message(batch, 0) for batch in batches]), protocol=5)
-        except Exception:  # in which of them?
+        except Exception as error:  # in which of them?
+            if is_of_signal_handler(error):
+                raise
             for batch in batches:
                 self._give(batch)
             return
@@ -103,6 +106,8 @@ class Assigner:
         try:
             messages = [pickle.dumps(self.message(batch, number), protocol=5) for number in range(len(batch.parts))]
         except Exception as error:
+            if is_of_signal_handler(error):
+                raise
             batch.parts, batch.missing = batch.parts[:1], 0
             batch.parts[0].answer = "unsent", error
             return

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from penstock.loader.cores import Ticks, cores, ticks
+from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.work import Made
 
 __all__ = ["Statistics", "size_of"]
@@ -214,7 +215,10 @@ def size_of(batch: Any) -> int:
         return batch.nbytes
     try:
         return _size(batch)
-    except Exception:  # a structure that contains itself, a mapping of the user's that fails: no reason to lose a batch
+    except Exception as error:
+        # A structure that contains itself, a mapping of the user's that fails: no reason to lose a batch.
+        if is_of_signal_handler(error):
+            raise
         return 0
 
 

@@ -149,6 +149,8 @@ class RayExecutor(Executor):
         try:
             batch.packed = cloudpickle.dumps(task.packed())
         except Exception as error:  # indices that do not pickle: raised in the place of this batch
+            if is_of_signal_handler(error):
+                raise
             batch.finish("raise", error)
         return batch
 
@@ -351,6 +353,8 @@ class RayExecutor(Executor):
             value, work = make_carefully(batch.task, self._maker, self._make_alone)
             made = Made(value, work, number, way="message")
         except Exception as error:
+            if is_of_signal_handler(error):
+                raise
             made = Made(None, work, number, error=error)
         finally:
             turn.acquire()
