@@ -117,7 +117,7 @@ def test_a_loop_whose_loader_is_closed_raises_and_the_state_is_where_it_was(
 @pytest.mark.parametrize("how", HOW)
 def test_an_iterator_that_was_at_its_end_stays_there(how: str) -> None:
     loader = DataLoader(Range(4), 2, **HOW[how])
-    with within(30):
+    with within(60):
         over = iter(loader)
         assert len(list(over)) == 2
         for _ in range(2):
@@ -127,7 +127,7 @@ def test_an_iterator_that_was_at_its_end_stays_there(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_leaving_the_block_of_a_loader_ends_an_iterator_that_is_held(how: str) -> None:
-    with within(30):
+    with within(60):
         with DataLoader(Range(12), 2, **HOW[how]) as loader:
             held = iter(loader)
             next(held)
@@ -184,7 +184,7 @@ def test_the_workers_of_an_iterator_are_shut_down(how: str) -> None:
         pytest.skip("threads have no such names")
     for persistent in (False, True):
         loader = DataLoader(Range(12), 2, persistent_workers=persistent, **HOW[how])
-        with within(30):
+        with within(60):
             iterator = iter(loader)
             next(iterator)
             iterator._shutdown_workers()  # type: ignore[attr-defined]
@@ -221,7 +221,7 @@ def test_a_daemon_thread_that_finds_no_workers_when_the_program_ends_is_quiet(tm
 @pytest.mark.parametrize("how", HOW)
 def test_close_ends_the_wait_of_another_thread(how: str) -> None:
     loader = DataLoader(Slow(6, 0.4), persistent_workers=how != "inline", **HOW[how])
-    with within(20):
+    with within(60):
         with consuming(loader) as consumer:
             pids = [worker.pid for worker in consumer.iterator._workers] if how in PROCESSES else []  # type: ignore[attr-defined]
             while len(consumer.had) < 2 or not consumer.asking:
@@ -240,7 +240,7 @@ def test_close_ends_the_wait_of_another_thread(how: str) -> None:
 @pytest.mark.clock
 def test_close_ends_the_wait_for_a_worker_that_hangs() -> None:
     loader = DataLoader(Slow(9, stuck=frozenset({1})), num_workers=2, persistent_workers=True)
-    with within(20):
+    with within(60):
         with consuming(loader) as consumer:
             pids = [worker.pid for worker in consumer.iterator._workers]  # type: ignore[attr-defined]
             time.sleep(0.5)
@@ -275,7 +275,7 @@ class Stuck(IterableDataset[int]):
 def test_a_stream_that_is_closed_is_not_in_its_next_epoch(how: str) -> None:
     loader = DataLoader(Stuck(), None, **HOW[how])
     loader.set_epoch(3)
-    with within(30), consuming(loader) as consumer:
+    with within(60), consuming(loader) as consumer:
         while len(consumer.had) < 2:
             time.sleep(0.01)
         loader.close()

@@ -46,7 +46,7 @@ def same(one: list[Any], two: list[Any]) -> bool:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_death_is_an_error_that_names_worker_and_cause(way: str, threads: int) -> None:
     loader = DataLoader(Dies(Range(40), {21}, way), batch_size=2, num_workers=2, threads_per_worker=threads)
-    with within(10), over(loader) as iterator, pytest.raises(WorkerError, match=r"pid \d+") as caught:
+    with within(60), over(loader) as iterator, pytest.raises(WorkerError, match=r"pid \d+") as caught:
         pids = [worker.pid for worker in iterator._workers]
         for _ in iterator:
             pass
@@ -60,7 +60,7 @@ def test_a_death_is_an_error_that_names_worker_and_cause(way: str, threads: int)
 def test_a_death_is_told_again_and_the_loader_goes_on_anew() -> None:
     data = Dies(Range(12), {5}, "SIGKILL")
     loader = DataLoader(data, num_workers=2, persistent_workers=True)
-    with within(20):
+    with within(60):
         iterator = iter(loader)
         with pytest.raises(WorkerError) as one:
             list(iterator)
@@ -77,7 +77,7 @@ def test_a_death_is_told_again_and_the_loader_goes_on_anew() -> None:
 def test_a_death_is_noticed_while_the_consumer_waits() -> None:
     """And though the other worker is busy for a minute."""
     loader = DataLoader(Slow(4, stuck=frozenset({0, 1})), num_workers=2)
-    with within(20), over(loader) as iterator:
+    with within(60), over(loader) as iterator:
         killed: list[float] = []
 
         def kill() -> None:
@@ -94,7 +94,7 @@ def test_a_death_is_noticed_while_the_consumer_waits() -> None:
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_death_is_noticed_though_a_grandchild_holds_its_pipes(method: str) -> None:
     loader = DataLoader(WithGrandchild(20), num_workers=1, multiprocessing_context=method)
-    with within(25), over(loader) as iterator:
+    with within(60), over(loader) as iterator:
         with pytest.raises(WorkerError, match="killed by signal"):
             begin = time.monotonic()
             for _ in iterator:
@@ -104,7 +104,7 @@ def test_a_death_is_noticed_though_a_grandchild_holds_its_pipes(method: str) -> 
 
 def test_a_death_in_worker_init_is_an_error() -> None:
     loader = DataLoader(Range(9), num_workers=2, worker_init_fn=init_exits)
-    with within(10), over(loader) as iterator, pytest.raises(WorkerError, match="exit code 9"):
+    with within(60), over(loader) as iterator, pytest.raises(WorkerError, match="exit code 9"):
         next(iterator)
 
 
@@ -112,7 +112,7 @@ def test_a_death_while_a_large_batch_is_half_in_the_pipe() -> None:
     """The first batch comes through the pipe: the consumer has read the beginning of it when the worker dies."""
     for restart in ("raise", "restart"):
         loader = DataLoader(Big(3, 8_000_000), collate_fn=first, num_workers=1, on_worker_death=restart)
-        with within(30), over(loader) as iterator:
+        with within(60), over(loader) as iterator:
             # Until the worker blocks, with the pipe full of a batch of which nobody has read anything.
             deadline = time.monotonic() + 10
             worker = iterator._workers[0]
@@ -162,7 +162,7 @@ def test_restart_gives_the_same_data(
 ) -> None:
     data, expected = truth
     loader = DataLoader(Dies(data, at, "SIGKILL", tmp_path), 3, shuffle=True, seed=5, on_worker_death="restart", **how)
-    with within(30):
+    with within(60):
         assert same(list(loader), expected)
     assert loader.stats()["restarts"] >= 1
     loader.close()
@@ -173,7 +173,7 @@ def test_every_sample_may_kill_its_worker_once(tmp_path: Path, prefetch: int) ->
     """Batches that only stood in the queue of workers that died are not blamed."""
     data = Dies(Range(14), set(range(14)), "SIGKILL", tmp_path)
     loader = DataLoader(data, num_workers=2, prefetch_factor=prefetch, on_worker_death="restart")
-    with within(40):
+    with within(60):
         assert [int(batch) for batch in loader] == list(range(14))
     assert loader.stats()["restarts"] == 14
 
@@ -207,7 +207,7 @@ def test_killed_from_outside_at_any_time(persistent: bool) -> None:
 
 def test_killed_between_epochs() -> None:
     loader = DataLoader(Range(9), num_workers=2, on_worker_death="restart", persistent_workers=True)
-    with within(20), loader:
+    with within(60), loader:
         for _ in range(3):
             iterator = iter(loader)
             assert [int(batch) for batch in iterator] == list(range(9))
@@ -228,7 +228,7 @@ def test_a_sample_is_not_blamed_for_its_neighbours(tmp_path: Path) -> None:
     data.pure = True
     how: dict[str, Any] = {"num_workers": 1, "threads_per_worker": 2, "dispatch": "chunk"}
     loader = DataLoader(data, 6, on_worker_death="restart", **how)
-    with within(30):
+    with within(60):
         assert [batch.tolist() for batch in loader] == [list(range(6))]
     assert loader.stats()["restarts"] == 3
 
@@ -240,7 +240,7 @@ def test_a_sample_that_always_kills_ends_after_three_tries(dispatch: str, thread
     how: dict[str, Any] = {"dispatch": dispatch, "threads_per_worker": threads, "on_worker_death": "restart"}
     loader = DataLoader(data, 2, num_workers=2, prefetch_factor=3, **how)
     got = []
-    with within(30), over(loader) as iterator:
+    with within(60), over(loader) as iterator:
         with pytest.raises(WorkerError, match=r"sample 21|samples \[20, 21\]|at batch 10") as caught:
             for batch in iterator:
                 got.append(batch.tolist())
@@ -254,7 +254,7 @@ def test_restart_keeps_what_the_consumer_holds(tmp_path: Path) -> None:
     """A new worker maps the same memory: batches that are held stay as they are."""
     loader = DataLoader(Dies(Big(24), {8, 15}, "SIGKILL", tmp_path), 2, num_workers=2, on_worker_death="restart")
     held: list[Any] = []
-    with within(30):
+    with within(60):
         for batch in loader:
             held = [*held[-1:], batch]
             for kept in held:

@@ -25,7 +25,7 @@ def values(loader: Any) -> list[Any]:
 def test_iterators_at_once_with_shared_slots() -> None:
     """Each has a ring of its own, or what it lends is its own."""
     loader = DataLoader(Big(40, 20_000), 2, num_workers=2)
-    with within(40):
+    with within(60):
         list(loader)  # there is a ring now
         iterators = [iter(loader) for _ in range(3)]
         for k in range(20):
@@ -39,7 +39,7 @@ def test_iterators_at_once_with_shared_slots() -> None:
 def test_nested_loops_over_one_loader() -> None:
     loader = DataLoader(Draws(6), 2, shuffle=True, seed=3, num_workers=1)
     alone = [values(DataLoader(Draws(6), 2, shuffle=True, seed=3)) for _ in range(1)]
-    with within(40):
+    with within(60):
         outer = []
         for batch in loader:
             outer.append([part.tolist() for part in batch])
@@ -68,7 +68,7 @@ def test_loaders_in_threads_at_the_same_time(persistent: bool) -> None:
 
 def test_a_persistent_iterator_is_taken_over() -> None:
     loader = DataLoader(Slow(30, 0.005), num_workers=2, persistent_workers=True)
-    with within(30), loader:
+    with within(60), loader:
         for _ in range(4):
             old = iter(loader)
             assert [int(next(old)) for _ in range(3)] == [0, 1, 2]
@@ -108,7 +108,7 @@ class Whose(Range):
 def test_turns_are_kept_though_an_earlier_pass_has_the_slots() -> None:
     """Batch k is worker k mod n's in every pass, also behind one that was left in the middle with batches kept."""
     loader = DataLoader(Whose(24), 2, num_workers=2, persistent_workers=True)
-    with within(40):
+    with within(60):
         list(loader)
         for _ in range(3):
             kept = [batch for batch, _ in zip(loader, range(3), strict=False)]

@@ -124,7 +124,7 @@ def test_one_tensor_of_a_batch_keeps_its_memory(which: int, dispatch: str) -> No
 
 def test_batches_outlive_loader_and_workers() -> None:
     loader: Any = DataLoader(Big(20), 2, num_workers=2)
-    with within(30):
+    with within(60):
         iterator = iter(loader)
         held = [next(iterator) for _ in range(7)]
         pids = [worker.pid for worker in iterator._workers]
@@ -209,7 +209,7 @@ def test_a_limit_of_one_batch_blames_nobody() -> None:
 def test_a_generous_limit_does_not_take_the_workers_away(executor: str) -> None:
     loader = DataLoader(Slow(30, 0.1), num_workers=3, executor=executor, max_bytes_in_flight=1 << 30)
     begin = time.monotonic()
-    with within(30):
+    with within(60):
         assert len(list(loader)) == 30
     assert time.monotonic() - begin < 2.2, "three seconds one after another"
 
