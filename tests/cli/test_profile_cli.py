@@ -58,7 +58,7 @@ def invoke(*arguments: str) -> Any:
 
 
 def found(*arguments: str) -> dict[str, Any]:
-    result = invoke(*arguments, "--seconds", "0.2", "--json")
+    result = invoke(*arguments, "--seconds", "0.5", "--json")
     assert result.exit_code == 0, (result.output, result.exception)
     parsed: dict[str, Any] = json.loads(result.stdout)
     return parsed
