@@ -15,6 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from penstock.errors import WorkerError
 from penstock.loader.failure_log import FailureLog
+from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
@@ -207,6 +208,8 @@ class Delivery:
             raise
         # An exception of a signal handler may strike from here on. Then the batch was not had, and no other may follow.
         self._in_hand = True
+        if self._pinned and made.error is None:
+            made = _pin(made)
         if made.error is not None:
             # Where Ctrl-C has struck, the batch was not had: a state says that it is missing.
             failure, made = made.error, made._replace(error=None)
@@ -217,18 +220,13 @@ class Delivery:
                 raise failure
             finally:
                 del failure  # its traceback holds this frame
-        batch = made.batch
-        if self._pinned:
-            begin = perf_counter()
-            batch = pin(batch)  # type: ignore[no-untyped-call]
-            made.work.hand_over += perf_counter() - begin
         self._statistics.delivered(made, size_of(made.batch), perf_counter() - start, ready, self._batches.depth)
         self._states.begun(self._batches.first_states)
         self._states.delivered(made)
         self.progress.delivered(made.number)
         self._in_hand = False
         self._tell(made)
-        return batch
+        return made.batch
 
     def _tell(self, made: Made) -> None:
         """Tell the log, the user and the progress bar of a batch that was had."""
@@ -296,6 +294,19 @@ def _wait_for_exit() -> None:
     """
     if threading.current_thread().daemon and not threading.main_thread().is_alive():
         threading.Event().wait()
+
+
+def _pin(made: Made) -> Made:
+    """Return a batch in pinned memory; or, if it cannot be pinned, the error in its place."""
+    begin = perf_counter()
+    try:
+        batch = pin(made.batch)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        if is_of_signal_handler(error):
+            raise
+        return made._replace(batch=None, error=error)
+    made.work.hand_over += perf_counter() - begin
+    return made._replace(batch=batch)
 
 
 def pins(pin_memory: bool, device: str) -> bool:
