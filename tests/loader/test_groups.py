@@ -157,6 +157,6 @@ def test_a_stream_left_near_its_end_does_not_shorten_the_next_pass() -> None:
 
 
 def test_out_of_order_with_fewer_bytes_than_workers_have_batches() -> None:
-    loader = DataLoader(Small(), 4, num_workers=2, in_order=False, max_bytes_in_flight=1)
+    loader = DataLoader(Small(), 4, num_workers=2, in_order=False, max_bytes_in_flight=1, timeout=60)
     iterator = iter(loader)
     assert len(next(iterator)[0]) == 4, "one batch is always in flight"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -337,3 +339,73 @@ class Holds(Squares):
     def __init__(self) -> None:
         super().__init__(8)
         self.lock = threading.Lock()
+
+
+class Kept(Exception):
+    def __init__(self, errors: list[weakref.ref[Any]]) -> None:
+        errors.append(weakref.ref(self))
+
+
+class Unsendable:
+    def __init__(self, errors: list[weakref.ref[Any]]) -> None:
+        self.errors = errors
+
+    def __reduce__(self) -> Any:
+        raise Kept(self.errors)
+
+
+class FailsAhead(Squares):
+    def __init__(self, errors: list[weakref.ref[Any]]) -> None:
+        super().__init__(6)
+        self.errors, self.failed = errors, threading.Event()
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2:
+            raise Kept(self.errors)
+        if index == 4:
+            self.failed.set()
+        return index
+
+
+@pytest.fixture
+def without_gc() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_gc")
+def test_an_error_that_nobody_had_is_not_kept() -> None:
+    errors: list[weakref.ref[Any]] = []
+    data = FailsAhead(errors)
+    with DataLoader(data, 2, num_workers=1, executor="thread", prefetch_factor=3) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1]
+        assert data.failed.wait(60)
+        del iterator
+        assert [error() for error in errors] == [None]
+
+
+@pytest.mark.usefixtures("without_gc")
+def test_an_index_that_cannot_be_sent_is_not_kept() -> None:
+    errors: list[weakref.ref[Any]] = []
+    with DataLoader(Squares(6), sampler=[Unsendable(errors)], num_workers=1) as loader:
+        with suppress(Kept):
+            next(iter(loader))
+        assert [error() for error in errors] == [None]
+
+
+class Unpinnable:
+    def pin_memory(self) -> None:
+        raise LookupError("not this one")
+
+
+def test_a_batch_that_cannot_be_pinned_is_an_error_in_its_place() -> None:
+    loader = DataLoader(Squares(6), 2, collate_fn=lambda batch: batch[0] or Unpinnable())
+    iterator: Any = iter(loader)
+    iterator._pinned = True  # there may be no accelerator here
+    with pytest.raises(LookupError, match="not this one"):
+        next(iterator)
+    assert [next(iterator), next(iterator)] == [4, 16]
+    assert loader.stats()["failed_batches"] == 1

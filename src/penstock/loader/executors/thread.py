@@ -149,8 +149,9 @@ class _Batch(PendingBatch):
             pool.submit(partial(self._make, chunk, begin, end), self.worker)
 
     def cancel(self) -> None:
-        """Make no more of it."""
+        """Make no more of it, and keep nothing: an error holds the batch by its traceback."""
         self._cancelled = True
+        self.made = None
 
     def _make(self, chunk: int, begin: int, end: int, failure: Failure | None) -> None:
         """Make one chunk; whoever makes the last one collates."""
@@ -166,6 +167,8 @@ class _Batch(PendingBatch):
                 last = self._left == 0
             if last:
                 self.made = self._finish()
+                if self._cancelled:  # meanwhile
+                    self.made = None
                 self._crew.news.put(Done(self))
 
     def _make_chunk(self, chunk: int, begin: int, end: int, failure: Failure | None) -> Any:

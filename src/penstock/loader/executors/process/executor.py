@@ -210,6 +210,7 @@ class ProcessExecutor(Executor):
             if kind in ("error", "unsent"):
                 self._assembly.give_back(batch)
                 if kind == "unsent":
+                    batch.parts.clear()  # the error holds the batch by its traceback
                     return Made(None, Work(), number, worker, error=payload)
                 told, state = payload
                 return Made(None, Work(), number, worker, state, error=rebuild(told))
