@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ from pairwise import pairwise
 
 from penstock import DataLoader
 from penstock.errors import WorkerError
+from penstock.loader.executors.base import Event, Executor, Lost, PendingBatch
+from penstock.loader.window import ATTEMPTS, DispatchPolicy, Window
+from penstock.loader.work import Made, Task
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*does not declare itself pure")
 
@@ -260,3 +264,47 @@ def test_restart_keeps_what_the_consumer_holds(tmp_path: Path) -> None:
             for kept in held:
                 assert bool((kept == kept[:, :1]).all())
     assert held[-1][:, 0].tolist() == [22.0, 23.0]
+
+
+class Dying(Executor):
+    """Loses all workers at once, the first of them with a batch that it is to blame for."""
+
+    depth, workers, tells_begin = 2, 2, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[PendingBatch] = []
+        self.replaced: list[int] = []
+
+    def choose(self, workers: Sequence[int], share: int | None) -> int:
+        return 0
+
+    def submit(self, batches: Sequence[PendingBatch], worker: int) -> list[Event]:
+        self.batches += batches
+        return []
+
+    def wait(self, deadline: float | None) -> None:
+        pass
+
+    def receive(self, news: None) -> list[Event]:
+        first, second = self.batches
+        return [Lost(0, [first], [(first, 0, float(ATTEMPTS))], "dead"), Lost(1, [second], [(second, 0, 1.0)], "too")]
+
+    def replace(self, lost: Lost) -> list[PendingBatch]:
+        self.replaced.append(lost.worker)
+        return []
+
+    def collect(self, batch: PendingBatch, number: int) -> Made:
+        raise NotImplementedError
+
+    def drop(self, pending: Sequence[PendingBatch]) -> None:
+        pass
+
+
+def test_no_worker_is_started_beside_one_that_ended_the_pass() -> None:
+    executor = Dying()
+    policy = DispatchPolicy(turns=False, stream=False, in_order=True, timeout=0, restart=True)
+    window = Window(iter([Task([0], [0]), Task([1], [1])]), executor, policy)
+    with pytest.raises(WorkerError, match=r"^dead, as were workers before it\.$"):
+        window.next()
+    assert executor.replaced == []
