@@ -46,6 +46,28 @@ def test_bad_arguments(rank: int | None, world: int | None) -> None:
         distributed.current(rank, world)
 
 
+@pytest.mark.parametrize(
+    ("variables", "ranks"),
+    [
+        ({}, 1),
+        ({"RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"RANK": "3", "WORLD_SIZE": "16"}, 16),
+        ({"LOCAL_WORLD_SIZE": "8"}, 1),
+    ],
+)
+def test_ranks_of_this_machine(variables: dict[str, str], ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert distributed.local_ranks() == ranks
+
+
+def test_a_bad_number_of_local_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "all"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(PartitionError, match="LOCAL_WORLD_SIZE must be a positive integer, got 'all'"):
+        distributed.local_ranks()
+
+
 def test_slurm_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.setenv("SLURM_NTASKS", "8")

@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 
 from penstock.errors import PartitionError
 
-__all__ = ["LateWorld", "Worker", "World", "current", "worker"]
+__all__ = ["LateWorld", "Worker", "World", "current", "local_ranks", "worker"]
 
 
 class World(NamedTuple):
@@ -77,6 +77,23 @@ def _from_environment() -> World:
             f"RANK and WORLD_SIZE must be integers, got RANK={given['RANK']!r} and WORLD_SIZE={given['WORLD_SIZE']!r}"
         ) from None
     return _checked(rank, world_size, " (from the environment variables RANK and WORLD_SIZE)")
+
+
+def local_ranks() -> int:
+    """Return how many ranks of the job share this machine, as LOCAL_WORLD_SIZE says (torchrun sets it).
+
+    Where nothing says it, all ranks count as local: a rank then takes too little of the machine and never too much.
+
+    Raises:
+        PartitionError: LOCAL_WORLD_SIZE is no positive integer, or `current` raises.
+    """
+    ranks = current().world_size
+    told = os.environ.get("LOCAL_WORLD_SIZE")
+    if ranks == 1 or told is None:
+        return ranks
+    if not told.isdecimal() or int(told) < 1:
+        raise PartitionError(f"LOCAL_WORLD_SIZE must be a positive integer, got {told!r}")
+    return min(ranks, int(told))
 
 
 def _integer(given: Any) -> int:

@@ -218,6 +218,13 @@ def test_no_more_workers_than_there_is_memory_for() -> None:
     assert [setting.workers for setting in climb(one, machine)] == [1, 4]
 
 
+@pytest.mark.parametrize("computing", [0.02, 1.0])
+def test_eight_ranks_of_a_node_share_its_cores(computing: float) -> None:
+    machine = Machine(cores=96, work=1.0, computing=computing, train=1e-6)
+    one = Ladder(["process"], inline="never", cores=96, ranks=8, persistent=True)
+    assert max(setting.workers for setting in climb(one, machine)) <= 96 // 8
+
+
 def test_what_cannot_be_had_is_no_good() -> None:
     machine = Machine(cores=8, work=1.0, computing=1.0, train=1e-6)
     one = ladder(machine, "process", "thread")

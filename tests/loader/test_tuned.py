@@ -19,7 +19,7 @@ from leak_support import assert_nothing_more, left
 from loader_conformance import check_close, travelled
 from loader_support import Draws, Faulty, Stream, draw_load, outcomes, plain
 from matrix_support import Impure, Pure, bits
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 import penstock as ps
 from penstock import DataLoader
@@ -386,12 +386,32 @@ class Counting(Pure):
     def load_state_dict(self, state: Any) -> None: ...
 
 
+class StatefulOrder(list[int]):
+    def state_dict(self) -> Any:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+class StatefulCollate:
+    def __call__(self, samples: list[Any]) -> Any:
+        return samples
+
+    def state_dict(self) -> Any:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"dataset": Impure(8)}, "needs seed="),
         ({"dataset": Stream(8)}, "map-style"),
-        ({"dataset": Counting(8), "seed": 1}, "a state of its own"),
+        ({"dataset": Counting(8), "seed": 1}, "the data set Counting has a state"),
+        ({"dataset": Subset(Counting(8), [1, 2]), "seed": 1}, "the data set Counting has a state"),
+        ({"dataset": Pure(8), "sampler": StatefulOrder()}, "the sampler StatefulOrder has a state"),
+        ({"dataset": Pure(8), "collate_fn": StatefulCollate()}, "the collate function StatefulCollate has a state"),
         (
             {"dataset": Pure(8), "sampler": torch.utils.data.RandomSampler(range(8), generator=GENERATOR)},
             "sampler",

@@ -5,11 +5,15 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from penstock.distributed import local_ranks
 from penstock.errors import ConfigError
 from penstock.loader.config import AUTO, PROCESSES, LoaderConfig
 from penstock.loader.cores import cores
 from penstock.loader.fetch import preserved_generators
 from penstock.plan.user_states import has_state
+from penstock.samplers.base import PlanSampler
+from penstock.samplers.identity import parts_of
+from penstock.samplers.shares import layers
 
 if TYPE_CHECKING:
     from penstock.loader.ladder import Ladder
@@ -39,7 +43,8 @@ def ladder_of(pipeline: Pipeline, config: LoaderConfig) -> Ladder:
             if here and not config.timeout and config.max_bytes_in_flight is None:
                 inline = "try" if config.pure else "trust"
     overhead = _put_back() if inline == "trust" else 0.0
-    return Ladder(kinds, inline=inline, cores=cores(), persistent=config.persistent_workers, overhead=overhead)
+    ranks, persistent = local_ranks(), config.persistent_workers
+    return Ladder(kinds, inline=inline, cores=cores(), ranks=ranks, persistent=persistent, overhead=overhead)
 
 
 def _put_back() -> float:
@@ -65,11 +70,7 @@ def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
             f"{auto} cannot be had for {name}: what comes from an iterable data set depends on the number of workers, "
             "so give it, or make the data set map-style"
         )
-    if has_state(pipeline.samples) or has_state(config.collate_fn):
-        raise ConfigError(
-            f"{auto} cannot be had for {name}: a data set or collate function with a state of its own has one in each "
-            "worker. Give the number of workers"
-        )
+    _refuse_states(pipeline, config)
     if not config.pure and not position.seeded:
         raise ConfigError(
             f"{auto} needs seed=, or a data set that declares itself pure: else what {name} draws from Python's, "
@@ -80,3 +81,17 @@ def _check(pipeline: Pipeline, config: LoaderConfig) -> None:
             f"{auto} needs a sampler that draws its order at the beginning, or from a seed: this one draws as it goes, "
             "from a generator that others see, so how far workers are ahead shows. Give seed= or a number of workers"
         )
+
+
+def _refuse_states(pipeline: Pipeline, config: LoaderConfig) -> None:
+    """Raise if an object of the user's has a state: each worker would have its own, and a new number new ones."""
+    assert pipeline.position.plan is not None
+    items = [("data set", one) for one in (pipeline.samples, *parts_of(pipeline.samples))]
+    items += [("sampler", one) for one in layers(pipeline.position.plan.source) if not isinstance(one, PlanSampler)]
+    for role, item in [*items, ("collate function", config.collate_fn)]:
+        if has_state(item):
+            raise ConfigError(
+                f"num_workers='auto' cannot be had: the {role} {type(item).__name__} has a state of its own "
+                "(state_dict and load_state_dict), which depends on the number of workers. Give a number: "
+                "num_workers=4, or 0 to make batches in this process"
+            )

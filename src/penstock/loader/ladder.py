@@ -25,7 +25,7 @@ _AS_GOOD = 0.95
 _GAIN, _LARGE_GAIN = 1.05, 1.25  # that a rung has to bring for another one; the second beyond the cores
 _SPARE = 1.1  # workers, over those that would just keep up
 _SURE = 0.9  # of the seconds of the best: then inline is chosen untried, where trying it is not safe
-_MOST = 64  # workers, if there are not more cores
+_MOST = 64  # workers of all ranks here, if there are not more cores
 _CHEAP = 1e-3  # seconds of a batch, below which handing over limits and not the cores
 _FEW = 4  # cores, of which the training's own process takes a share that counts
 _CLOSE, _NEAR = 0.6, 0.85  # of the best rate: good enough for another look, the first if batches are cheap
@@ -50,6 +50,7 @@ class Ladder:
         inline: "try" it, "trust" the arithmetic (a data set that does not say it is ``pure`` may keep an open file,
             which a later fork would share with this process), or "never".
         cores: of this machine.
+        ranks: of the job on this machine, which tune at the same time: each takes its share of everything.
         persistent: whether workers outlive a pass, so that starting them costs nothing in the long run.
         seconds: of a rung, at least.
         overhead: seconds that an inline batch takes besides the work on it.
@@ -71,6 +72,7 @@ class Ladder:
         inline: str,
         cores: int,
         persistent: bool,
+        ranks: int = 1,
         seconds: float = _LEAST,
         overhead: float = 0.0,
     ) -> None:
@@ -81,7 +83,9 @@ class Ladder:
         self.length: int | None = None
         self.most: int | None = None
         self._inline = inline
-        self._cores = cores
+        self.ranks = ranks
+        self._cores = max(1, cores // ranks)
+        self._most = max(_MOST // ranks, self._cores)
         self._persistent = persistent
         self._seconds = seconds
         self._overhead = overhead
@@ -182,7 +186,7 @@ class Ladder:
         again and again unless the data set only computes; of few cores, once in any case. Fewer than the training needs
         are left out.
         """
-        top = max(_MOST, self._cores)
+        top = self._most
         counts = [count for count in worker_counts(self._cores, 0.0) if count > 1]
         known, waits = first.batches >= _TELLING, first.cpu < (1 - _WAITS) * first.fetch
         while not (known and not waits) and (more := 2 * max([*counts, self._cores])) <= top:

@@ -194,14 +194,14 @@ class TunedBatches:
             self._prepare()
 
     def _room(self, nbytes: int) -> int | None:
-        """Workers like these that there is memory for, if they may have half of it, beside those that there are."""
+        """Return how many workers like these there is memory for: half of this rank's share of it is theirs."""
         free, config = available_memory(), self._segment.engine.config
         if free is None or config.kind == "inline":
             return self._ladder.most
         pids = [process.pid for process in self._batches.processes or ()]
         each = private_memory(pids[0]) * len(pids) if pids else 0
         count = self._segment.setting.workers
-        return count + int(free / 2 / (max(1, each + config.depth * nbytes) / count))
+        return count + int(free / self._ladder.ranks / 2 / (max(1, each + config.depth * nbytes) / count))
 
     def _prepare(self) -> None:
         """Have the workers of the next segment; of one that can be had."""
