@@ -1,8 +1,8 @@
-"""`counted`: a number with its noun, as in reports and messages."""
+"""Numbers in words, as in reports and messages: `counted` with their noun, `rate_text` with three digits."""
 
 from __future__ import annotations
 
-__all__ = ["counted"]
+__all__ = ["counted", "rate_text"]
 
 _HISSING = ("s", "x", "ch", "sh")
 
@@ -16,3 +16,12 @@ def counted(number: int, noun: str) -> str:
     if number != 1:
         noun = f"{noun[:-1]}ies" if noun.endswith("py") else f"{noun}es" if noun.endswith(_HISSING) else f"{noun}s"
     return f"{number:,} {noun}"
+
+
+def rate_text(rate: float) -> str:
+    """Return samples/s with three digits that matter.
+
+    >>> rate_text(12345.6), rate_text(1.2345)
+    ('12,346', '1.23')
+    """
+    return f"{rate:,.0f}" if rate >= 99.5 else f"{rate:.3g}"

@@ -25,7 +25,8 @@ OTHER_EXECUTORS = {
     "pack",
     "ray",
     "tuned",
-    "ladder",
+    "autotune",
+    "throughput",
 }
 PROGRAM = """
 import sys, json, torch

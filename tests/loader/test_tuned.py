@@ -24,8 +24,9 @@ from torch.utils.data import Dataset, Subset
 import penstock as ps
 from penstock import DataLoader
 from penstock.errors import ConfigError, WorkerError
-from penstock.loader.ladder import Ladder
-from penstock.loader.tally import INLINE, Measured, Setting
+from penstock.loader.autotune import Autotuner
+from penstock.loader.setting import INLINE, Setting
+from penstock.loader.throughput import Throughput
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*are being kept")
 
@@ -36,40 +37,48 @@ P1, P2, T2 = Setting("process", 1), Setting("process", 2), Setting("thread", 2)
 class Count:
     """Enough is known after so many batches."""
 
+    enough = False
+
     def __init__(self, count: int) -> None:
         self.count = count
+        self.found = Throughput()
+
+    def begin(self, now: float) -> None: ...
 
     def add(self, *_: Any) -> bool:
         self.count -= 1
         return self.count == 0
 
-    def result(self) -> Measured:
-        return Measured(INLINE)
-
-    def at_end(self) -> tuple[Measured, bool]:
-        return Measured(INLINE), False
+    def end(self) -> None: ...
 
 
-class Script(Ladder):
+class Script(Autotuner):
     """Goes through certain settings, with so many batches each; then stays with the last one, or goes back."""
 
     def __init__(self, settings: list[Setting], each: list[int], *, back: Setting | None = None) -> None:
         super().__init__(["process"], inline="never", cores=2, persistent=False)
+        self.again = False
         self.left = [*settings[1:], *([back] if back else [])]
         self.each = iter(each)
         self.current = settings[0]
 
-    def tally(self, depth: int, now: float) -> Any:
+    def look_again(self, now: float) -> bool:
+        if not self.again or not self.decided:
+            return False
+        self.again = self.decided = self.settled = False
+        return True
+
+    def meter(self, depth: int) -> Any:
         return Count(next(self.each, 1))
 
-    def note(self, result: Measured) -> None:
-        self.results.append(result)
+    def note(self, found: Throughput, error: str = "") -> None:
         self.current = self.left.pop(0) if self.left else self.current
         self.decided = not self.left
+        self.chosen = self.current if self.decided else None
 
 
 def scripted(loader: DataLoader[Any], *args: Any, **options: Any) -> DataLoader[Any]:
-    loader._ladder = Script(*args, **options)
+    loader._tuner = Script(*args, **options)
     return loader
 
 
@@ -323,9 +332,9 @@ def test_a_run_that_waits_for_storage_gets_more_workers_and_keeps_them(capsys: A
     loader = DataLoader(Sleepy(), 2, seed=0, num_workers="auto", persistent_workers=True, executor="process")
     assert isinstance(loader.num_workers, int)
     assert repr(loader.num_workers) == "'auto'"
-    loader._ladder = Ladder(["process"], inline="never", cores=2, persistent=True, seconds=0.15)
+    loader._tuner = tuner = Autotuner(["process"], inline="never", cores=2, persistent=True, seconds=0.15)
     iterator = iter(loader)
-    loader._ladder.length = 4  # more workers than batches in a pass are not tried
+    tuner.length = 4  # more workers than batches in a pass are not tried
     had = []
     while loader.stats()["tuning"]["chosen"] is None:
         had += plain(next(iterator))
@@ -340,20 +349,76 @@ def test_a_run_that_waits_for_storage_gets_more_workers_and_keeps_them(capsys: A
     said = " ".join(capsys.readouterr().out.split())
     assert f'Workers chosen: executor="process", num_workers={workers}, ' in said
     assert "Tried: 1 process: " in said
+    started = [one["workers"] for one in tuning["tried"]]
+    started += [workers] if started[-1] != workers else []
+    assert tuning["dataset_copies"] == sum(started)
+    assert f"the data set was copied into {sum(started)} processes." in said
     assert "Memory limits" not in said
     iterator = None
     loader.close()
 
 
+@pytest.mark.clock
 def test_a_training_that_takes_its_time_needs_one_worker() -> None:
     loader = pure(num_workers="auto")
-    loader._ladder = Ladder(["process", "thread"], inline="never", cores=2, persistent=False, seconds=0.1)
+    loader._tuner = Autotuner(["process", "thread"], inline="never", cores=2, persistent=False, seconds=0.1)
     with loader:
         while loader.stats()["tuning"]["chosen"] is None:
             for _ in loader:
                 time.sleep(0.03)
         assert (loader.executor, loader.num_workers) in {("auto", 1), ("auto", 2), ("thread", 2)}
         assert len(list(loader)) == 11
+
+
+class Counter:
+    """Counts its calls, in whatever process."""
+
+    def __init__(self) -> None:
+        self.calls = torch.zeros(8, dtype=torch.int64).share_memory_()
+
+    def __call__(self, number: int) -> None:
+        self.calls[number] += 1
+
+
+def test_how_often_the_users_objects_were_touched_is_counted() -> None:
+    counter = Counter()
+    loader = DataLoader(Pure(200), 4, num_workers="auto", worker_init_fn=counter)
+    with scripted(loader, [P1, P2, T2], [3, 3]):
+        assert len(list(loader)) == 50
+        tuning = loader.stats()["tuning"]
+        assert (tuning["dataset_copies"], tuning["worker_init_fn_calls"]) == (1 + 2, 1 + 2 + 2)
+        assert counter.calls.tolist()[:3] == [3, 2, 0]
+
+
+def test_it_looks_again_later_and_may_choose_more_workers() -> None:
+    """The data stay, in the pass that looks again too."""
+    inline = DataLoader(Pure(200), 4, shuffle=True, seed=11)
+    truth = ([bits(batch) for batch in inline] for _ in range(3))
+    auto = DataLoader(Pure(200), 4, shuffle=True, seed=11, num_workers="auto")
+    loader = scripted(auto, [P1, INLINE], [2])
+    with loader:
+        assert [bits(batch) for batch in loader] == next(truth)
+        assert loader.num_workers == 0
+        tuner = loader._tuner
+        assert isinstance(tuner, Script)
+        tuner.again, tuner.left, tuner.each = True, [P2, T2], iter([2, 3, 3])
+        assert [bits(batch) for batch in loader] == next(truth)
+        assert (loader.executor, loader.num_workers) == ("thread", 2)
+        assert [bits(batch) for batch in loader] == next(truth)
+        assert loader.stats()["executor"] == "thread"
+        assert tuner.stats()["dataset_copies"] == 1 + 2
+
+
+def test_what_is_assigned_ends_the_tuning() -> None:
+    loader = scripted(pure(num_workers="auto"), [P1, P2], [2])
+    with loader:
+        assert same(loader, pure())
+        assert loader.num_workers == 2
+        loader.executor = "thread"
+        loader.set_epoch(0)
+        assert same(loader, pure())
+        assert loader.stats()["executor"] == "thread"
+        assert "tuning" not in loader.stats()
 
 
 def test_loaders_made_of_it_are_tuned_too() -> None:

@@ -8,8 +8,8 @@ import math
 import pytest
 from report_support import made_up
 
-from penstock.loader.ladder import worker_counts
 from penstock.profiling.advice import choose, expected_wait, limiting, storage_matters
+from penstock.profiling.measure import worker_counts
 from penstock.profiling.result import Setting, Stage, Trial
 
 

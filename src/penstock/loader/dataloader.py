@@ -29,7 +29,6 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from penstock.errors import ConfigError
 from penstock.hashing import checked_seed
-from penstock.loader.auto import ladder_of
 from penstock.loader.config import LoaderConfig, as_workers, check, check_assigned, check_stream
 from penstock.loader.delivery import PATIENCE, Batches, Delivery, Progress, pins
 from penstock.loader.describe import describe
@@ -56,8 +55,8 @@ from penstock.samplers.identity import own_order
 from penstock.samplers.of_share import SequentialSamplerOfShare
 
 if TYPE_CHECKING:
+    from penstock.loader.autotune import Autotuner
     from penstock.loader.bar import Bar
-    from penstock.loader.ladder import Ladder
     from penstock.loader.ray.options import RayOptions
     from penstock.loader.tuned import Segment
 
@@ -204,7 +203,7 @@ class DataLoader(TorchDataLoader[T_co]):
         check(config)
         name_arguments(self)
         self._config = config
-        self._ladder: Ladder | None = None
+        self._tuner: Autotuner | None = None
         self.executor = config.executor
         self.threads_per_worker = config.threads_per_worker
         self.dispatch = config.dispatch
@@ -278,8 +277,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def running_config(self) -> LoaderConfig:
         """`config`; where ``num_workers="auto"`` is still to choose, with the executor and number that it tries now."""
-        config = self.config
-        return self._ladder.current.of(config) if config.tunes and self._ladder is not None else config
+        return self._tried(self.config)
 
     def _follow_settings(self) -> None:
         """Take on what was assigned to attributes since the last pass."""
@@ -301,6 +299,8 @@ class DataLoader(TorchDataLoader[T_co]):
             policy = OnError.of(config.on_error)
             self._policy = policy if policy.tolerant else None
             self._log = FailureLog(policy) if policy.tolerant else None
+        if before.tunes or (config.executor, config.num_workers) != (before.executor, before.num_workers):
+            self._tuner = None
         was, self._config = self._engine, config
         engine = self._make_engine()
         if (engine.config.kind, engine.config.workers) != (was.config.kind, was.config.workers):
@@ -313,11 +313,15 @@ class DataLoader(TorchDataLoader[T_co]):
         """Return what makes batches by the config; if "auto" is to choose one, by the first that is tried."""
         config = self._config
         if config.tunes:
-            self._ladder = ladder_of(self.pipeline, config)
-            config = self._ladder.current.of(config)
-        elif self._ladder is not None and self._ladder.current.workers != config.num_workers:
-            self._ladder = None
+            from penstock.loader.autotune import autotuner_of  # only where settings are tried
+
+            self._tuner = autotuner_of(self.pipeline, config)
+            config = self._tried(config)
         return Engine(config)
+
+    def _tried(self, config: LoaderConfig) -> LoaderConfig:
+        """Return a config with the setting that "auto" tries now, if it does."""
+        return config if self._tuner is None or self._tuner.decided else self._tuner.current.of(config)
 
     def _renew_states(self, config: LoaderConfig) -> None:
         """Keep the states of users' objects for the workers of a config, and go on from a state that was loaded."""
@@ -326,18 +330,19 @@ class DataLoader(TorchDataLoader[T_co]):
         states.follow(pipeline.position.states)
         pipeline.position.states = states
 
-    def _follow_ladder(self) -> None:
+    def _follow_tuner(self) -> None:
         """Make batches by the setting that is to be tried now, or that was chosen."""
-        ladder, config = self._ladder, self._config
-        if ladder is None or not config.tunes:
+        tuner = self._tuner
+        if tuner is None or tuner.settled:
             return
-        wanted = ladder.current.of(config)
+        wanted = tuner.current.of(self._config)
         if wanted != self._engine.config:
             self._engine = Engine(wanted)
             self._statistics.runs(**_what_runs(wanted))
-        if ladder.decided:
+        if tuner.decided:
             self._renew_states(self._engine.config)
             self._settle(wanted)
+            tuner.settled = True
 
     def _settle(self, chosen: LoaderConfig) -> None:
         """Let the attributes say what "auto" has chosen."""
@@ -355,7 +360,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def check_worker_number_rationality(self) -> None:
         """Give torch's warning when there are more worker processes than cores; threads are none."""
         config = self._config
-        if config.executor not in ("thread", "ray") and not config.one_child and self._ladder is None:
+        if config.executor not in ("thread", "ray") and not config.one_child and self._tuner is None:
             super().check_worker_number_rationality()
 
     def _take_place_of(self, other: DataLoader[Any]) -> None:
@@ -382,7 +387,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What runs stays here: threads, workers and a pass that is under way belong to this process.
-        return {**self.__dict__, "_engine": None, "_iterator": None, "_passes": [], "_ladder": None, "_base_seed": None}
+        return {**self.__dict__, "_engine": None, "_iterator": None, "_passes": [], "_tuner": None, "_base_seed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -457,7 +462,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """Begin a pass."""
         self._follow_settings()
         before = self._engine
-        self._follow_ladder()
+        self._follow_tuner()
         if before is not self._engine:
             before.close()
         engine, position = self._engine, self.pipeline.position
@@ -493,7 +498,13 @@ class DataLoader(TorchDataLoader[T_co]):
             states.resume,
             states.next,
         )
-        batches = self._tuned(run, engine, progress.run) if self._config.tunes else engine.start(run)
+        tuner = self._tuner
+        if tuner is None or tuner.finished:
+            batches: Batches = engine.start(run)
+        else:
+            if not kept:
+                tuner.started(config)
+            batches = self._tuned(run, tuner, progress.run)
         if engine.pool is not None:
             self._iterator = _Kept(engine)  # type: ignore[assignment]
         return self._deliver(batches, progress, config)
@@ -520,28 +531,26 @@ class DataLoader(TorchDataLoader[T_co]):
         self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(delivery)]
         return delivery
 
-    def _tuned(self, run: Run, engine: Engine, batches: BatchEpochPlan | None) -> Batches:
+    def _tuned(self, run: Run, tuner: Autotuner, batches: BatchEpochPlan | None) -> Batches:
         """The batches of a pass that tries settings."""
         from penstock.loader.tuned import Segment, TunedBatches  # only where settings are tried
 
-        ladder = self._ladder
-        assert ladder is not None
-        setting = ladder.current
         length = _length(batches)
-        ladder.length = None if length is None else length + (0 if batches is None else batches.first_batch)
+        tuner.length = None if length is None else length + (0 if batches is None else batches.first_batch)
 
         def follow(*, start: bool) -> Segment:
-            self._follow_ladder()
+            self._follow_tuner()
             maker = self._maker()
             if start:
                 self._engine.prepare(maker, run.base_seed)
-            return Segment(ladder.current, self._engine, maker)
+                tuner.started(self._engine.config)
+            return Segment(tuner.current, self._engine, maker)
 
-        return TunedBatches(run, Segment(setting, engine, run.maker), ladder, follow, length)
+        return TunedBatches(run, Segment(tuner.current, self._engine, run.maker), tuner, follow, length)
 
     def _draw_base_seed(self) -> int:
         """torch draws one for each iterator, before its sampler draws anything; for persistent workers, only once."""
-        kept = self._engine.keeps_workers or (self._ladder is not None and self.persistent_workers)
+        kept = self._engine.keeps_workers or (self._tuner is not None and self.persistent_workers)
         if self._base_seed is not None and kept:
             return base_seed_after(self._base_seed)
         return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
@@ -561,8 +570,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self._statistics.restarts = self._engine.restarts
         stats = self._statistics.stats(None if self._log is None else self._log.counts())
         stats["split_by"] = self.splits
-        if self._ladder is not None:
-            stats["tuning"] = self._ladder.stats()
+        if self._tuner is not None:
+            stats["tuning"] = self._tuner.stats()
         return stats if self._engine.ray is None else {**stats, **self._engine.ray.stats()}
 
     def report(self, file: IO[str] | None = None) -> None:

@@ -15,7 +15,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from penstock.loader.tally import ENOUGH, Setting
+from penstock.loader.setting import Setting
+from penstock.loader.throughput import ENOUGH
 from penstock.wording import counted
 
 __all__ = ["Verdict", "diagnose", "print_report", "render"]
@@ -342,15 +343,27 @@ def print_report(stats: dict[str, Any], file: IO[str] | None = None) -> None:
 
 def _choice(tuning: dict[str, Any]) -> str:
     """What was chosen for ``num_workers="auto"``, and from what."""
-    tried = [
-        f"{Setting(one['executor'], one['workers'])}: "
-        + (one["error"] or f"{_digits(one['samples_per_second'])} samples/s, waiting {one['wait_share']:.0%}")
-        for one in tuning["tried"]
-    ]
+    tried = [f"{Setting(one['executor'], one['workers'])}: {_tried(one)}" for one in tuning["tried"]]
     chosen = tuning["chosen"]
     if chosen is None:
         return "Workers are being chosen" + (f". So far {'; '.join(tried)}." if tried else ".")
-    return f"Workers chosen: {Setting(**chosen).arguments}, {tuning['why']}. Tried: {'; '.join(tried)}."
+    return (
+        f"Workers chosen: {Setting(**chosen).arguments}, {tuning['why']}. Tried: {'; '.join(tried)}. {_touched(tuning)}"
+    )
+
+
+def _tried(one: dict[str, Any]) -> str:
+    rate = f"{_digits(one['samples_per_second'])} samples/s"
+    if one["estimated"]:
+        return f"{rate}, not measured"
+    return one["error"] or f"{rate}, waiting {one['wait_share']:.0%}"
+
+
+def _touched(tuning: dict[str, Any]) -> str:
+    """How often tuning has touched the user's objects."""
+    text = f"For that the data set was copied into {counted(tuning['dataset_copies'], 'process')}"
+    calls = tuning["worker_init_fn_calls"]
+    return f"{text}, and worker_init_fn was called {counted(calls, 'time')}." if calls else f"{text}."
 
 
 def _percent(part: float, whole: float, digits: int = 0) -> str:

@@ -1,7 +1,7 @@
-"""`TunedBatches`: the batches of one pass, made by one setting after the other until one is chosen.
+"""`TunedBatches`: the batches of one pass, made by one setting after the other while settings are tried.
 
-    tasks (one iterator) -> segment 1: 1 process -> segment 2: 2 processes -> ... -> the rest: what was chosen
-                              its engine gets a view of the tasks that stops when enough was measured, hands out what
+    tasks (one iterator) -> window 1: inline -> window 2: 1 process -> ... -> the rest: the setting that was chosen
+                              a window gets a view of the tasks that stops when enough was measured; it hands out what
                               it has begun, and ends by itself; the next one's workers start meanwhile
 
 Invariant: every batch is made once, by whoever's turn it is, and handed out in its order. Nothing is measured beside
@@ -17,14 +17,15 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import WorkerError
+from penstock.loader.autotune import Autotuner
 from penstock.loader.delivery import Batches
 from penstock.loader.engine import Engine, Run
 from penstock.loader.fetch import Maker
-from penstock.loader.ladder import Ladder
 from penstock.loader.memory import available_memory, private_memory
+from penstock.loader.setting import Setting
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
-from penstock.loader.tally import Measured, Setting, Tally
+from penstock.loader.throughput import Throughput, ThroughputMeter
 from penstock.loader.window import CLOSED
 from penstock.loader.work import Made, Task
 
@@ -32,7 +33,7 @@ __all__ = ["Follow", "Segment", "TunedBatches"]
 
 
 class Follow(Protocol):
-    """Has a loader make its batches by the ladder's current setting; with ``start`` its workers are there afterwards,
+    """Has a loader make its batches by the tuner's current setting; with ``start`` its workers are there afterwards,
     and what goes wrong with starting them is raised.
     """
 
@@ -72,23 +73,24 @@ class TunedBatches:
     Args:
         run: the pass.
         first: makes the first batches; its workers are there.
-        ladder: says which setting to try, and when to stay.
-        follow: has the loader follow the ladder.
+        tuner: says which setting to try, and when to stay.
+        follow: has the loader follow the tuner.
         length: batches of this pass; None where nobody knows.
 
-    A setting that cannot be had (no process can be started, say) counts as one that is no good.
+    A part of the pass that one setting makes is a segment. A setting that cannot be had (no process can be
+    started, say) counts as one that is no good.
     """
 
     def __init__(
         self,
         run: Run,
         first: Segment,
-        ladder: Ladder,
+        tuner: Autotuner,
         follow: Follow,
         length: int | None,
     ) -> None:
         self._run = run._replace(resume=lambda worker: None)  # nobody has a state of its own
-        self._ladder = ladder
+        self._tuner = tuner
         self._follow = follow
         self._length = length
         self._segment = first
@@ -101,10 +103,16 @@ class TunedBatches:
         self._segment = segment
         self._view = _View(self._run.tasks)
         run = self._run._replace(tasks=self._view, maker=segment.maker)
-        self._tally: Tally | None = None
-        if not self._ladder.decided:
-            self._tally = self._ladder.tally(segment.engine.config.depth, perf_counter())
+        self._meter: ThroughputMeter | None = None
+        now = perf_counter()
+        if not self._tuner.decided or self._tuner.look_again(now):
+            self._measure(now)
         self._batches: Batches = segment.engine.start(run)
+
+    def _measure(self, now: float) -> None:
+        """Measure the current setting from now on."""
+        self._meter = self._tuner.meter(self._segment.engine.config.depth)
+        self._meter.begin(now)
 
     # What an executor is.
 
@@ -130,8 +138,10 @@ class TunedBatches:
     def next(self) -> Made:
         """Return the next batch, or its error; the segments' numbers become those of the pass."""
         while True:
-            batches, tally = self._batches, self._tally
-            asked = 0.0 if tally is None else perf_counter()
+            batches, asked = self._batches, perf_counter()
+            if self._meter is None and self._tuner.look_again(asked):
+                self._measure(asked)
+            meter = self._meter
             made: Made | None
             try:
                 made = batches.next()
@@ -141,9 +151,10 @@ class TunedBatches:
                 if not self._go_on():
                     raise StopIteration
                 continue
-            timed = tally is not None and tally is self._tally and made.error is None
-            if timed and tally is not None and tally.add(made.work, asked, perf_counter()):
-                self._measured(size_of(made.batch))
+            # Another thread may have closed this meanwhile.
+            measured = meter is not None and meter is self._meter and made.error is None
+            if measured and meter is not None and meter.add(made.work, asked, perf_counter()):
+                self._measured(meter.found, size_of(made.batch))
             before = self._before  # below, what `_replace` does takes twice as long
             return Made(made.batch, made.work, before + made.number, made.worker, made.state, made.way, made.error)
 
@@ -174,15 +185,14 @@ class TunedBatches:
 
     # From segment to segment.
 
-    def _measured(self, nbytes: int) -> None:
+    def _measured(self, found: Throughput, nbytes: int) -> None:
         """Enough is known of this segment's setting; its last batch had so many bytes."""
-        tally, self._tally = self._tally, None
-        assert tally is not None
-        ladder, segment = self._ladder, self._segment
-        if not ladder.decided and ladder.current == segment.setting:
-            ladder.most = self._room(nbytes)
-            ladder.note(tally.result())
-        if ladder.current == segment.setting:
+        self._meter = None
+        tuner, segment = self._tuner, self._segment
+        if not tuner.decided and tuner.current == segment.setting:
+            tuner.memory_for = self._room(nbytes)
+            tuner.note(found)
+        if tuner.current == segment.setting:
             self._follow(start=False)  # it stays, and its workers with it
             return
         left = None if self._length is None else self._length - self._before - self._view.taken
@@ -197,11 +207,11 @@ class TunedBatches:
         """Return how many workers like these there is memory for: half of this rank's share of it is theirs."""
         free, config = available_memory(), self._segment.engine.config
         if free is None or config.kind == "inline":
-            return self._ladder.most
+            return self._tuner.memory_for
         pids = [process.pid for process in self._batches.processes or ()]
         each = private_memory(pids[0]) * len(pids) if pids else 0
         count = self._segment.setting.workers
-        return count + int(free / self._ladder.ranks / 2 / (max(1, each + config.depth * nbytes) / count))
+        return count + int(free / self._tuner.ranks / 2 / (max(1, each + config.depth * nbytes) / count))
 
     def _prepare(self) -> None:
         """Have the workers of the next segment; of one that can be had."""
@@ -210,9 +220,9 @@ class TunedBatches:
                 self._next = self._follow(start=True)
                 return
             except Exception as error:
-                if self._ladder.decided:
+                if self._tuner.decided:
                     return  # raised when they are needed
-                self._ladder.note(Measured(self._ladder.current, error=f"{type(error).__name__}: {error}"))
+                self._tuner.note(Throughput(), f"{type(error).__name__}: {error}")
 
     def _go_on(self) -> bool:
         """This segment has ended; whether there is another one."""
@@ -239,12 +249,10 @@ class TunedBatches:
 
     def _keep(self, *, ended: bool) -> None:
         """The pass is over, or given up: what was measured is for the next one."""
-        tally, self._tally = self._tally, None
-        ladder = self._ladder
-        if tally is None or ladder.decided or ladder.current != self._segment.setting:
+        meter, self._meter = self._meter, None
+        if meter is None or self._tuner.decided or self._tuner.current != self._segment.setting:
             return
-        found, known = tally.at_end() if ended else (tally.result(), False)
-        if known:
-            ladder.note(found)
-        else:
-            ladder.kept = found
+        if ended:
+            meter.end()
+            if meter.enough:
+                self._tuner.note(meter.found)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.loader.tally import ENOUGH, LEAVES, rate_text
+from penstock.loader.setting import LEAVES
+from penstock.loader.throughput import ENOUGH
 from penstock.profiling.result import Profile, Setting, Stage, Trial, Verdict
-from penstock.wording import counted
+from penstock.wording import counted, rate_text
 
 __all__ = ["choose", "expected_wait", "judge", "limiting", "restated"]
 

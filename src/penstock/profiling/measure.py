@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from penstock.errors import ConfigError
 from penstock.loader.config import EXECUTORS, LoaderConfig
 from penstock.loader.cores import cores, ticks
-from penstock.loader.ladder import worker_counts
 from penstock.loader.probe import Probe, as_ours, kept_generators
 from penstock.loader.work import Task
 from penstock.profiling.advice import choose, judge, restated, storage_matters
@@ -22,7 +21,7 @@ from penstock.profiling.alone import Account, account, drop_from_page_cache, one
 from penstock.profiling.result import Profile, Setting, Stage, Trial
 from penstock.profiling.together import rehearse, try_out
 
-__all__ = ["profile"]
+__all__ = ["profile", "worker_counts"]
 
 _FIRST, _AGAIN, _TRIALS, _NEW, _REHEARSAL = 0.12, 0.12, 0.46, 0.1, 0.2  # shares of the time
 _SAMPLES = 4096  # measured alone at most; enough, however fast they are made
@@ -71,6 +70,14 @@ def profile(
         found = session.measure(name or type(loader.dataset).__name__)
     found = replace(found, seconds=time.perf_counter() - start)
     return replace(found, verdict=replace(found.verdict, sentences=restated(found)))
+
+
+def worker_counts(cores: int, waiting: float) -> list[int]:
+    """Return the numbers of workers to try, for stages that wait for this share of their time."""
+    counts = {1, 2, cores} if cores <= 4 else {1, max(2, cores // 4), cores // 2, cores}
+    if waiting > _WAITS:
+        counts |= {2 * cores, 4 * cores}
+    return sorted(counts)
 
 
 class _Session:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from string import Template
 
-from penstock.loader.tally import rate_text
 from penstock.profiling import plots
 from penstock.profiling.result import Profile, Stage, Trial
-from penstock.wording import counted
+from penstock.wording import counted, rate_text
 
 __all__ = ["rate", "report", "span"]
 

@@ -1,9 +1,4 @@
-"""The pipeline together: batches by one executor and a number of workers, as fast as it can, or beside a training.
-
-worker 0  |--0--|--2--|--4--|       counted from the first batch of every worker on, in rounds: after so many
-worker 1  |--1--|--3--|--5--|       batches as there are workers, as much is under way as there was before
-                ^ here      ^ and here
-"""
+"""The pipeline together: batches by one executor and a number of workers, as fast as it can, or beside a training."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 
 from penstock.loader.probe import Probe
+from penstock.loader.throughput import ThroughputMeter
 from penstock.loader.work import Task, Work
 from penstock.profiling.result import Moment, Rehearsal, Setting, Trial
 
@@ -19,24 +15,6 @@ __all__ = ["rehearse", "stages_of", "try_out"]
 
 _MOMENTS = 5000  # batches of a rehearsal at most: a page can show no more
 _HARD = 3  # times as long as it should take: then what there is has to do
-
-
-class _Tally:
-    """What a trial has counted, over the passes of a short stream."""
-
-    def __init__(self, workers: int, seconds: float) -> None:
-        self.round = max(1, workers)
-        self.limit = seconds
-        self.work = Work()
-        self.samples = self.batches = 0
-        self.seconds = self.first = 0.0
-
-    def over(self, seconds: float) -> bool:
-        return self.seconds + seconds >= self.limit
-
-    @property
-    def rate(self) -> float:
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
 
 
 def try_out(
@@ -55,46 +33,30 @@ def try_out(
 
     An error is a result: the setting cannot make these batches, and says why.
     """
-    tally = _Tally(setting.workers, seconds)
+    meter = ThroughputMeter(setting.workers, seconds=seconds, warm=0.0, limit=_HARD * seconds)
     try:
-        while _pass(probe, setting, tasks(), tally):
+        while _pass(probe, setting, tasks(), meter):
             pass
     except Exception as error:  # whatever a data set, starting processes or pickling raises
         text = str(error).strip().partition("\n")[0]
         return Trial(setting, cached, error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
-    each = {name: spent / max(1, tally.work.samples) for name, spent in stages_of(tally.work).items()}
-    return Trial(setting, cached, tally.rate, tally.batches, tally.first, each)
+    found = meter.found
+    each = {name: spent / max(1, found.samples) for name, spent in stages_of(found.work).items()}
+    return Trial(setting, cached, found.rate, found.batches, meter.first, each)
 
 
-def _pass(probe: Probe, setting: Setting, tasks: Iterable[Task], tally: _Tally) -> bool:
-    """Count one pass; whether there is to be another one."""
-    began = start = time.perf_counter()
-    samples = everything = batches = 0  # since the start, in full rounds; all; batches since the start
-    rounds = (0.0, 0, 0)
-    number = 0
+def _pass(probe: Probe, setting: Setting, tasks: Iterable[Task], meter: ThroughputMeter) -> bool:
+    """Measure one pass; return whether there is to be another one."""
+    meter.begin(time.perf_counter())
+    had_any = False
     with closing(probe.run(setting.executor, setting.workers, tasks)) as arrivals:
-        for number, arrival in enumerate(arrivals, 1):
-            had, work = arrival.had, arrival.made.work
+        for arrival in arrivals:
+            had_any, work, asked, had = True, arrival.made.work, arrival.asked, arrival.had
             del arrival
-            everything += work.samples
-            tally.first = tally.first or had - began
-            if number <= tally.round:  # the first one of each worker
-                start = had
-                continue
-            tally.work.add(work)
-            samples, batches = samples + work.samples, batches + 1
-            passed = had - start
-            if number % tally.round == 0 or passed >= _HARD * tally.limit:
-                rounds = (passed, samples, batches)
-                if tally.over(passed):
-                    break
-        else:  # the stream has ended
-            if not rounds[2]:
-                rounds = (time.perf_counter() - began, everything, number)
-    tally.seconds += rounds[0]
-    tally.samples += rounds[1]
-    tally.batches += rounds[2]
-    return number > 0 and not tally.over(0.0)
+            if meter.add(work, asked, had):
+                return False
+    meter.end()  # the stream has ended
+    return had_any and not meter.enough
 
 
 def rehearse(

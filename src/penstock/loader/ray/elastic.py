@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from penstock.loader.tally import ENOUGH
+from penstock.loader.throughput import ENOUGH
 
 __all__ = ["Elastic"]
 
