@@ -167,8 +167,8 @@ def test_nothing_is_lost_or_repeated(how: dict[str, Any], number: int) -> None:
         with struck_at(rng) as handler, pytest.raises((Alarm, StopIteration)):
             while True:
                 got.append(next(iterator).tolist())
-        if handler.armed:
-            return  # it was too quick
+        if handler.armed or len(got) == len(expected):
+            return  # it was too quick, or struck while the pass ended
         again = DataLoader(data, 4, shuffle=True, seed=3, **how)
         again.load_state_dict(loader.state_dict())
         assert sorted(got + [batch.tolist() for batch in again]) == sorted(expected)

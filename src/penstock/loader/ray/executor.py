@@ -284,7 +284,7 @@ class RayExecutor(Executor):
             except RingError:
                 raise
             except Exception as error:  # an object that does not unpickle
-                if is_of_signal_handler(error):
+                if self.over or is_of_signal_handler(error):
                     raise
                 made = Made(None, work, number, worker, error=error)
             work.hand_over += time.perf_counter() - start

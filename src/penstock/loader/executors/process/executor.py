@@ -219,7 +219,7 @@ class ProcessExecutor(Executor):
         except RingError:
             raise
         except Exception as error:  # an object that does not unpickle
-            if is_of_signal_handler(error):
+            if self.over or is_of_signal_handler(error):
                 raise
             return Made(None, Work(), number, worker, error=error)
 
