@@ -103,7 +103,7 @@ for workers in (0, 2):
             os.setsid()
             train(out, workers, sys.argv[2:])
             os._exit(0)
-        deadline = time.monotonic() + HANG
+        deadline = time.monotonic() + 400
         while wanted and time.monotonic() < deadline and lines(out + ".log") < wanted:
             time.sleep(0.005)
         if wanted:
