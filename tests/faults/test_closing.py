@@ -348,6 +348,7 @@ def test_what_was_had_before_close_stays_what_it_is(how: str) -> None:
         loader.close()
 
 
+@pytest.mark.clock  # a worker that is slower to end than others are patient is killed
 def test_loaders_are_closed_while_others_start_workers(tmp_path: Path) -> None:
     """A fork has a copy of all pipes, and closes those that are others'. One that is being closed at that moment, or
     was just made, must not be missed (a worker that is told to end does not see it, and `close()` waits), nor be taken
