@@ -253,6 +253,23 @@ def test_streams_with_a_state_go_on() -> None:
         loader.load_state_dict(state)
 
 
+def test_an_older_iterator_takes_no_answers_of_a_newer_one() -> None:
+    import ray
+
+    data = Numbers(48, seconds=0.005)
+    with DataLoader(data, 4, seed=1, executor="ray", num_workers=2) as loader:
+        older = iter(loader)
+        next(older)
+        newer, found = iter(loader), []
+        for batch in newer:
+            found.append(batch)
+            if calls := list(loader._engine.ray._desk.actors._calls):  # type: ignore[union-attr]
+                ray.wait(calls)
+            with pytest.raises(RuntimeError, match="a newer iterator of this DataLoader has taken over its workers"):
+                next(older)
+        assert [index for index, _ in rows(found)] == list(range(48))
+
+
 class Overtaken(Numbers):
     """Sample 9 takes as long as a file is not there."""
 
