@@ -377,6 +377,33 @@ def test_a_closed_pool_and_a_fork_of_it_raise_instead_of_waiting() -> None:
     os.waitpid(pid, 0)
 
 
+def test_a_fork_does_not_wait_for_threads_that_it_has_not() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Waits(Squares):
+        def __getitem__(self, index: int) -> int:
+            begun.set()
+            go.wait(20)
+            return index
+
+    batches = threads(Waits(4), 4, 4, timeout=0)
+    assert begun.wait(20)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(batches)
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    go.set()
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert pipe.read().startswith("WorkerError: the threads of this DataLoader are gone: this is a fork")
+    os.waitpid(pid, 0)
+    assert next(batches).batch == [0, 1, 2, 3]
+
+
 def test_threads_end_with_their_pool_also_where_the_data_set_holds_it() -> None:
     gc.collect()  # what errors of other tests held
     assert soon(lambda: alive() == 0), [thread.name for thread in threading.enumerate()]

@@ -11,14 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 from busy_support import HANG
-from interpreter_support import FULL
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_from_server.py"
 
 
 @pytest.mark.clock
 @pytest.mark.slow
-@pytest.mark.skipif(not FULL, reason="`test_faults` kills servers of smaller programs; PENSTOCK_TEST_FULL=1")
 def test_train_from_server(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLE), "--epochs", "2"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -297,7 +297,10 @@ class ThreadExecutor(Executor):
         """
         events = self.arrived()
         if not events and any(self._load) and not self._pool.alive:
-            raise WorkerError("the threads of this DataLoader have ended: the interpreter is about to exit")
+            raise WorkerError(
+                "the threads of this DataLoader are gone: this is a fork of the process that has them, or the "
+                "interpreter is about to exit"
+            )
         return events
 
     def collect(self, batch: PendingBatch, number: int) -> Made:
