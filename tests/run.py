@@ -65,7 +65,8 @@ class Part:
 
     def end(self) -> None:
         """Wait for no more, and print what was printed."""
-        assert self._process is not None and self._output is not None
+        assert self._process is not None
+        assert self._output is not None
         self._process.terminate()
         self._process.wait()
         self._output.seek(0)
