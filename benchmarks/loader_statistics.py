@@ -21,8 +21,8 @@ from torch.utils.data import Dataset
 
 import penstock
 from _common import parse, remark, table
+from penstock.loader.messages import Made, Work
 from penstock.loader.statistics import Statistics, size_of
-from penstock.loader.work import Made, Work
 from penstock.stages import collect, stage
 
 BATCH = 64

@@ -31,7 +31,7 @@ from penstock.images.transforms import (
 from penstock.loader.arena import Column, Rows, Shared, Slot, collating_into
 from penstock.loader.collate import Collate
 from penstock.loader.fetch import Fetch
-from penstock.loader.work import Task, Work
+from penstock.loader.messages import Task, Work
 from penstock.manifest import Record
 from penstock.random import sample_scope
 

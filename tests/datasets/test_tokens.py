@@ -33,7 +33,7 @@ from penstock.errors import (
     StateError,
 )
 from penstock.loader.fetch import Fetch
-from penstock.loader.work import Task, Work
+from penstock.loader.messages import Task, Work
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

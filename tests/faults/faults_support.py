@@ -22,7 +22,7 @@ from loader_support import Range
 from torch.utils.data import Dataset
 
 import penstock as ps
-from penstock.loader import worker
+from penstock.loader.executors.process import worker
 
 HERE = Path(__file__).parent
 

@@ -32,8 +32,8 @@ from pairwise import pairwise
 from penstock import DataLoader
 from penstock.errors import WorkerError
 from penstock.loader.executors.base import Event, Executor, Lost, PendingBatch
+from penstock.loader.messages import Made, Task
 from penstock.loader.window import ATTEMPTS, DispatchPolicy, Window
-from penstock.loader.work import Made, Task
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*does not declare itself pure")
 

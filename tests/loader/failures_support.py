@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.loader.failures import Failure, OnError
-from penstock.loader.work import Work
+from penstock.loader.messages import Work
 
 KEY = 0x0123456789ABCDEF
 Load = Callable[[Any, int], Any]

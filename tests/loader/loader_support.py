@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import penstock as ps
-from penstock.loader.work import Made
+from penstock.loader.messages import Made
 
 EXECUTORS = {"inline": 0, "thread": 2, "process": 2}
 """Executors by name, with the number of workers that the tests give them."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from penstock.loader.arena import Slot
-from penstock.loader.pack import Packed, pack, unpack
+from penstock.loader.executors.process.pack import Packed, pack, unpack
 
 ROOM = {"slot": 1 << 22, "small slot": 1 << 14, "no slot": None}
 """Bytes of the slot."""

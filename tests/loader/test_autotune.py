@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.loader.autotune import Autotuner
+from penstock.loader.messages import Work
 from penstock.loader.setting import INLINE, Setting
 from penstock.loader.throughput import Throughput
-from penstock.loader.work import Work
 
 SAMPLES = 1000
 

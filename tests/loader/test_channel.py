@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.channel import Frame, Inbox, Outbox, frame, write
+from penstock.loader.executors.process.channel import Frame, Inbox, Outbox, frame, write
 
 
 class Pipe:

@@ -20,7 +20,7 @@ from penstock.errors import (
     ImageError,
 )
 from penstock.loader.failures import SKIP, Failure, OnError
-from penstock.loader.work import Work
+from penstock.loader.messages import Work
 from penstock.random import sample_scope
 
 

@@ -27,7 +27,7 @@ from penstock.errors import (
     TooManyErrors,
 )
 from penstock.loader.failures import SKIP, Failure, OnError, is_tolerable
-from penstock.loader.work import Work
+from penstock.loader.messages import Work
 
 
 class TestDraws:

@@ -92,9 +92,13 @@ def test_a_first_batch_needs_few_modules(by_executor: list[set[str]]) -> None:
 def test_each_executor_imports_itself_alone(by_executor: list[set[str]]) -> None:
     _, threads, processes = by_executor
     assert "penstock.loader.executors.thread" in threads
-    assert not threads & {"penstock.loader.process", "penstock.loader.ring", "penstock.loader.ray"}
-    assert "penstock.loader.process" in processes
-    assert not processes & {"penstock.loader.ray", "penstock.loader.tuned"}
+    assert not threads & {
+        "penstock.loader.executors.process.pool",
+        "penstock.loader.executors.process.ring",
+        "penstock.loader.executors.ray",
+    }
+    assert "penstock.loader.executors.process.pool" in processes
+    assert not processes & {"penstock.loader.executors.ray", "penstock.loader.tuned"}
     for modules in threads, processes:
         assert not {name.partition(".")[0] for name in modules} & HEAVY
 

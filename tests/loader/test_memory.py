@@ -16,8 +16,8 @@ from interpreter_support import METHODS
 from process_support import write_to
 
 from penstock.errors import RingError
+from penstock.loader.executors.process.ring import Ring
 from penstock.loader.memory import SharedFile, available_memory, reserve
-from penstock.loader.ring import Ring
 
 MIB = 1 << 20
 

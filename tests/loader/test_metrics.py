@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.loader.messages import Made, Work
 from penstock.loader.metrics import export
 from penstock.loader.statistics import Statistics
-from penstock.loader.work import Made, Work
 
 prometheus = pytest.importorskip("prometheus_client")
 

@@ -14,7 +14,7 @@ from pack_support import DTYPES, ROOM, assert_same, bits, content, cost, travel
 
 from penstock.loader.arena import Slot, collating_into
 from penstock.loader.collate import collate
-from penstock.loader.pack import SMALL, pack
+from penstock.loader.executors.process.pack import SMALL, pack
 
 
 @pytest.fixture(params=ROOM, name="room")

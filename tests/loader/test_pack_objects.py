@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from pack_support import ROOM, assert_same, travel
 
-from penstock.loader.pack import pack, unpack
+from penstock.loader.executors.process.pack import pack, unpack
 
 Point = namedtuple("Point", ["x", "y"])
 

@@ -13,7 +13,7 @@ from interpreter_support import run
 from process_support import RAISERS, Mute, Raises, TwoWords, Unspeakable
 
 from penstock import DataLoader
-from penstock.loader.remote import RemoteError, describe, rebuild
+from penstock.loader.exceptions import RemoteError, describe, rebuild
 
 WHERE = "in DataLoader worker process 3"
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from penstock.loader.bar import Bar
+from penstock.loader.messages import Made, Work
 from penstock.loader.report import diagnose, print_report
 from penstock.loader.statistics import Statistics
-from penstock.loader.work import Made, Work
 
 
 def run(*, work: float, train: float, workers: int, seconds: float = 1.2, way: str = "local") -> dict[str, Any]:
@@ -242,7 +242,7 @@ _PROGRAM = """
 import os, sys, time
 from penstock.loader.bar import Bar
 from penstock.loader.statistics import Statistics
-from penstock.loader.work import Made, Work
+from penstock.loader.messages import Made, Work
 statistics = Statistics()
 statistics.begin(executor="inline")
 bar = Bar(statistics, 40)

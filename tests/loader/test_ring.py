@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.loader import arena
-from penstock.loader.pack import pack, unpack
-from penstock.loader.ring import LIGHT, SPARE, Region, Ring, Slot
+from penstock.loader.executors.process.pack import pack, unpack
+from penstock.loader.executors.process.ring import LIGHT, SPARE, Region, Ring, Slot
 
 HEAD = 4096
 SIZE = 20_000

@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from penstock import DataLoader
 from penstock.loader.arena import Rows, collating_into
 from penstock.loader.collate import collate
-from penstock.loader.rows import Layout, flatten, join, join_texts, layout_of, unflatten
+from penstock.loader.executors.process.rows import Layout, flatten, join, join_texts, layout_of, unflatten
 
 FIXED = st.one_of(
     st.just(lambda i: i),

@@ -35,10 +35,10 @@ from state_support import (
 import penstock as ps
 from penstock.errors import StateError
 from penstock.loader.generators import WorkerGenerators, generator_states, set_generators
+from penstock.loader.messages import Made, Task, Work
 from penstock.loader.snapshots import Snapshot, restore, state_before, take_first_snapshot, take_snapshot
 from penstock.loader.stateful import LayoutError, WorkerState, WorkerStates
 from penstock.loader.stream import StreamFetch
-from penstock.loader.work import Made, Task, Work
 from penstock.plan.user_states import has_state, thaw
 
 STREAMS: dict[str, Callable[[], Any]] = {

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.loader.messages import Made, Work
 from penstock.loader.statistics import Statistics, size_of
-from penstock.loader.work import Made, Work
 
 pytestmark = pytest.mark.clock
 

@@ -16,10 +16,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from window_support import Each, inline
 from window_support import threads as in_threads
 
-from penstock.loader.pool import ThreadPool
+from penstock.loader.executors.thread_pool import ThreadPool
+from penstock.loader.messages import Task, Work
 from penstock.loader.stateful import WorkerState, WorkerStates
 from penstock.loader.stream import StreamFetch
-from penstock.loader.work import Task, Work
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

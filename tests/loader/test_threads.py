@@ -22,9 +22,9 @@ from torch.utils.data import get_worker_info
 from window_support import Each, inline
 from window_support import threads as in_threads
 
+from penstock.loader.executors.thread_pool import ThreadPool
 from penstock.loader.fetch import Fetch
-from penstock.loader.pool import ThreadPool
-from penstock.loader.work import Made, Task
+from penstock.loader.messages import Made, Task
 
 
 def tasks(n: int, size: int) -> Iterator[Task]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.loader.messages import Work
 from penstock.loader.throughput import ThroughputMeter
-from penstock.loader.work import Work
 
 
 def spend(meter: ThroughputMeter, count: int, *, wait: float, train: float, now: float = 0.0) -> tuple[int, float]:

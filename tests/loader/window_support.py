@@ -8,10 +8,10 @@ from typing import Any
 from penstock.loader.executors.base import Executor
 from penstock.loader.executors.inline import InlineExecutor
 from penstock.loader.executors.thread import ThreadExecutor
-from penstock.loader.pool import ThreadPool
+from penstock.loader.executors.thread_pool import ThreadPool
+from penstock.loader.messages import Made, Task
 from penstock.loader.stream import StreamFetch
 from penstock.loader.window import DispatchPolicy, Window
-from penstock.loader.work import Made, Task
 
 
 class Each:

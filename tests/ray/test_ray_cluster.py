@@ -23,7 +23,7 @@ from ray_support import STARTS, Numbers, Shares, alive, eventually, rows
 
 from penstock import DataLoader, RayOptions
 from penstock.errors import ClusterError
-from penstock.loader.ray.cluster import _asked, nodes, resources
+from penstock.loader.executors.ray.cluster import _asked, nodes, resources
 
 PROGRAM = """
 import os, signal, sys, time
@@ -93,7 +93,7 @@ def silent_head(cluster: Any) -> Iterator[None]:
 def test_a_head_that_does_not_answer_is_said(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = nodes()
     with monkeypatch.context() as patched, silent_head(cluster):
-        patched.setattr("penstock.loader.ray.cluster._SILENCE", (0.1, 0.4))
+        patched.setattr("penstock.loader.executors.ray.cluster._SILENCE", (0.1, 0.4))
         with pytest.raises(ClusterError, match=r"asked twice, .*has not answered for 0 s.*gcs_server"):
             nodes()
         with pytest.raises(ClusterError, match="not answered"):
@@ -112,7 +112,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(monkeypatch: pytest.MonkeyPat
             lost.wait()
         return 7
 
-    monkeypatch.setattr("penstock.loader.ray.cluster._SILENCE", (0.1, 30.0))
+    monkeypatch.setattr("penstock.loader.executors.ray.cluster._SILENCE", (0.1, 30.0))
     assert _asked(question) == 7
     assert len(asked) == 2
     lost.set()

@@ -55,9 +55,9 @@ def counts_of(loader: DataLoader[Any], node: Any) -> dict[str, Any]:
 
 def test_batches_are_made_once_more_on_another_node(ray_environment: None) -> None:
     """If there is one with workers: the worker that is late may be late because its node is gone."""
-    from penstock.loader.ray.cluster import Node
-    from penstock.loader.ray.executor import RayExecutor
-    from penstock.loader.ray.member import Member
+    from penstock.loader.executors.ray.cluster import Node
+    from penstock.loader.executors.ray.executor import RayExecutor
+    from penstock.loader.executors.ray.member import Member
 
     gone, other = (Node(name * 56, name, 1 << 20) for name in "ab")
     late, neighbour, far = (Member(number, None) for number in range(3))
@@ -170,9 +170,9 @@ def test_what_is_no_exception_is_said_of_its_sample(cluster: Any) -> None:
 def test_rows_that_a_lost_worker_lacked_are_not_sent_to_it(ray_environment: None) -> None:
     """Its answer may be taken in together with the news of its end."""
     from penstock.loader.executors.base import Again
-    from penstock.loader.ray.executor import RayExecutor
-    from penstock.loader.ray.jobs import RayBatch
-    from penstock.loader.ray.member import Member
+    from penstock.loader.executors.ray.executor import RayExecutor
+    from penstock.loader.executors.ray.jobs import RayBatch
+    from penstock.loader.executors.ray.member import Member
 
     executor: Any = SimpleNamespace(
         _want=lambda *_: None,

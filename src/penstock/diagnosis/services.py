@@ -26,7 +26,7 @@ import json, sys
 from penstock.processes import end_with_parent
 end_with_parent(int(sys.argv[2]))
 from penstock.errors import PenstockError
-from penstock.loader.ray.cluster import attach, load_ray
+from penstock.loader.executors.ray.cluster import attach, load_ray
 try:
     attach(sys.argv[1])
 except PenstockError as error:

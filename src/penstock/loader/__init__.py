@@ -11,8 +11,8 @@ __all__ = ["DataLoader", "DpexDataLoader", "Failure", "OnError", "RayOptions"]
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.dpex import DpexDataLoader
+    from penstock.loader.executors.ray import RayOptions
     from penstock.loader.failures import Failure, OnError
-    from penstock.loader.ray import RayOptions
 
 __getattr__, __dir__ = lazy.names(
     __name__,

@@ -22,9 +22,9 @@ from penstock.errors import ConfigError
 from penstock.loader.config import AUTO, PROCESSES, LoaderConfig
 from penstock.loader.cores import cores
 from penstock.loader.fetch import preserved_generators
+from penstock.loader.messages import Work
 from penstock.loader.setting import INLINE, LEAVES, Setting
 from penstock.loader.throughput import ENOUGH, Throughput, ThroughputMeter
-from penstock.loader.work import Work
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
 from penstock.samplers.identity import parts_of

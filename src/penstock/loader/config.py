@@ -27,8 +27,8 @@ from penstock.order import SHUFFLES
 from penstock.plan.user_states import has_state
 
 if TYPE_CHECKING:
+    from penstock.loader.executors.ray.options import RayOptions
     from penstock.loader.failures import Failure, OnError
-    from penstock.loader.ray.options import RayOptions
 
 __all__ = ["AUTO", "EXECUTORS", "PROCESSES", "AutoWorkers", "LoaderConfig", "as_workers", "check", "check_stream"]
 
@@ -247,7 +247,7 @@ def _check_processes(config: LoaderConfig) -> None:
 
 
 def _check_ray(config: LoaderConfig) -> None:
-    from penstock.loader.ray.options import RayOptions
+    from penstock.loader.executors.ray.options import RayOptions
 
     given = RayOptions() if config.ray_options is None else config.ray_options
     if not isinstance(given, RayOptions):
@@ -260,7 +260,7 @@ def _check_ray(config: LoaderConfig) -> None:
 
 def _ray_threads(config: LoaderConfig) -> int:
     """Return the threads in each worker of the Ray executor."""
-    from penstock.loader.ray.options import RayOptions
+    from penstock.loader.executors.ray.options import RayOptions
 
     return (config.ray_options or RayOptions()).threads(config.threads_per_worker)
 

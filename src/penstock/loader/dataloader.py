@@ -57,7 +57,7 @@ from penstock.samplers.of_share import SequentialSamplerOfShare
 if TYPE_CHECKING:
     from penstock.loader.autotune import Autotuner
     from penstock.loader.bar import Bar
-    from penstock.loader.ray.options import RayOptions
+    from penstock.loader.executors.ray.options import RayOptions
     from penstock.loader.tuned import Segment
 
 __all__ = ["DataLoader"]

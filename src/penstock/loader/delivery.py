@@ -16,11 +16,11 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from penstock.errors import WorkerError
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.messages import Made
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
 from penstock.loader.window import CLOSED, INTERRUPTED, is_timeout
-from penstock.loader.work import Made
 from penstock.plan.epoch import BatchEpochPlan
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Sampler
 
 from penstock.errors import ConfigError
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.ray.options import RayOptions
+from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.remaking import own_record
 
 __all__ = ["DpexDataLoader"]

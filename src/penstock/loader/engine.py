@@ -17,19 +17,19 @@ from penstock.loader.config import LoaderConfig
 from penstock.loader.executors.base import Executor
 from penstock.loader.executors.inline import InlineExecutor
 from penstock.loader.fetch import Fetch, Maker
+from penstock.loader.messages import Task
 from penstock.loader.stream import StreamFetch
 from penstock.loader.window import DispatchPolicy, Window
-from penstock.loader.work import Task
 from penstock.plan.opening import Told
 from penstock.plan.user_states import has_state
 from penstock.samplers.identity import parts_of
 
 if TYPE_CHECKING:
-    from penstock.loader.assembly import Plan
-    from penstock.loader.pool import ThreadPool
-    from penstock.loader.process import Pool
-    from penstock.loader.ray.backend import RayBackend
-    from penstock.loader.ring import Ring
+    from penstock.loader.executors.process.assembly import Plan
+    from penstock.loader.executors.process.pool import Pool
+    from penstock.loader.executors.process.ring import Ring
+    from penstock.loader.executors.ray.backend import RayBackend
+    from penstock.loader.executors.thread_pool import ThreadPool
 
 __all__ = ["Engine", "Run"]
 
@@ -71,7 +71,7 @@ class Engine:
         self.restarts = 0
         self.ray: RayBackend | None = None
         if config.kind == "ray":
-            from penstock.loader.ray.backend import RayBackend
+            from penstock.loader.executors.ray.backend import RayBackend
 
             self.ray = RayBackend(config)
 
@@ -152,7 +152,7 @@ class Engine:
 
     def _in_threads(self, run: Run) -> Window:
         from penstock.loader.executors.thread import ThreadExecutor
-        from penstock.loader.pool import ThreadPool
+        from penstock.loader.executors.thread_pool import ThreadPool
 
         makers: Maker | list[Maker] = run.maker
         stream = isinstance(run.maker, StreamFetch)
@@ -197,7 +197,7 @@ class Engine:
         return self._window(run, executor, turns=not plan.free, restart=plan.restart)
 
     def _new_pool(self, maker: Maker, base_seed: int) -> Pool:
-        from penstock.loader.process import Pool
+        from penstock.loader.executors.process.pool import Pool
 
         ring, self._ring = self._ring, None
         if ring is not None and ring.pid != os.getpid():
@@ -225,7 +225,7 @@ class Engine:
         Raises:
             ConfigError: the maker cannot do what is asked of it.
         """
-        from penstock.loader.assembly import Plan
+        from penstock.loader.executors.process.assembly import Plan
 
         config, restarts = self.config, self.config.on_worker_death == "restart"
         stream = isinstance(maker, StreamFetch)

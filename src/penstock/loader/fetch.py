@@ -21,9 +21,9 @@ from penstock.loader.arena import place, place_ahead
 from penstock.loader.collate import Collate, is_default
 from penstock.loader.failures import SKIP, OnError, is_tolerable
 from penstock.loader.generators import WorkerGenerators
+from penstock.loader.messages import Task, Work
 from penstock.loader.snapshots import Snapshot, restore, take_first_snapshot, take_snapshot
 from penstock.loader.stateful import WorkerState
-from penstock.loader.work import Task, Work
 from penstock.plan.opening import Told
 from penstock.plan.user_states import has_state
 from penstock.random import sample_scope

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.work import Task
+from penstock.loader.messages import Task
 
 __all__ = ["Lookahead"]
 

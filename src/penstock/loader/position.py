@@ -20,9 +20,9 @@ from penstock import distributed
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix
 from penstock.loader.delivery import Progress
+from penstock.loader.messages import Task
 from penstock.loader.source import plan_tasks
 from penstock.loader.stateful import WorkerStates
-from penstock.loader.work import Task
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
 from penstock.plan.epoch import BatchEpochPlan, BatchesLeft, EpochPlan
 from penstock.plan.opening import StreamPlan, Told

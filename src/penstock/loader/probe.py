@@ -29,7 +29,7 @@ from penstock.loader.delivery import Batches, Progress
 from penstock.loader.engine import Engine, Run
 from penstock.loader.failures import OnError
 from penstock.loader.fetch import Fetch, Maker, preserved_generators
-from penstock.loader.work import Made, Task, Work
+from penstock.loader.messages import Made, Task, Work
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
 from penstock.samplers.external import ExternalSampler

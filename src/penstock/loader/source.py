@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.loader.work import Task
+from penstock.loader.messages import Task
 from penstock.plan.epoch import BatchEpochPlan
 from penstock.random import packed_sample_keys
 from penstock.samplers.base import EpochBatchSampler

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 from penstock.errors import StateError
+from penstock.loader.messages import Made
 from penstock.loader.snapshots import Snapshot
-from penstock.loader.work import Made
 from penstock.plan.cursor import State, read_int
 from penstock.plan.user_states import Frozen, freeze, same_states, thaw
 

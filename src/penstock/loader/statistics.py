@@ -21,7 +21,7 @@ import torch
 
 from penstock.loader.cores import Ticks, cores, ticks
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.work import Made
+from penstock.loader.messages import Made
 
 __all__ = ["Statistics", "size_of"]
 

@@ -15,6 +15,7 @@ from typing import Any
 from penstock.errors import StateError
 from penstock.loader.fetch import preserved_generators
 from penstock.loader.generators import WorkerGenerators
+from penstock.loader.messages import Task, Work
 from penstock.loader.snapshots import (
     Snapshot,
     SnapshotInterval,
@@ -26,7 +27,6 @@ from penstock.loader.snapshots import (
     take_snapshot,
 )
 from penstock.loader.stateful import WorkerState
-from penstock.loader.work import Task, Work
 from penstock.plan.opening import Opening, Told
 from penstock.plan.stream import ResumableDataset, Stream, is_opened
 from penstock.plan.user_states import Frozen, has_state

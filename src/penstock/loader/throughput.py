@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from penstock.loader.work import Work
+from penstock.loader.messages import Work
 
 __all__ = ["ENOUGH", "Throughput", "ThroughputMeter"]
 

@@ -22,12 +22,12 @@ from penstock.loader.delivery import Batches
 from penstock.loader.engine import Engine, Run
 from penstock.loader.fetch import Maker
 from penstock.loader.memory import available_memory, private_memory
+from penstock.loader.messages import Made, Task
 from penstock.loader.setting import Setting
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
 from penstock.loader.throughput import Throughput, ThroughputMeter
 from penstock.loader.window import CLOSED
-from penstock.loader.work import Made, Task
 
 __all__ = ["Follow", "Segment", "TunedBatches"]
 

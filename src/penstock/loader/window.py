@@ -22,8 +22,8 @@ from penstock.errors import PenstockError, WorkerError
 from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.lookahead import Lookahead
+from penstock.loader.messages import Made, Task
 from penstock.loader.snapshots import Snapshot
-from penstock.loader.work import Made, Task
 
 __all__ = ["ATTEMPTS", "CLOSED", "INTERRUPTED", "DispatchPolicy", "Window", "is_timeout", "timed_out"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.loader.ring import slots_for
+from penstock.loader.executors.process.ring import slots_for
 from penstock.manifest.sidecar import Header
 from penstock.planning.job import Assumptions, Job
 
@@ -63,8 +63,8 @@ class StartUp:
 def memory_of(job: Job, assumed: Assumptions) -> Memory:
     """Memory of processes and nodes, and the size of the index.
 
-    The ring's slots are those of the loader itself (`penstock.loader.ring.slots_for`), for worker processes and batches
-    that come as one tensor; the index's size is that of its format.
+    The ring's slots are the loader's own (`slots_for` in `loader/executors/process/ring.py`), for worker processes and
+    batches that come as one tensor. The index's size is that of its format.
 
     >>> memory_of(Job(samples=10, sample_bytes=1000), Assumptions()).index_bytes
     216

@@ -19,8 +19,8 @@ import torch
 from penstock.datasets import ImageDataset
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.loader.fetch import Maker
+from penstock.loader.messages import Task, Work
 from penstock.loader.probe import Probe, make
-from penstock.loader.work import Task, Work
 from penstock.manifest import Manifest
 from penstock.stages import by_clock
 from penstock.storage import is_remote

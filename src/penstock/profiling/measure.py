@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from penstock.errors import ConfigError
 from penstock.loader.config import EXECUTORS, LoaderConfig
 from penstock.loader.cores import cores, ticks
+from penstock.loader.messages import Task
 from penstock.loader.probe import Probe, as_ours, kept_generators
-from penstock.loader.work import Task
 from penstock.profiling.advice import choose, judge, restated, storage_matters
 from penstock.profiling.alone import Account, account, drop_from_page_cache, one_thread
 from penstock.profiling.result import Profile, Setting, Stage, Trial

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 
+from penstock.loader.messages import Task, Work
 from penstock.loader.probe import Probe
 from penstock.loader.throughput import ThroughputMeter
-from penstock.loader.work import Task, Work
 from penstock.profiling.result import Moment, Rehearsal, Setting, Trial
 
 __all__ = ["rehearse", "stages_of", "try_out"]

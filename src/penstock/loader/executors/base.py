@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from penstock.loader.messages import Made, Task
 from penstock.loader.snapshots import Snapshot
-from penstock.loader.work import Made, Task
 
 __all__ = ["Again", "Began", "Done", "Event", "Executor", "Lost", "PendingBatch"]
 

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from penstock.loader.executors.base import Began, Done, Event, Executor, PendingBatch
 from penstock.loader.fetch import Maker, preserved_generators
 from penstock.loader.interrupts import is_of_signal_handler
+from penstock.loader.messages import Made, Work
 from penstock.loader.stream import StreamFetch
-from penstock.loader.work import Made, Work
 from penstock.plan.opening import Told
 
 __all__ = ["InlineExecutor"]

@@ -24,11 +24,11 @@ from typing import Any
 from penstock.errors import WorkerError
 from penstock.loader.arena import Shared, collating_into
 from penstock.loader.executors.base import Began, Done, Event, Executor, PendingBatch
+from penstock.loader.executors.thread_pool import Failure, ThreadPool, thread_number
 from penstock.loader.fetch import Maker
-from penstock.loader.pool import Failure, ThreadPool, thread_number
+from penstock.loader.messages import Made, Task, Work
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
-from penstock.loader.work import Made, Task, Work
 from penstock.loader.workerinfo import worker_scope
 from penstock.plan.opening import Told
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import RingError, WorkerError
-from penstock.loader.assembly import Assembly, Plan, ProcessBatch
-from penstock.loader.assign import Assigner
+from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
+from penstock.loader.executors.process.assembly import Assembly, Plan, ProcessBatch
+from penstock.loader.executors.process.assign import Assigner
+from penstock.loader.executors.process.pool import Pool
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.process import Pool
-from penstock.loader.remote import rebuild
-from penstock.loader.work import Made, Task, Work
+from penstock.loader.messages import Made, Task, Work
 from penstock.plan.opening import Told
 
 __all__ = ["ProcessExecutor"]

@@ -26,10 +26,10 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
 from penstock.errors import ClusterError
-from penstock.loader.ray.cluster import check_attached, nodes, resources, session
-from penstock.loader.ray.member import Answer, Call, Counts, Member, Pass
-from penstock.loader.ray.options import RayOptions
-from penstock.loader.ray.worker import Actor, versions
+from penstock.loader.executors.ray.cluster import check_attached, nodes, resources, session
+from penstock.loader.executors.ray.member import Answer, Call, Counts, Member, Pass
+from penstock.loader.executors.ray.options import RayOptions
+from penstock.loader.executors.ray.worker import Actor, versions
 from penstock.loader.snapshots import Snapshot
 
 __all__ = ["Actors"]

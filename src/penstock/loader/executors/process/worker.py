@@ -24,18 +24,18 @@ import numpy.typing as npt
 import torch
 
 from penstock.loader.arena import Column, Rows, Slot, collating_into
-from penstock.loader.channel import Inbox, write
+from penstock.loader.exceptions import describe
+from penstock.loader.executors.process.channel import Inbox, write
+from penstock.loader.executors.process.pack import Packed, pack
+from penstock.loader.executors.process.ring import Region
+from penstock.loader.executors.process.rows import Layout, flatten
+from penstock.loader.executors.thread_pool import ThreadPool, thread_number
 from penstock.loader.fetch import Maker
 from penstock.loader.memory import SharedFile
-from penstock.loader.pack import Packed, pack
-from penstock.loader.pool import ThreadPool, thread_number
-from penstock.loader.remote import describe
-from penstock.loader.ring import Region
-from penstock.loader.rows import Layout, flatten
+from penstock.loader.messages import Task, Work
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import WorkerState
 from penstock.loader.stream import StreamFetch
-from penstock.loader.work import Task, Work
 from penstock.loader.workerinfo import process_worker, seed_worker
 from penstock.processes import end_with_parent
 from penstock.random import show_samples

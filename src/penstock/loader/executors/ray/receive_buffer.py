@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.loader.arena import aligned
-from penstock.loader.pack import unpack
-from penstock.loader.ring import Ring
+from penstock.loader.executors.process.pack import unpack
+from penstock.loader.executors.process.ring import Ring
 
-__all__ = ["Landing"]
+__all__ = ["ReceiveBuffer"]
 
 
-class Landing:
+class ReceiveBuffer:
     """Where batches of one loader arrive. A batch is the user's as long as anything refers to it."""
 
     def __init__(self) -> None:

@@ -26,14 +26,14 @@ import torch
 from ray import cloudpickle
 
 import penstock
+from penstock.loader.exceptions import RemoteError, describe
+from penstock.loader.executors.process.pack import pack
+from penstock.loader.executors.ray.remote_manifest import RowsWanted, keep_rows
+from penstock.loader.executors.thread_pool import ThreadPool
 from penstock.loader.fetch import Fetch, Maker
-from penstock.loader.pack import pack
-from penstock.loader.pool import ThreadPool
-from penstock.loader.ray.far import RowsWanted, keep_rows
-from penstock.loader.remote import RemoteError, describe
+from penstock.loader.messages import Task, Work
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stream import StreamFetch
-from penstock.loader.work import Task, Work
 from penstock.loader.workerinfo import process_worker, seed_worker
 from penstock.plan.opening import Told
 
@@ -159,7 +159,7 @@ class Worker:
             run: number of their pass.
             tasks: pickled.
             collate: False for the samples as they are.
-            rows: of manifests whose file is not here, see `penstock.loader.ray.far`.
+            rows: of manifests whose file is not here, see `penstock.loader.executors.ray.remote_manifest`.
 
         Returns:
             The answers, pickled: of each its kind ("batch", "error", "end", "rows", "skipped"), payload, work, seconds

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.loader.ray.cluster import Node
+from penstock.loader.executors.ray.cluster import Node
 from penstock.plan.opening import Told
 
 __all__ = ["Answer", "Call", "Counts", "Member", "Pass"]

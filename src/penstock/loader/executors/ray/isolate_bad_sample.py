@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.loader.fetch import Fetch
-from penstock.loader.work import Task, Work
+from penstock.loader.messages import Task, Work
 from penstock.random import current_key
 
 __all__ = ["make_carefully"]

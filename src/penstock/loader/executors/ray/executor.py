@@ -19,15 +19,15 @@ from typing import Any
 from ray import cloudpickle
 
 from penstock.errors import RingError, WorkerError
+from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import Again, Began, Done, Event, Executor, Lost, PendingBatch
+from penstock.loader.executors.ray.isolate_bad_sample import make_carefully
+from penstock.loader.executors.ray.jobs import Desk, RayBatch
+from penstock.loader.executors.ray.member import Answer, Call, Member
+from penstock.loader.executors.ray.remote_manifest import rows_for
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.ray.careful import make_carefully
-from penstock.loader.ray.far import rows_for
-from penstock.loader.ray.jobs import Desk, RayBatch
-from penstock.loader.ray.member import Answer, Call, Member
-from penstock.loader.remote import rebuild
+from penstock.loader.messages import Made, Task, Work
 from penstock.loader.window import CLOSED
-from penstock.loader.work import Made, Task, Work
 
 __all__ = ["RayExecutor"]
 

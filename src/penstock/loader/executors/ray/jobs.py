@@ -9,16 +9,16 @@ from typing import Any
 from ray.exceptions import RayTaskError
 
 from penstock.errors import WorkerError
+from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import PendingBatch
-from penstock.loader.pack import unpack
-from penstock.loader.ray.actors import Actors
-from penstock.loader.ray.budget import Budget
-from penstock.loader.ray.elastic import Elastic
-from penstock.loader.ray.landing import Landing
-from penstock.loader.ray.member import Call
-from penstock.loader.remote import rebuild
+from penstock.loader.executors.process.pack import unpack
+from penstock.loader.executors.ray.actors import Actors
+from penstock.loader.executors.ray.budget import Budget
+from penstock.loader.executors.ray.elastic import Elastic
+from penstock.loader.executors.ray.member import Call
+from penstock.loader.executors.ray.receive_buffer import Landing
+from penstock.loader.messages import Task
 from penstock.loader.window import ATTEMPTS
-from penstock.loader.work import Task
 from penstock.manifest import Manifest
 
 __all__ = ["Desk", "RayBatch"]

@@ -7,6 +7,6 @@
 `RayExecutor` is what a loader keeps; Ray itself is imported when the first pass begins.
 """
 
-from penstock.loader.ray.options import RayOptions
+from penstock.loader.executors.ray.options import RayOptions
 
 __all__ = ["RayOptions"]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from penstock.loader.assembly import Assembly, Part, Plan, ProcessBatch
+from penstock.loader.executors.process.assembly import Assembly, Part, Plan, ProcessBatch
+from penstock.loader.executors.process.pool import Pool
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.process import Pool
 
 __all__ = ["Assigner"]
 

@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.loader.channel import Frame, Inbox, Outbox
 from penstock.loader.config import LoaderConfig
 from penstock.loader.delivery import PATIENCE
+from penstock.loader.executors.process.channel import Frame, Inbox, Outbox
+from penstock.loader.executors.process.ring import SPARE, Region, Ring
+from penstock.loader.executors.process.worker import Setup, board_bytes, board_width, main
 from penstock.loader.fetch import Maker
 from penstock.loader.interrupts import holding_back_interrupts
-from penstock.loader.ring import SPARE, Region, Ring
-from penstock.loader.worker import Setup, board_bytes, board_width, main
 from penstock.plan.opening import Told
 
 __all__ = ["Pool"]

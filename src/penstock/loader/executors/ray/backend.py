@@ -12,9 +12,9 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.loader.config import LoaderConfig
+from penstock.loader.executors.ray.cluster import attach, load_ray, nodes, session
+from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.fetch import Maker
-from penstock.loader.ray.cluster import attach, load_ray, nodes, session
-from penstock.loader.ray.options import RayOptions
 from penstock.loader.stream import StreamFetch
 from penstock.plan.user_states import has_state
 
@@ -74,7 +74,7 @@ class RayBackend:
         self._desk.manifests = manifests
 
     def _pickled(self, maker: Maker) -> tuple[bytes, dict[str, Any]]:
-        from penstock.loader.ray.far import pickle_with_handles
+        from penstock.loader.executors.ray.remote_manifest import pickle_with_handles
 
         name = type(maker.dataset).__name__
         try:
@@ -94,10 +94,10 @@ class RayBackend:
         return setup, manifests
 
     def _make_desk(self, setup: bytes, maker: Maker) -> Any:
-        from penstock.loader.ray.actors import Actors
-        from penstock.loader.ray.budget import Budget
-        from penstock.loader.ray.elastic import Elastic
-        from penstock.loader.ray.jobs import Desk
+        from penstock.loader.executors.ray.actors import Actors
+        from penstock.loader.executors.ray.budget import Budget
+        from penstock.loader.executors.ray.elastic import Elastic
+        from penstock.loader.executors.ray.jobs import Desk
 
         config, options = self._config, self._options
         turns = _takes_turns(maker)
@@ -117,8 +117,8 @@ class RayBackend:
         """Return what makes the batches of a pass (`penstock.loader.engine.Run`), for which `prepare` was called; and
         whether its workers take turns.
         """
-        from penstock.loader.ray.executor import RayExecutor
-        from penstock.loader.ray.member import Pass
+        from penstock.loader.executors.ray.executor import RayExecutor
+        from penstock.loader.executors.ray.member import Pass
 
         config, actors = self._config, self._desk.actors
         turns = _takes_turns(run.maker)

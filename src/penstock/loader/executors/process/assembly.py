@@ -13,12 +13,12 @@ import torch
 
 from penstock.loader.arena import Column, aligned
 from penstock.loader.executors.base import PendingBatch
+from penstock.loader.executors.process.pack import SMALL, unpack
+from penstock.loader.executors.process.pool import Pool
+from penstock.loader.executors.process.ring import LIGHT, Slot
+from penstock.loader.executors.process.rows import Layout, join, join_texts, layout_of, unflatten
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.pack import SMALL, unpack
-from penstock.loader.process import Pool
-from penstock.loader.ring import LIGHT, Slot
-from penstock.loader.rows import Layout, join, join_texts, layout_of, unflatten
-from penstock.loader.work import Made, Task, Work
+from penstock.loader.messages import Made, Task, Work
 
 __all__ = ["Assembly", "Part", "Plan", "ProcessBatch"]
 
