@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 import penstock
 from _common import parse, remark, table
-from penstock.loader.messages import Made, Work
+from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.statistics import Statistics, size_of
 from penstock.stages import collect, stage
 
@@ -61,9 +61,9 @@ def consumer(batch: Any) -> Callable[[], None]:
     """What a batch costs in the consumer's thread."""
     counted = Statistics()
     counted.begin(executor="process", workers=2, depth=4)
-    work = Work()
-    work.samples, work.fetch, work.stages = BATCH, 0.01, {"read": 0.001, "decode": 0.005}
-    made = Made(batch, work, 0, way="ring")
+    metrics = BatchMetrics()
+    metrics.samples, metrics.fetch, metrics.stages = BATCH, 0.01, {"read": 0.001, "decode": 0.005}
+    made = BatchResult(batch, metrics, 0, way="ring")
 
     def once() -> None:
         start = time.perf_counter()
@@ -74,17 +74,17 @@ def consumer(batch: Any) -> Callable[[], None]:
 
 def worker() -> None:
     """What a batch costs in the worker's thread: the clocks around fetch, collate and packing, and the record."""
-    work = Work()
+    metrics = BatchMetrics()
     collect()
     start, cpu = time.perf_counter(), time.thread_time()
-    work.fetch += time.perf_counter() - start
-    work.cpu += time.thread_time() - cpu
+    metrics.fetch += time.perf_counter() - start
+    metrics.cpu += time.thread_time() - cpu
     for name, seconds in collect().items():
-        work.stages[name] = seconds
+        metrics.stages[name] = seconds
     start = time.perf_counter()
-    work.collate += time.perf_counter() - start
+    metrics.collate += time.perf_counter() - start
     start = time.perf_counter()
-    work.hand_over += time.perf_counter() - start
+    metrics.hand_over += time.perf_counter() - start
 
 
 def one_stage() -> None:

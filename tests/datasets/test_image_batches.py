@@ -31,7 +31,7 @@ from penstock.images.transforms import (
 from penstock.loader.arena import Column, Rows, Shared, Slot, collating_into
 from penstock.loader.collate import Collate
 from penstock.loader.fetch import Fetch
-from penstock.loader.messages import Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.manifest import Record
 from penstock.random import sample_scope
 
@@ -118,7 +118,7 @@ class TestNoCopies:
         torch.stack = lambda *a, **k: calls.append(1) or stack(*a, **k)  # type: ignore[func-returns-value, assignment]
         try:
             with collating_into(slot):
-                images, _ = fetch(Task(list(range(8)), list(range(8))), Work())
+                images, _ = fetch(BatchRequest(list(range(8)), list(range(8))), BatchMetrics())
         finally:
             torch.stack = stack  # type: ignore[assignment]
         assert images.data_ptr() == slot.address
@@ -131,11 +131,11 @@ class TestNoCopies:
         nbytes = 48 * 48 * 3
         columns = [Column(0, torch.uint8, (48, 48, 3), nbytes), Column(20 * nbytes, torch.int64, (), 8)]
         rows = Rows(memory, columns, 4, 8)
-        task = Task([4, 5, 6, 7], [4, 5, 6, 7])
+        request = BatchRequest([4, 5, 6, 7], [4, 5, 6, 7])
         with collating_into(rows):
-            samples = fetch.samples(task, Work())
+            samples = fetch.samples(request, BatchMetrics())
             assert not rows.addresses
-            images, _ = fetch.collate(samples, task, Work())
+            images, _ = fetch.collate(samples, request, BatchMetrics())
         assert images.data_ptr() == samples[0][0].data_ptr() == memory.ctypes.data + 4 * nbytes
         assert not memory[: 4 * nbytes].any()
         assert not memory[8 * nbytes : 20 * nbytes].any()

@@ -33,7 +33,7 @@ from penstock.errors import (
     StateError,
 )
 from penstock.loader.fetch import Fetch
-from penstock.loader.messages import Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -201,9 +201,9 @@ def test_batches_are_written_where_they_are_delivered(files: list[str]) -> None:
     assert torch.equal(batch, torch.stack([dataset[5], dataset[0], dataset[5]]))
     loader = ps.DataLoader(dataset, batch_size=4)
     fetch = Fetch(dataset, loader.pipeline.collate, batched=True, seed_globals=False)
-    work = Work()
-    fetch(Task([1, 2], [1, 2]), work)
-    assert (work.collate, work.samples) == (0.0, 2)
+    metrics = BatchMetrics()
+    fetch(BatchRequest([1, 2], [1, 2]), metrics)
+    assert (metrics.collate, metrics.samples) == (0.0, 2)
     assert not fetch.divisible
     own = ps.DataLoader(make(files), batch_size=4, collate_fn=lambda items: [int(item[0]) for item in items])
     assert [token for some in own for token in some] == [int(dataset[i][0]) for i in range(40)]

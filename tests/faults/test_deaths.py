@@ -32,7 +32,7 @@ from pairwise import pairwise
 from penstock import DataLoader
 from penstock.errors import WorkerError
 from penstock.loader.executors.base import Event, Executor, Lost, PendingBatch
-from penstock.loader.messages import Made, Task
+from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.window import ATTEMPTS, DispatchPolicy, Window
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*does not declare itself pure")
@@ -294,7 +294,7 @@ class Dying(Executor):
         self.replaced.append(lost.worker)
         return []
 
-    def collect(self, batch: PendingBatch, number: int) -> Made:
+    def collect(self, batch: PendingBatch, number: int) -> BatchResult:
         raise NotImplementedError
 
     def drop(self, pending: Sequence[PendingBatch]) -> None:
@@ -304,7 +304,7 @@ class Dying(Executor):
 def test_no_worker_is_started_beside_one_that_ended_the_pass() -> None:
     executor = Dying()
     policy = DispatchPolicy(turns=False, stream=False, in_order=True, timeout=0, restart=True)
-    window = Window(iter([Task([0], [0]), Task([1], [1])]), executor, policy)
+    window = Window(iter([BatchRequest([0], [0]), BatchRequest([1], [1])]), executor, policy)
     with pytest.raises(WorkerError, match=r"^dead, as were workers before it\.$"):
         window.next()
     assert executor.replaced == []

@@ -46,10 +46,10 @@ class Struck:
 def _is_ours(frame: Any) -> bool:
     """Return whether `next` is under way, and has not come to hand a batch over."""
     name = frame.f_code.co_filename
-    if name.endswith("loader/delivery.py"):
+    if name.endswith("loader/dataloader_iter.py"):
         return False
     while frame is not None:
-        if frame.f_code.co_filename.endswith("loader/delivery.py"):
+        if frame.f_code.co_filename.endswith("loader/dataloader_iter.py"):
             return True
         frame = frame.f_back
     return False

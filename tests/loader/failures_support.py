@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.loader.failures import Failure, OnError
-from penstock.loader.messages import Work
+from penstock.loader.messages import BatchMetrics
 
 KEY = 0x0123456789ABCDEF
 Load = Callable[[Any, int], Any]
@@ -40,5 +40,5 @@ def run(
     action: Any, load_one: Load, index: Any = 5, key: int = KEY, length: int | None = 100, **options: Any
 ) -> tuple[Any, list[Failure]]:
     """A sample and what was noted."""
-    work = Work()
-    return OnError(action, **options).load(load_one, index, key, length, work), work.failures
+    metrics = BatchMetrics()
+    return OnError(action, **options).load(load_one, index, key, length, metrics), metrics.failures

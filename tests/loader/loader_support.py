@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import penstock as ps
-from penstock.loader.messages import Made
+from penstock.loader.messages import BatchResult
 
 EXECUTORS = {"inline": 0, "thread": 2, "process": 2}
 """Executors by name, with the number of workers that the tests give them."""
@@ -211,7 +211,7 @@ def outcomes(loader: Any, limit: int = 1000) -> list[Any]:
         for _ in range(limit):
             try:
                 made = next(iterator)
-                result.append(plain(made.batch if isinstance(made, Made) else made))
+                result.append(plain(made.batch if isinstance(made, BatchResult) else made))
             except StopIteration:
                 return result
             except Exception as error:

@@ -121,7 +121,7 @@ def test_a_probe_makes_batches_as_the_loader_does() -> None:
         assigned: ps.DataLoader[Any] = ps.DataLoader(Impure(), 4, seed=1)
         assigned.executor, assigned.num_workers = "thread", 2
         for loader in (threads, both, assigned):
-            assert not Probe(loader, batches=1).maker().seed_globals  # type: ignore[attr-defined]
+            assert not Probe(loader, batches=1).fetcher().seed_globals  # type: ignore[attr-defined]
     auto: ps.DataLoader[Any] = ps.DataLoader(Released(), 4, seed=1, num_workers="auto")
     config = Probe(auto, batches=1).config
     assert not config.tunes

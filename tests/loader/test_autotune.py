@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.loader.autotune import Autotuner
-from penstock.loader.messages import Work
+from penstock.loader.messages import BatchMetrics
 from penstock.loader.setting import INLINE, Setting
 from penstock.loader.throughput import Throughput
 
@@ -23,26 +23,26 @@ class Machine:
     """
 
     def __init__(
-        self, *, cores: int, work: float, computing: float, train: float, hand: float = 0.0, locked: bool = True
+        self, *, cores: int, metrics: float, computing: float, train: float, hand: float = 0.0, locked: bool = True
     ) -> None:
         self.cores = cores
-        self.work = work
+        self.metrics = metrics
         self.computing = computing
         self.train = train
         self.hand = hand
         self.locked = locked
 
     def measure(self, setting: Setting) -> Throughput:
-        cpu = self.work * self.computing
-        wait = self.work
+        cpu = self.metrics * self.computing
+        wait = self.metrics
         if setting.workers:
             at_once = min(self.cores, setting.workers)
             if setting.executor == "thread" and self.locked:
                 at_once = 1
-            each = max(self.work / setting.workers, cpu / at_once)
+            each = max(self.metrics / setting.workers, cpu / at_once)
             wait = max(0.0, each - self.train) + (0.0 if setting.executor == "thread" else self.hand)
-        work = Work(SAMPLES, fetch=SAMPLES * self.work, cpu=SAMPLES * cpu)
-        return Throughput(SAMPLES // 10, SAMPLES * wait, SAMPLES * self.train, work)
+        metrics = BatchMetrics(SAMPLES, fetch=SAMPLES * self.metrics, cpu=SAMPLES * cpu)
+        return Throughput(SAMPLES // 10, SAMPLES * wait, SAMPLES * self.train, metrics)
 
 
 def search(tuner: Autotuner, machine: Machine) -> list[Setting]:
@@ -65,7 +65,7 @@ def counts(tried: list[Setting]) -> list[int]:
 
 
 def test_inline_comes_first_and_is_enough_where_the_training_hardly_waits() -> None:
-    machine = Machine(cores=8, work=0.9e-3, computing=1.0, train=1e-1)
+    machine = Machine(cores=8, metrics=0.9e-3, computing=1.0, train=1e-1)
     tuner = tuner_of(machine, "process", "thread", inline="try")
     assert search(tuner, machine) == [INLINE]
     assert tuner.current == INLINE
@@ -74,7 +74,7 @@ def test_inline_comes_first_and_is_enough_where_the_training_hardly_waits() -> N
 
 
 def test_one_worker_is_enough_where_the_training_hardly_waits_for_it() -> None:
-    machine = Machine(cores=8, work=0.9e-3, computing=1.0, train=1e-3)
+    machine = Machine(cores=8, metrics=0.9e-3, computing=1.0, train=1e-3)
     tuner = tuner_of(machine, "process", "thread", inline="try")
     assert search(tuner, machine) == [INLINE, Setting("process", 1)]
     assert tuner.current == Setting("process", 1)
@@ -82,7 +82,7 @@ def test_one_worker_is_enough_where_the_training_hardly_waits_for_it() -> None:
 
 @pytest.mark.parametrize(("cores", "tried"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (16, [1, 2, 4, 8, 16])])
 def test_a_data_set_that_computes_gets_the_cores(cores: int, tried: list[int]) -> None:
-    machine = Machine(cores=cores, work=1.0, computing=1.0, train=1e-6)
+    machine = Machine(cores=cores, metrics=1.0, computing=1.0, train=1e-6)
     tuner = tuner_of(machine)
     assert counts(search(tuner, machine)) == tried
     assert tuner.current == Setting("process", cores)
@@ -90,16 +90,16 @@ def test_a_data_set_that_computes_gets_the_cores(cores: int, tried: list[int]) -
 
 
 def test_a_count_that_cannot_bring_a_tenth_is_not_tried() -> None:
-    machine = Machine(cores=17, work=1.0, computing=1.0, train=1e-6)
+    machine = Machine(cores=17, metrics=1.0, computing=1.0, train=1e-6)
     assert counts(search(tuner_of(machine), machine)) == [1, 2, 4, 8, 16]
 
 
 def test_a_data_set_that_waits_gets_more_as_long_as_that_helps() -> None:
-    machine = Machine(cores=2, work=1.0, computing=0.02, train=1e-6)
+    machine = Machine(cores=2, metrics=1.0, computing=0.02, train=1e-6)
     tuner = tuner_of(machine)
     assert counts(search(tuner, machine)) == [1, 2, 4, 8, 16, 32, 64]
     assert tuner.current.workers == 64
-    machine = Machine(cores=2, work=1.0, computing=0.2, train=1e-6)
+    machine = Machine(cores=2, metrics=1.0, computing=0.2, train=1e-6)
     tuner = tuner_of(machine)
     assert counts(search(tuner, machine)) == [1, 2, 4, 8, 16, 32]
     assert tuner.current.workers == 16  # two cores have no more time than that
@@ -108,7 +108,7 @@ def test_a_data_set_that_waits_gets_more_as_long_as_that_helps() -> None:
 
 @pytest.mark.parametrize("computing", [0.02, 1.0])
 def test_eight_ranks_of_a_node_share_its_cores(computing: float) -> None:
-    machine = Machine(cores=96, work=1.0, computing=computing, train=1e-6)
+    machine = Machine(cores=96, metrics=1.0, computing=computing, train=1e-6)
     tuner = tuner_of(machine, ranks=8)
     assert max(counts(search(tuner, machine))) == 96 // 8
     assert tuner.stats()["local_ranks"] == 8
@@ -116,26 +116,26 @@ def test_eight_ranks_of_a_node_share_its_cores(computing: float) -> None:
 
 @pytest.mark.parametrize("cores", [1, 4])
 def test_every_rank_has_a_worker_where_there_are_more_ranks_than_cores(cores: int) -> None:
-    machine = Machine(cores=cores, work=1.0, computing=1.0, train=1e-6)
+    machine = Machine(cores=cores, metrics=1.0, computing=1.0, train=1e-6)
     assert counts(search(tuner_of(machine, ranks=100), machine)) == [1]
 
 
 def test_no_more_workers_than_there_is_memory_for() -> None:
-    machine = Machine(cores=16, work=1.0, computing=1.0, train=1e-6)
+    machine = Machine(cores=16, metrics=1.0, computing=1.0, train=1e-6)
     tuner = tuner_of(machine)
     tuner.memory_for = 5
     assert counts(search(tuner, machine)) == [1, 2, 4, 5]
 
 
 def test_no_more_workers_than_batches_in_a_pass() -> None:
-    machine = Machine(cores=16, work=1.0, computing=1.0, train=1e-6)
+    machine = Machine(cores=16, metrics=1.0, computing=1.0, train=1e-6)
     tuner = tuner_of(machine)
     tuner.length = 4
     assert counts(search(tuner, machine)) == [1, 2, 4]
 
 
 def test_each_executor_is_tried_with_two_workers_and_the_best_goes_on() -> None:
-    machine = Machine(cores=16, work=1e-3, computing=1.0, train=1e-6, hand=1e-3, locked=False)
+    machine = Machine(cores=16, metrics=1e-3, computing=1.0, train=1e-6, hand=1e-3, locked=False)
     tuner = tuner_of(machine, "auto", "process", "thread")
     two = [Setting(kind, 2) for kind in ("auto", "process", "thread")]
     more = [Setting("thread", count) for count in (4, 8, 16)]
@@ -144,7 +144,7 @@ def test_each_executor_is_tried_with_two_workers_and_the_best_goes_on() -> None:
 
 
 def test_where_no_number_of_workers_helps_it_says_so() -> None:
-    machine = Machine(cores=4, work=1e-5, computing=1.0, train=1e-5, hand=1e-4)
+    machine = Machine(cores=4, metrics=1e-5, computing=1.0, train=1e-5, hand=1e-4)
     tuner = tuner_of(machine, inline="try")
     assert counts(search(tuner, machine)) == [0, 1, 2]
     assert tuner.current == INLINE
@@ -155,9 +155,9 @@ def test_of_settings_as_good_as_the_best_the_smallest_is_chosen() -> None:
     class Close(Machine):
         def measure(self, setting: Setting) -> Throughput:
             rate = {0: 900, 1: 500, 2: 930, 4: 980}[setting.workers]
-            return Throughput(SAMPLES // 10, SAMPLES / rate, 0.0, Work(SAMPLES, fetch=1.0, cpu=1.0))
+            return Throughput(SAMPLES // 10, SAMPLES / rate, 0.0, BatchMetrics(SAMPLES, fetch=1.0, cpu=1.0))
 
-    machine = Close(cores=4, work=0.0, computing=1.0, train=0.0)
+    machine = Close(cores=4, metrics=0.0, computing=1.0, train=0.0)
     tuner = tuner_of(machine, inline="try")
     assert counts(search(tuner, machine)) == [0, 1, 2, 4]
     assert tuner.current == Setting("process", 4)  # 930 is no 95 % of 980
@@ -168,7 +168,7 @@ def test_of_settings_as_good_as_the_best_the_smallest_is_chosen() -> None:
 
 
 def test_inline_is_estimated_where_trying_it_is_not_safe() -> None:
-    machine = Machine(cores=4, work=1e-5, computing=1.0, train=1e-5, hand=1e-4)
+    machine = Machine(cores=4, metrics=1e-5, computing=1.0, train=1e-5, hand=1e-4)
     tuner = tuner_of(machine, inline="estimate")
     assert INLINE not in search(tuner, machine)
     assert tuner.current == INLINE
@@ -184,7 +184,7 @@ def test_inline_is_estimated_where_trying_it_is_not_safe() -> None:
 
 
 def test_starting_workers_counts_where_passes_are_short() -> None:
-    machine = Machine(cores=2, work=1e-3, computing=1.0, train=1e-6)
+    machine = Machine(cores=2, metrics=1e-3, computing=1.0, train=1e-6)
     for persistent in (False, True):
         tuner = tuner_of(machine, inline="try", persistent=persistent)
         tuner.length = 10  # batches of ten samples: 0.1 s of work
@@ -197,7 +197,7 @@ def test_starting_workers_counts_where_passes_are_short() -> None:
 
 
 def test_what_cannot_be_had_is_no_good() -> None:
-    machine = Machine(cores=8, work=1.0, computing=1.0, train=1e-6)
+    machine = Machine(cores=8, metrics=1.0, computing=1.0, train=1e-6)
     tuner = tuner_of(machine, "process", "thread")
     while not tuner.decided:
         broken = tuner.current == Setting("process", 8)
@@ -223,11 +223,11 @@ def test_where_no_workers_can_be_had_it_is_inline_if_that_may_be(inline: str, ch
 
 
 def test_later_it_searches_once_more_from_the_chosen_setting_on() -> None:
-    machine = Machine(cores=8, work=3e-3, computing=1.0, train=1e-3)
+    machine = Machine(cores=8, metrics=3e-3, computing=1.0, train=1e-3)
     tuner = tuner_of(machine, inline="try")
     assert counts(search(tuner, machine)) == [0, 1, 2, 4]
     assert not tuner.finished
-    machine.work = 7e-3
+    machine.metrics = 7e-3
     assert tuner.look_again(1e9)
     assert tuner.stats()["chosen"]["workers"] == 4, "until there is another choice"
     assert counts(search(tuner, machine)) == [4, 8]
@@ -240,7 +240,7 @@ def test_later_it_searches_once_more_from_the_chosen_setting_on() -> None:
 
 
 def test_a_second_search_touches_nothing_where_the_setting_is_enough() -> None:
-    machine = Machine(cores=8, work=3e-3, computing=1.0, train=1e-3)
+    machine = Machine(cores=8, metrics=3e-3, computing=1.0, train=1e-3)
     tuner = tuner_of(machine)
     search(tuner, machine)
     assert tuner.look_again(1e9)
@@ -248,7 +248,7 @@ def test_a_second_search_touches_nothing_where_the_setting_is_enough() -> None:
 
 
 def test_it_does_not_look_again_early() -> None:
-    machine = Machine(cores=2, work=3e-3, computing=1.0, train=1e-3)
+    machine = Machine(cores=2, metrics=3e-3, computing=1.0, train=1e-3)
     tuner = tuner_of(machine, later=60.0)
     assert not tuner.look_again(1e9), "a search is under way"
     search(tuner, machine)
@@ -258,7 +258,7 @@ def test_it_does_not_look_again_early() -> None:
 
 @given(
     cores=st.integers(1, 80),
-    work=st.floats(1e-6, 1.0),
+    metrics=st.floats(1e-6, 1.0),
     computing=st.floats(0.0, 1.0),
     train=st.floats(1e-6, 1.0),
     hand=st.floats(0.0, 1e-3),

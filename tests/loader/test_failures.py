@@ -20,7 +20,7 @@ from penstock.errors import (
     ImageError,
 )
 from penstock.loader.failures import SKIP, Failure, OnError
-from penstock.loader.messages import Work
+from penstock.loader.messages import BatchMetrics
 from penstock.random import sample_scope
 
 
@@ -59,11 +59,11 @@ class TestActions:
         def load_one(index: int, key: int) -> None:
             raise error
 
-        work = Work()
+        metrics = BatchMetrics()
         with pytest.raises(LookupError) as caught:
-            OnError("raise").load(load_one, 5, KEY, 100, work)
+            OnError("raise").load(load_one, 5, KEY, 100, metrics)
         assert caught.value is error
-        assert (notes(error), error.__context__, work.failures) == ("", None, [])
+        assert (notes(error), error.__context__, metrics.failures) == ("", None, [])
 
     def test_skip(self) -> None:
         sample, (failure,) = run("skip", loads(5))
@@ -130,9 +130,9 @@ class TestActions:
         gc.disable()
         try:
             for action in ("skip", "replace", skip_key_errors):
-                work = Work()
+                metrics = BatchMetrics()
                 try:
-                    OnError(action).load(load_one, 5, KEY, 100, work)
+                    OnError(action).load(load_one, 5, KEY, 100, metrics)
                 except ValueError:
                     assert action is skip_key_errors
             assert kept
@@ -207,9 +207,9 @@ class TestFailure:
 
         failure = self.failure(Unpicklable(1, 2))
         assert pickle.loads(pickle.dumps(failure)) == failure
-        work = Work()
-        work.failures.append(failure)
-        assert pickle.loads(pickle.dumps(work)).failures == [failure]
+        metrics = BatchMetrics()
+        metrics.failures.append(failure)
+        assert pickle.loads(pickle.dumps(metrics)).failures == [failure]
 
     def test_long_texts_are_cut_in_the_middle(self) -> None:
         failure = self.failure(ValueError("begin" + "x" * 10**6 + "end"))

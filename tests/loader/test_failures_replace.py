@@ -27,7 +27,7 @@ from penstock.errors import (
     TooManyErrors,
 )
 from penstock.loader.failures import SKIP, Failure, OnError, is_tolerable
-from penstock.loader.messages import Work
+from penstock.loader.messages import BatchMetrics
 
 
 class TestDraws:
@@ -116,12 +116,12 @@ class TestFilling:
     """A batch of which all samples were skipped."""
 
     def fill(self, action: Any, load_one: Load, indices: list[Any], length: int | None = 100, **options: Any) -> Any:
-        rule, work = OnError(action, **options), Work()
+        rule, metrics = OnError(action, **options), BatchMetrics()
         keys = range(KEY, KEY + len(indices))
         for index, key in zip(indices, keys, strict=True):
-            assert rule.load(load_one, index, key, length, work) is SKIP
-        self.failures = work.failures
-        return rule.fill(load_one, indices[0], KEY, length, work, indices[1:])
+            assert rule.load(load_one, index, key, length, metrics) is SKIP
+        self.failures = metrics.failures
+        return rule.fill(load_one, indices[0], KEY, length, metrics, indices[1:])
 
     def test_gets_one_sample(self) -> None:
         sample = self.fill("skip", loads(*range(8)), list(range(8)))
@@ -238,11 +238,11 @@ class TestWhichErrors:
         def load_one(index: int, key: int) -> None:
             raise error
 
-        work = Work()
+        metrics = BatchMetrics()
         with pytest.raises(type(error)) as caught:
-            OnError(action).load(load_one, 5, KEY, 100, work)
+            OnError(action).load(load_one, 5, KEY, 100, metrics)
         assert caught.value is error
-        assert work.failures == []
+        assert metrics.failures == []
         assert not is_tolerable(error)
 
     @pytest.mark.parametrize("error", OF_A_SAMPLE, ids=name)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.loader.messages import Made, Work
+from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.metrics import export
 from penstock.loader.statistics import Statistics
 
@@ -25,9 +25,9 @@ class Counted:
         return self.statistics.stats({"samples": 9, "failed": 1, "skipped": 1, "replaced": 0, "types": {"OSError": 1}})
 
     def deliver(self) -> None:
-        work = Work()
-        work.samples, work.fetch, work.stages = 3, 0.5, {"decode": 0.375}
-        self.statistics.delivered(Made(None, work, 0, way="ring"), 100, 0.25, 2, 4)
+        metrics = BatchMetrics()
+        metrics.samples, metrics.fetch, metrics.stages = 3, 0.5, {"decode": 0.375}
+        self.statistics.delivered(BatchResult(None, metrics, 0, way="ring"), 100, 0.25, 2, 4)
 
 
 @pytest.fixture

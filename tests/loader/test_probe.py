@@ -38,9 +38,9 @@ def last(samples: Any) -> Any:
 
 
 def made(probe: Probe, executor: str, workers: int) -> list[Any]:
-    arrivals = list(probe.run(executor, workers, probe.tasks))
+    arrivals = list(probe.run(executor, workers, probe.requests))
     assert all(arrival.asked <= arrival.had for arrival in arrivals)
-    return [[part.tolist() for part in arrival.made.batch] for arrival in arrivals]
+    return [[part.tolist() for part in arrival.result.batch] for arrival in arrivals]
 
 
 def test_the_batches_are_those_of_the_loader_by_every_executor() -> None:
@@ -62,21 +62,21 @@ def test_what_it_says_of_the_loader() -> None:
         True,
         8,
     )
-    assert len(probe.tasks) == 3
+    assert len(probe.requests) == 3
     assert probe.executors() == ["auto", "process", "thread"]
     assert (probe.config.workers, probe.config.threads) == (1, 3)
     stream = Probe(ps.DataLoader(Stream(), batch_size=4), batches=3)
-    assert (stream.stream, stream.tasks, stream.batch_size, stream.executors()) == (True, [], 4, ["process"])
+    assert (stream.stream, stream.requests, stream.batch_size, stream.executors()) == (True, [], 4, ["process"])
     arrivals = list(stream.run("inline", 0, []))
-    assert [arrival.made.batch.tolist() for arrival in arrivals] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [arrival.result.batch.tolist() for arrival in arrivals] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_few_batches_are_planned_where_they_are_large() -> None:
     loader: ps.DataLoader[Any] = ps.DataLoader(Numbers(100_000), batch_size=100)
-    assert len(Probe(loader, batches=10).tasks) == 10
-    assert len(Probe(loader, batches=900, samples=1000).tasks) == 256
-    assert len(Probe(loader, batches=900, samples=50_000).tasks) == 500
-    assert len(Probe(loader, batches=900).tasks) == 900
+    assert len(Probe(loader, batches=10).requests) == 10
+    assert len(Probe(loader, batches=900, samples=1000).requests) == 256
+    assert len(Probe(loader, batches=900, samples=50_000).requests) == 500
+    assert len(Probe(loader, batches=900).requests) == 900
 
 
 class Impure(Numbers):
@@ -85,8 +85,8 @@ class Impure(Numbers):
 
 def test_threads_never_seed_the_generators_that_they_share() -> None:
     probe = Probe(ps.DataLoader(Impure(), batch_size=8, seed=4), batches=3)
-    assert probe.maker().seed_globals  # type: ignore[attr-defined]
-    assert not probe.maker(probe.config_of("thread", 2)).seed_globals  # type: ignore[attr-defined]
+    assert probe.fetcher().seed_globals  # type: ignore[attr-defined]
+    assert not probe.fetcher(probe.config_of("thread", 2)).seed_globals  # type: ignore[attr-defined]
     assert probe.executors() == ["process"]
 
 

@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 from penstock.loader.bar import Bar
-from penstock.loader.messages import Made, Work
+from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.report import diagnose, print_report
 from penstock.loader.statistics import Statistics
 
 
-def run(*, work: float, train: float, workers: int, seconds: float = 1.2, way: str = "local") -> dict[str, Any]:
+def run(*, metrics: float, train: float, workers: int, seconds: float = 1.2, way: str = "local") -> dict[str, Any]:
     """Statistics of a real loop: threads that sleep over each batch, a consumer that sleeps over each as well."""
 
-    def make(number: int) -> Made:
-        record = Work()
+    def make(number: int) -> BatchResult:
+        record = BatchMetrics()
         start = time.perf_counter()
-        time.sleep(work)
+        time.sleep(metrics)
         record.samples, record.fetch, record.cpu = 8, time.perf_counter() - start, 1e-6
-        return Made(None, record, number, way=way)
+        return BatchResult(None, record, number, way=way)
 
     statistics = Statistics()
     depth = 2 * workers
@@ -91,17 +91,17 @@ def queue(ready: float, depth: float = 8.0) -> dict[str, Any]:
 
 @pytest.mark.clock
 def test_real_loops() -> None:
-    verdict = diagnose(run(work=0.002, train=0.02, workers=2))
+    verdict = diagnose(run(metrics=0.002, train=0.02, workers=2))
     assert verdict.limit == "training"
-    verdict = diagnose(run(work=0.04, train=0.005, workers=2))
+    verdict = diagnose(run(metrics=0.04, train=0.005, workers=2))
     assert verdict.limit == "data"
     if "no time left" not in verdict.sentence:  # of cores that other programs keep busy
         assert "waiting for storage" in verdict.sentence  # threads that sleep
         more = re.search(r"num_workers=(\d+) ", verdict.sentence)
         assert more is not None
         assert 4 <= int(more[1]) <= 8  # four times as many are suggested at most; fewer if training had to wait itself
-    assert diagnose(run(work=0.01, train=0.01, workers=0)).limit == "data"
-    assert diagnose(run(work=0.001, train=0.001, workers=1, seconds=0.02)).limit == "unknown"
+    assert diagnose(run(metrics=0.01, train=0.01, workers=0)).limit == "data"
+    assert diagnose(run(metrics=0.001, train=0.001, workers=1, seconds=0.02)).limit == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def pass_over(batches: int, total: int | None, done: int = 0) -> Statistics:
     statistics.begin(executor="inline")
     bar = Bar(statistics, total, done)
     for number in range(batches):
-        statistics.delivered(Made(None, Work(), number), 1, 0.01, 0, 0)
+        statistics.delivered(BatchResult(None, BatchMetrics(), number), 1, 0.01, 0, 0)
         bar.update()
     bar.close()
     bar.close()
@@ -229,7 +229,7 @@ def test_bar_that_is_dropped_leaves_its_last_line(capsys: pytest.CaptureFixture[
     statistics = Statistics()
     statistics.begin(executor="inline")
     bar = Bar(statistics, 7)
-    statistics.delivered(Made(None, Work(), 0), 1, 0.01, 0, 0)
+    statistics.delivered(BatchResult(None, BatchMetrics(), 0), 1, 0.01, 0, 0)
     bar.update()
     bar.update()  # too early to be drawn
     del bar
@@ -242,14 +242,14 @@ _PROGRAM = """
 import os, sys, time
 from penstock.loader.bar import Bar
 from penstock.loader.statistics import Statistics
-from penstock.loader.messages import Made, Work
+from penstock.loader.messages import BatchMetrics, BatchResult
 statistics = Statistics()
 statistics.begin(executor="inline")
 bar = Bar(statistics, 40)
 before = sys.stdout, sys.stderr
 for number in range(30):
     time.sleep(0.04)
-    statistics.delivered(Made(None, Work(), number), 1, 0.03, 0, 0)
+    statistics.delivered(BatchResult(None, BatchMetrics(), number), 1, 0.03, 0, 0)
     bar.update()
     assert (sys.stdout, sys.stderr) == before
     if number == 20 and os.fork() == 0:

@@ -35,7 +35,7 @@ from state_support import (
 import penstock as ps
 from penstock.errors import StateError
 from penstock.loader.generators import WorkerGenerators, generator_states, set_generators
-from penstock.loader.messages import Made, Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot, restore, state_before, take_first_snapshot, take_snapshot
 from penstock.loader.stateful import LayoutError, WorkerState, WorkerStates
 from penstock.loader.stream import StreamFetch
@@ -55,7 +55,7 @@ class Worker:
 
     def __init__(self, dataset: Any, number: int, total: int, size: int, collate_fn: Any) -> None:
         self.dataset, self.number, self.total = dataset, number, total
-        self.maker = StreamFetch(dataset, collate_fn, batch_size=size, drop_last=False)
+        self.fetcher = StreamFetch(dataset, collate_fn, batch_size=size, drop_last=False)
 
     def __enter__(self) -> None:
         from torch.utils.data._utils import worker
@@ -70,19 +70,19 @@ class Worker:
 
     def start(self, epoch: int, resume: WorkerState | None) -> Any:
         with self:
-            self.maker.load_state_dict(resume)
-            return self.maker.begin(epoch)
+            self.fetcher.load_state_dict(resume)
+            return self.fetcher.begin(epoch)
 
     def made(self) -> Any:
-        """A `Made`, an error, or None at the end."""
+        """A `BatchResult`, an error, or None at the end."""
         with self:
             try:
-                batch = self.maker(Task([], []), Work())
+                batch = self.fetcher(BatchRequest([], []), BatchMetrics())
             except StopIteration:
                 return None
             except LookupError as error:
                 return error
-            return Made(batch, Work(), 0, self.number, self.maker.state_dict())
+            return BatchResult(batch, BatchMetrics(), 0, self.number, self.fetcher.state_dict())
 
 
 class Loader:
@@ -186,12 +186,12 @@ def test_collate_functions_have_a_state_too() -> None:
 
 
 def test_large_states_are_taken_less_often() -> None:
-    maker = StreamFetch(BufferStream(100), as_they_are, batch_size=1, drop_last=False)
-    maker.begin(None)
+    fetcher = StreamFetch(BufferStream(100), as_they_are, batch_size=1, drop_last=False)
+    fetcher.begin(None)
     taken = []
     for _ in range(40):
-        maker(Task([], []), Work())
-        taken.append(maker.state_dict() is not None)
+        fetcher(BatchRequest([], []), BatchMetrics())
+        taken.append(fetcher.state_dict() is not None)
     assert [number for number, yes in enumerate(taken) if yes] == [0, 17, 34]
 
 
@@ -200,7 +200,7 @@ def test_a_state_never_changes_again() -> None:
     frozen = take_snapshot(dataset, None, as_they_are)
     assert frozen is not None
     states = WorkerStates(1, stream=False)
-    states.delivered(Made(None, Work(), 0, 0, frozen))
+    states.delivered(BatchResult(None, BatchMetrics(), 0, 0, frozen))
     first = states.state()
     assert first is not None
     dataset[2]
@@ -244,7 +244,7 @@ def test_a_state_that_cannot_be_pickled_is_copied() -> None:
 def test_nobody_with_a_state_costs_nothing() -> None:
     assert take_snapshot([1], iter([1]), as_they_are) is None
     states = WorkerStates(2, stream=False)
-    states.delivered(Made(None, Work(), 0))
+    states.delivered(BatchResult(None, BatchMetrics(), 0))
     assert states.state() is None
     assert states.resume(1) is None
 
@@ -252,7 +252,7 @@ def test_nobody_with_a_state_costs_nothing() -> None:
 def of(workers: int, make: Callable[[int], Any], *, stream: bool) -> Any:
     states = WorkerStates(workers, stream=stream)
     for number in range(workers):
-        states.delivered(Made(None, Work(), 0, number, take_snapshot(make(number), None, None)))
+        states.delivered(BatchResult(None, BatchMetrics(), 0, number, take_snapshot(make(number), None, None)))
     return states.state()
 
 

@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.loader.messages import Made, Work
+from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.statistics import Statistics, size_of
 
 pytestmark = pytest.mark.clock
 
 
-def made(samples: int = 4, *, way: str = "local", **seconds: float) -> Made:
+def made(samples: int = 4, *, way: str = "local", **seconds: float) -> BatchResult:
     """A batch, and seconds of work on it by stage."""
-    work = Work()
-    work.samples = samples
-    work.collate = seconds.pop("collate", 0.0)
-    work.hand_over = seconds.pop("hand_over", 0.0)
-    work.cpu = seconds.pop("cpu", 0.0)
+    metrics = BatchMetrics()
+    metrics.samples = samples
+    metrics.collate = seconds.pop("collate", 0.0)
+    metrics.hand_over = seconds.pop("hand_over", 0.0)
+    metrics.cpu = seconds.pop("cpu", 0.0)
     rest = seconds.pop("fetch", 0.0)
-    work.fetch = sum(seconds.values()) + rest
-    work.stages = seconds
-    return Made(None, work, 0, way=way)
+    metrics.fetch = sum(seconds.values()) + rest
+    metrics.stages = seconds
+    return BatchResult(None, metrics, 0, way=way)
 
 
 def consume(
@@ -112,9 +112,9 @@ def test_stages_add_up_to_the_work() -> None:
 
 def test_stages_named_like_ours_are_added_to_ours() -> None:
     statistics = Statistics()
-    work = Work()
-    work.fetch, work.collate, work.stages = 3.0, 1.0, {"fetch": 1.0, "collate": 0.5}
-    statistics.delivered(Made(None, work, 0), 1, 0.0, 0, 0)
+    metrics = BatchMetrics()
+    metrics.fetch, metrics.collate, metrics.stages = 3.0, 1.0, {"fetch": 1.0, "collate": 0.5}
+    statistics.delivered(BatchResult(None, metrics, 0), 1, 0.0, 0, 0)
     assert statistics.stats()["stages"] == {"fetch": 2.5, "collate": 1.5, "hand-over": 0.0}
 
 

@@ -17,7 +17,7 @@ from window_support import Each, inline
 from window_support import threads as in_threads
 
 from penstock.loader.executors.thread_pool import ThreadPool
-from penstock.loader.messages import Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.stateful import WorkerState, WorkerStates
 from penstock.loader.stream import StreamFetch
 
@@ -104,8 +104,8 @@ class Place:
         self.had, self.loaded = state["had"], True
 
 
-def endless() -> Iterator[Task]:
-    return (Task([], []) for _ in itertools.count())
+def endless() -> Iterator[BatchRequest]:
+    return (BatchRequest([], []) for _ in itertools.count())
 
 
 def fetch(data: Any, batch_size: int | None = 2, drop_last: bool = False, collate_fn: Any = list) -> StreamFetch:
@@ -113,11 +113,11 @@ def fetch(data: Any, batch_size: int | None = 2, drop_last: bool = False, collat
 
 
 def threads(
-    data: Any, count: int, *, makers: list[StreamFetch] | None = None, pool: ThreadPool | None = None, **options: Any
+    data: Any, count: int, *, fetchers: list[StreamFetch] | None = None, pool: ThreadPool | None = None, **options: Any
 ) -> Each:
     pool = pool or ThreadPool(count, seed=50, dataset=data, lanes=True)
     options = {"depth": 2 * count, "timeout": 20, "in_order": True, **options}
-    made = [fetch(data) for _ in range(count)] if makers is None else makers
+    made = [fetch(data) for _ in range(count)] if fetchers is None else fetchers
     return in_threads(endless(), made, pool, **options)
 
 
@@ -131,9 +131,9 @@ def test_inline_as_torch(n: int, batch_size: int, drop_last: bool) -> None:
 
 def test_without_batching_as_torch() -> None:
     assert list(torch.utils.data.DataLoader(Parts([3]), None, collate_fn=str)) == ["0", "1", "2"]
-    maker = fetch(Parts([3]), None, collate_fn=str)
-    assert not maker.batched
-    assert outcomes(inline(endless(), maker)) == ["0", "1", "2"]
+    fetcher = fetch(Parts([3]), None, collate_fn=str)
+    assert not fetcher.batched
+    assert outcomes(inline(endless(), fetcher)) == ["0", "1", "2"]
 
 
 COUNTS = [[4, 4], [0, 3], [5, 0], [0, 0], [1, 6, 3], [2, 0, 9, 1], [7]]
@@ -148,12 +148,12 @@ def test_threads_take_turns_as_torchs_workers_do(counts: list[int], drop_last: b
     )
     with ended(iter(loader)) as theirs:
         expected = [batch.tolist() for batch in theirs]
-    makers = [fetch(Parts(counts), drop_last=drop_last) for _ in counts]
-    made = list(threads(Parts(counts), len(counts), makers=makers))
+    fetchers = [fetch(Parts(counts), drop_last=drop_last) for _ in counts]
+    made = list(threads(Parts(counts), len(counts), fetchers=fetchers))
     assert [one.batch for one in made] == expected
     assert [one.worker for one in made] == [batch[0] // 100 for batch in expected]
     assert [one.number for one in made] == list(range(len(expected)))
-    assert [one.work.samples for one in made] == [len(batch) for batch in expected]
+    assert [one.metrics.samples for one in made] == [len(batch) for batch in expected]
 
 
 def test_a_batch_says_what_it_took() -> None:
@@ -164,12 +164,12 @@ def test_a_batch_says_what_it_took() -> None:
             threading.Event().wait(0.02)
             yield 2
 
-    work = Work()
-    maker = fetch(Slow([2]), 2, collate_fn=lambda items: threading.Event().wait(0.02))
-    maker(Task([], []), work)
-    assert work.samples == 2
-    assert work.fetch > 0.035
-    assert work.collate > 0.015
+    metrics = BatchMetrics()
+    fetcher = fetch(Slow([2]), 2, collate_fn=lambda items: threading.Event().wait(0.02))
+    fetcher(BatchRequest([], []), metrics)
+    assert metrics.samples == 2
+    assert metrics.fetch > 0.035
+    assert metrics.collate > 0.015
 
 
 def test_each_thread_begins_its_own_iterator_in_itself() -> None:
@@ -219,10 +219,10 @@ def test_the_end_is_the_end() -> None:
 def test_errors_of_a_stream_come_in_their_place_and_the_others_go_on() -> None:
     assert outcomes(inline(endless(), fetch(Breaks([0]), 1))) == [[0], [1], "LookupError"]
     data = Breaks([0, 0])
-    makers = [fetch(data, 1) for _ in range(2)]
-    assert outcomes(threads(data, 2, makers=makers)) == [[0], [100], [1], [101], "LookupError", [102], [103]]
-    makers = [fetch(data, 1) for _ in range(2)]
-    iterator = threads(data, 2, makers=makers)
+    fetchers = [fetch(data, 1) for _ in range(2)]
+    assert outcomes(threads(data, 2, fetchers=fetchers)) == [[0], [100], [1], [101], "LookupError", [102], [103]]
+    fetchers = [fetch(data, 1) for _ in range(2)]
+    iterator = threads(data, 2, fetchers=fetchers)
     for _ in range(4):
         next(iterator)
     with pytest.raises(LookupError, match="the stream broke"):
@@ -304,8 +304,8 @@ def test_what_is_in_flight_is_bounded() -> None:
 
     pool = ThreadPool(2, seed=0, lanes=True)
     data = Noting([0, 0])
-    makers = [fetch(data, 1, collate_fn=torch.stack) for _ in range(2)]
-    batches = threads(data, 2, pool=pool, makers=makers, depth=10, max_bytes=3500)
+    fetchers = [fetch(data, 1, collate_fn=torch.stack) for _ in range(2)]
+    batches = threads(data, 2, pool=pool, fetchers=fetchers, depth=10, max_bytes=3500)
     for number in range(12):
         next(batches)
         threading.Event().wait(0.005)
@@ -320,12 +320,12 @@ def test_going_on_from_any_batch(kind: type[Parts], counts: list[int]) -> None:
 
     def begin(states: WorkerStates) -> Each:
         data = kind(counts)
-        makers = [fetch(data) for _ in range(workers)]
-        for number, maker in enumerate(makers):
-            maker.load_state_dict(states.resume(number))
+        fetchers = [fetch(data) for _ in range(workers)]
+        for number, fetcher in enumerate(fetchers):
+            fetcher.load_state_dict(states.resume(number))
         first = states.next
         states.begin(fresh=True)
-        return threads(data, workers, makers=makers, first=first)
+        return threads(data, workers, fetchers=fetchers, first=first)
 
     def fresh() -> WorkerStates:
         return WorkerStates(workers, stream=True)
@@ -345,9 +345,9 @@ def test_going_on_from_any_batch(kind: type[Parts], counts: list[int]) -> None:
 def test_going_on_in_a_later_epoch() -> None:
     """What was had is made again in the epoch that runs, also where the snapshot is of the one before."""
     data = Parts([5])
-    maker = fetch(data)
-    maker.load_state_dict(WorkerState(None, [1]))
-    assert outcomes(inline(endless(), maker, epoch=3)) == [[30_002, 30_003], [30_004]]
+    fetcher = fetch(data)
+    fetcher.load_state_dict(WorkerState(None, [1]))
+    assert outcomes(inline(endless(), fetcher, epoch=3)) == [[30_002, 30_003], [30_004]]
     seen: list[int] = []
 
     class Telling(Parts):
@@ -355,9 +355,9 @@ def test_going_on_in_a_later_epoch() -> None:
             seen.append(epoch)
             super().set_epoch(epoch)
 
-    maker = fetch(Telling([5]))
-    maker.load_state_dict(WorkerState(None, [3, 1]))
-    assert outcomes(inline(endless(), maker, epoch=3)) == [[30_002, 30_003], [30_004]]
+    fetcher = fetch(Telling([5]))
+    fetcher.load_state_dict(WorkerState(None, [3, 1]))
+    assert outcomes(inline(endless(), fetcher, epoch=3)) == [[30_002, 30_003], [30_004]]
     assert seen == [2, 3]
 
 
@@ -406,5 +406,5 @@ def test_random_counts_as_torchs_rule() -> None:
         ]
         expected = [batch for turn in itertools.zip_longest(*lanes) for batch in turn if batch is not None]
         data = Parts(counts)
-        batches = threads(data, len(counts), makers=[fetch(data, size) for _ in counts], depth=draw.randrange(1, 9))
+        batches = threads(data, len(counts), fetchers=[fetch(data, size) for _ in counts], depth=draw.randrange(1, 9))
         assert outcomes(batches) == expected

@@ -24,13 +24,13 @@ from window_support import threads as in_threads
 
 from penstock.loader.executors.thread_pool import ThreadPool
 from penstock.loader.fetch import Fetch
-from penstock.loader.messages import Made, Task
+from penstock.loader.messages import BatchRequest, BatchResult
 
 
-def tasks(n: int, size: int) -> Iterator[Task]:
+def requests(n: int, size: int) -> Iterator[BatchRequest]:
     for k in range(0, n, size):
         indices = list(range(k, min(k + size, n)))
-        yield Task(indices, [1000 + index for index in indices])
+        yield BatchRequest(indices, [1000 + index for index in indices])
 
 
 def fetch(data: Any, collate_fn: Any = list, *, seed_globals: bool = False) -> Fetch:
@@ -39,10 +39,10 @@ def fetch(data: Any, collate_fn: Any = list, *, seed_globals: bool = False) -> F
 
 def threads(data: Any, n: int = 12, size: int = 4, *, count: int = 2, **options: Any) -> Each:
     pool = options.pop("pool", None) or ThreadPool(count, seed=70, dataset=data, lanes=options.pop("lanes", False))
-    planned = options.pop("tasks", None) or tasks(n, size)
-    maker = options.pop("maker", None) or fetch(data)
+    planned = options.pop("tasks", None) or requests(n, size)
+    fetcher = options.pop("fetcher", None) or fetch(data)
     options = {"depth": 2 * count, "timeout": 20, "in_order": True, **options}
-    return in_threads(planned, maker, pool, **options)
+    return in_threads(planned, fetcher, pool, **options)
 
 
 def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
@@ -77,21 +77,21 @@ class Bulk(Squares):
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize(("n", "size"), [(0, 3), (1, 3), (12, 4), (13, 4), (9, 1)])
 def test_threads_make_what_is_made_inline(n: int, size: int, count: int, lanes: bool) -> None:
-    expected = list(inline(tasks(n, size), fetch(Draws(n))))
+    expected = list(inline(requests(n, size), fetch(Draws(n))))
     made = list(threads(Draws(n), n, size, count=count, lanes=lanes))
     assert [one.batch for one in made] == [one.batch for one in expected]
     assert [one.number for one in made] == [one.number for one in expected] == list(range(-(-n // size)))
     for one, other in zip(made, expected, strict=True):
-        assert one.work.samples == other.work.samples == len(other.batch)
-        assert one.work.fetch > 0
-        assert one.work.collate > 0
+        assert one.metrics.samples == other.metrics.samples == len(other.batch)
+        assert one.metrics.fetch > 0
+        assert one.metrics.collate > 0
         assert (one.way, one.state) == ("local", None)
 
 
 def test_inline_seeds_the_global_generators_and_puts_them_back() -> None:
     before = torch.get_rng_state()
-    maker = fetch(GlobalDraws(4), seed_globals=True)
-    first, second = [plain([one.batch for one in inline(tasks(4, 2), maker)]) for _ in range(2)]
+    fetcher = fetch(GlobalDraws(4), seed_globals=True)
+    first, second = [plain([one.batch for one in inline(requests(4, 2), fetcher)]) for _ in range(2)]
     assert first == second
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -137,19 +137,19 @@ def test_collate_functions_see_the_worker_too() -> None:
         info = get_worker_info()
         return None if info is None else info.num_workers
 
-    assert [one.batch for one in threads(Squares(8), 8, maker=fetch(Squares(8), collate))] == [2, 2]
+    assert [one.batch for one in threads(Squares(8), 8, fetcher=fetch(Squares(8), collate))] == [2, 2]
 
 
 @pytest.mark.parametrize("lanes", [False, True])
 def test_errors_come_in_the_place_of_their_batch(lanes: bool) -> None:
     data = Faulty(12, {0, 5, 11})
     expected = ["KeyError", [4, 9], "KeyError", [36, 49], [64, 81], "KeyError"]
-    assert outcomes(inline(tasks(12, 2), fetch(data))) == expected
+    assert outcomes(inline(requests(12, 2), fetch(data))) == expected
     batches = threads(data, 12, 2, lanes=lanes)
     assert outcomes(batches) == expected
     assert batches.number == 5
-    maker = fetch(Squares(8), bad_collate)
-    assert outcomes(threads(Squares(8), 8, 2, maker=maker, lanes=lanes)) == [1, "ArithmeticError", 41, 85]
+    fetcher = fetch(Squares(8), bad_collate)
+    assert outcomes(threads(Squares(8), 8, 2, fetcher=fetcher, lanes=lanes)) == [1, "ArithmeticError", 41, 85]
 
 
 def test_the_error_of_a_batch_is_that_of_its_first_bad_sample() -> None:
@@ -200,8 +200,8 @@ def test_any_error_reaches_the_consumer(kind: type[BaseException]) -> None:
     assert next(batches).batch == [16, 25]
 
 
-def _broken_tasks() -> Iterator[Task]:
-    yield from tasks(4, 2)
+def _broken_tasks() -> Iterator[BatchRequest]:
+    yield from requests(4, 2)
     raise LookupError("the sampler broke")
 
 
@@ -214,11 +214,11 @@ class _GoesOn:
     def __iter__(self) -> _GoesOn:
         return self
 
-    def __next__(self) -> Task:
+    def __next__(self) -> BatchRequest:
         self.count += 1
         if self.count == 3:
             raise LookupError("the sampler broke")
-        return Task([self.count], [self.count])
+        return BatchRequest([self.count], [self.count])
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -226,7 +226,7 @@ def test_a_sampler_that_raises(in_order: bool) -> None:
     """Behind the batches that it had planned; then the iteration is over."""
     for planned in (_broken_tasks, _GoesOn):
         expected = 3
-        batches = threads(Squares(4), tasks=planned(), in_order=in_order)
+        batches = threads(Squares(4), requests=planned(), in_order=in_order)
         assert [type(one) for one in outcomes(batches)] == [list, list, str]
         assert outcomes(batches) == []
         here = inline(planned(), fetch(Squares(4)))
@@ -316,10 +316,10 @@ def test_prefetching_is_bounded_by_number_and_by_bytes() -> None:
             made.append(index)
             return torch.zeros(1000, dtype=torch.uint8)
 
-    maker = fetch(Noting(99), torch.stack)
+    fetcher = fetch(Noting(99), torch.stack)
     for options, ahead in (({}, 4), ({"max_bytes": 5000}, 2), ({"max_bytes": 1}, 1), ({"max_bytes": 10**9}, 4)):
         made.clear()
-        batches = threads(Noting(99), 40, 2, maker=maker, **options)
+        batches = threads(Noting(99), 40, 2, fetcher=fetcher, **options)
         seen = 0
         for one in batches:
             seen += 1
@@ -329,7 +329,7 @@ def test_prefetching_is_bounded_by_number_and_by_bytes() -> None:
             assert one.batch.shape == (2, 1000)
             assert len(made) <= 2 * (seen + ahead)
         assert (len(made), seen) == (40, 20)
-    batches = threads(Noting(99), 40, 2, maker=maker)
+    batches = threads(Noting(99), 40, 2, fetcher=fetcher)
     assert soon(lambda: batches.ready() == 4)
     next(batches)
 
@@ -471,4 +471,4 @@ def test_programs_end_at_once_with_an_iterator_alive(end: str, code: int) -> Non
 
 def test_made_is_what_travels() -> None:
     one = next(threads(Squares(4), 4, 4))
-    assert isinstance(one, Made)
+    assert isinstance(one, BatchResult)

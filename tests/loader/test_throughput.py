@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.loader.messages import Work
+from penstock.loader.messages import BatchMetrics
 from penstock.loader.throughput import ThroughputMeter
 
 
@@ -13,7 +13,7 @@ def spend(meter: ThroughputMeter, count: int, *, wait: float, train: float, now:
     for number in range(count):
         asked = now + train * (number > 0)
         now = asked + wait
-        if meter.add(Work(samples=4, fetch=0.01, collate=0.01), asked, now):
+        if meter.add(BatchMetrics(samples=4, fetch=0.01, collate=0.01), asked, now):
             return number + 1, now
     return count, now
 
@@ -27,7 +27,7 @@ def test_rounds_are_counted_from_the_first_batch_of_every_worker_on() -> None:
     assert found.samples == 4 * found.batches
     assert 0.8 <= found.seconds < 0.8 + 4 * 0.1
     assert found.wait == pytest.approx(found.train) == pytest.approx(0.05 * found.batches)
-    assert found.work.fetch == pytest.approx(0.01 * found.batches)
+    assert found.metrics.fetch == pytest.approx(0.01 * found.batches)
     assert (found.starts, found.start, meter.first) == (1, pytest.approx(0.05), pytest.approx(0.05))
 
 
@@ -52,7 +52,7 @@ def test_a_part_of_a_round_has_to_do_where_time_is_up() -> None:
 def test_a_pause_of_the_program_is_no_training() -> None:
     meter = ThroughputMeter(1, seconds=0.8, depth=2)
     _, now = spend(meter, 30, wait=0.01, train=0.01)
-    assert not meter.add(Work(4), now + 9.0, now + 9.0)  # validation; and everything is ready
+    assert not meter.add(BatchMetrics(4), now + 9.0, now + 9.0)  # validation; and everything is ready
     spend(meter, 1000, wait=0.01, train=0.01, now=now + 9.0)
     assert meter.found.rate == pytest.approx(4 / 0.02, rel=0.05)
 
@@ -74,5 +74,5 @@ def test_short_passes_add_up() -> None:
 def test_samples_that_failed_are_not_kept() -> None:
     meter = ThroughputMeter(1, seconds=0.1, warm=0.0)
     for number in range(4):
-        meter.add(Work(1, failures=[object()]), number, number)
-    assert meter.found.work.failures == []
+        meter.add(BatchMetrics(1, failures=[object()]), number, number)
+    assert meter.found.metrics.failures == []

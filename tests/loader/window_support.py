@@ -9,7 +9,7 @@ from penstock.loader.executors.base import Executor
 from penstock.loader.executors.inline import InlineExecutor
 from penstock.loader.executors.thread import ThreadExecutor
 from penstock.loader.executors.thread_pool import ThreadPool
-from penstock.loader.messages import Made, Task
+from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.stream import StreamFetch
 from penstock.loader.window import DispatchPolicy, Window
 
@@ -25,7 +25,7 @@ class Each:
     def __iter__(self) -> Each:
         return self
 
-    def __next__(self) -> Made:
+    def __next__(self) -> BatchResult:
         made = self.window.next()
         self.number, self.worker = made.number, made.worker
         if made.error is not None:
@@ -38,7 +38,7 @@ class Each:
 
 
 def each(
-    tasks: Iterator[Task],
+    requests: Iterator[BatchRequest],
     executor: Executor,
     *,
     turns: bool,
@@ -48,17 +48,17 @@ def each(
     first: int = 0,
 ) -> Each:
     policy = DispatchPolicy(turns=turns, stream=stream, in_order=in_order, timeout=timeout)
-    return Each(Window(tasks, executor, policy, first=first))
+    return Each(Window(requests, executor, policy, first=first))
 
 
-def inline(tasks: Iterator[Task], maker: Any, epoch: Any = None) -> Each:
-    stream = isinstance(maker, StreamFetch)
-    return each(tasks, InlineExecutor(maker, epoch), turns=stream, stream=stream)
+def inline(requests: Iterator[BatchRequest], fetcher: Any, epoch: Any = None) -> Each:
+    stream = isinstance(fetcher, StreamFetch)
+    return each(requests, InlineExecutor(fetcher, epoch), turns=stream, stream=stream)
 
 
 def threads(
-    tasks: Iterator[Task],
-    maker: Any,
+    requests: Iterator[BatchRequest],
+    fetcher: Any,
     pool: ThreadPool,
     *,
     depth: int,
@@ -66,5 +66,5 @@ def threads(
     max_bytes: int | None = None,
     **policy: Any,
 ) -> Each:
-    executor = ThreadExecutor(maker, pool, depth=depth, epoch=epoch, max_bytes=max_bytes)
-    return each(tasks, executor, turns=pool.lanes, stream=isinstance(maker, list), **policy)
+    executor = ThreadExecutor(fetcher, pool, depth=depth, epoch=epoch, max_bytes=max_bytes)
+    return each(requests, executor, turns=pool.lanes, stream=isinstance(fetcher, list), **policy)

@@ -263,7 +263,7 @@ def test_an_older_iterator_takes_no_answers_of_a_newer_one() -> None:
         newer, found = iter(loader), []
         for batch in newer:
             found.append(batch)
-            if calls := list(loader._engine.ray._desk.actors._calls):  # type: ignore[union-attr]
+            if calls := list(loader._engine.ray._state.actors._calls):  # type: ignore[union-attr]
                 ray.wait(calls)
             with pytest.raises(RuntimeError, match="a newer iterator of this DataLoader has taken over its workers"):
                 next(older)
@@ -363,7 +363,7 @@ def test_rows_travel_to_nodes_without_the_file(tmp_path: Path) -> None:
         expected = [batch[:3] for batch in DataLoader(OverManifest(manifest), 4, shuffle=True, seed=1)]
         with DataLoader(OverManifest(manifest), 4, shuffle=True, seed=1, executor="ray", num_workers=2) as loader:
             assert [bits(batch[:3]) for batch in loader] == [bits(batch) for batch in expected]
-            sends = {member.number for member in loader._engine.ray._desk.actors.ready() if member.far}  # type: ignore[union-attr]
+            sends = {member.number for member in loader._engine.ray._state.actors.ready() if member.far}  # type: ignore[union-attr]
             assert bool(sends) is not is_there
         expected = [bits(batch) for batch in DataLoader(rank, 4)]
         rank.set_epoch(0)

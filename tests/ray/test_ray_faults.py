@@ -66,7 +66,7 @@ def test_batches_are_made_once_more_on_another_node(ray_environment: None) -> No
     far.seconds = 9.0  # the neighbour would be done before it
     ready = [late, neighbour, far]
     executor: Any = SimpleNamespace(
-        _desk=SimpleNamespace(typical=0.1),
+        _state=SimpleNamespace(typical=0.1),
         _actors=SimpleNamespace(ready=lambda: ready),
         _fits=lambda member: True,
     )
@@ -213,7 +213,7 @@ def test_a_slow_node_does_not_hold_up_the_others(cluster: Any) -> None:
     options = RayOptions(num_cpus=2, label_selector={"number": "in(0,1)"})  # a worker on each
     with make(data, 2, ray_options=options) as loader:
         assert all_joined(loader, 2)
-        slow, other = loader._engine.ray._desk.actors.ready()  # type: ignore[union-attr]
+        slow, other = loader._engine.ray._state.actors.ready()  # type: ignore[union-attr]
         assert slow.node != other.node
         data.node = slow.node.id
         for more in (0.0, 0.18):
@@ -263,7 +263,7 @@ def test_workers_become_more_and_fewer(cluster: Any) -> None:
         for batch in loader:  # and now it is the slow one
             time.sleep(0.15)  # with others at work on this machine, too
             assert len(batch["index"]) == 4
-            if len(loader._engine.ray._desk.actors.members) < 2:  # type: ignore[union-attr]
+            if len(loader._engine.ray._state.actors.members) < 2:  # type: ignore[union-attr]
                 break
             assert time.monotonic() - begin < 60
 
@@ -275,7 +275,7 @@ def test_streams_cannot_go_on_without_a_worker(cluster: Any) -> None:
             next(iterator)
             import ray
 
-            (actor,) = [m.actor for m in loader._engine.ray._desk.actors.members.values() if m.number == 1]  # type: ignore[union-attr]
+            (actor,) = [m.actor for m in loader._engine.ray._state.actors.members.values() if m.number == 1]  # type: ignore[union-attr]
             ray.kill(actor)
             with pytest.raises(WorkerError, match=r"worker 1 on node .* was lost"):
                 list(iterator)

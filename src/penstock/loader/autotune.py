@@ -22,7 +22,7 @@ from penstock.errors import ConfigError
 from penstock.loader.config import AUTO, PROCESSES, LoaderConfig
 from penstock.loader.cores import cores
 from penstock.loader.fetch import preserved_generators
-from penstock.loader.messages import Work
+from penstock.loader.messages import BatchMetrics
 from penstock.loader.setting import INLINE, LEAVES, Setting
 from penstock.loader.throughput import ENOUGH, Throughput, ThroughputMeter
 from penstock.plan.user_states import has_state
@@ -173,15 +173,15 @@ class Autotuner:
     def _computes(self) -> bool:
         """Return whether the data set is known to use the processor, by what few workers told: many share the cores."""
         works = [one.found for one in (*self._earlier, *self._tried) if one.setting.workers <= 1 and not one.estimated]
-        fetch, cpu = (sum(getattr(found.work, name) for found in works) for name in ("fetch", "cpu"))
+        fetch, cpu = (sum(getattr(found.metrics, name) for found in works) for name in ("fetch", "cpu"))
         return sum(found.batches for found in works) >= _TELLING and cpu >= _COMPUTES * fetch
 
     def _estimate(self, one: Tried) -> Tried:
         """Return what making batches inline would give, by the work of one worker."""
         found = one.found
-        wait = found.work.fetch + found.work.collate + self._overhead * found.batches
-        work = Work(samples=found.samples)
-        return Tried(INLINE, Throughput(found.batches, wait, found.train, work), one.error, estimated=True)
+        wait = found.metrics.fetch + found.metrics.collate + self._overhead * found.batches
+        metrics = BatchMetrics(samples=found.samples)
+        return Tried(INLINE, Throughput(found.batches, wait, found.train, metrics), one.error, estimated=True)
 
     def note(self, found: Throughput, error: str = "") -> None:
         """Take what the current setting gave, or why it cannot be had, and go on to the next one."""

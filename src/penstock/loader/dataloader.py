@@ -1,6 +1,6 @@
 """`DataLoader`: torch's, with executors that give the same batches, and a state that resumes at any of them.
 
-    sampler -> passes -> tasks (indices, keys) -> executor -> batches
+    sampler -> passes -> requests (indices, keys) -> executor -> batches
                  |                                              |
                  `------------- state(batches delivered) -------'
 
@@ -30,12 +30,12 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from penstock.errors import ConfigError
 from penstock.hashing import checked_seed
 from penstock.loader.config import LoaderConfig, as_workers, check, check_assigned, check_stream
-from penstock.loader.delivery import PATIENCE, Batches, Delivery, Progress, pins
+from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S, DataLoaderIter, Progress, ResultIterator, pins
 from penstock.loader.describe import describe
 from penstock.loader.engine import Engine, Run
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.failures import Failure, OnError
-from penstock.loader.fetch import Maker
+from penstock.loader.fetch import Fetcher
 from penstock.loader.pipeline import Pipeline, declarations, plan_of_batches
 from penstock.loader.position import Position, base_seed_after
 from penstock.loader.ranks import says_rank
@@ -260,9 +260,9 @@ class DataLoader(TorchDataLoader[T_co]):
         self.pipeline = Pipeline(self.dataset, plan, sampler, config, batched=self._auto_collation)
         self._engine = self._make_engine()
         if self._engine.config.kind == "process":
-            self._engine.plan(self._maker())  # what cannot be done is said now
+            self._engine.plan(self._fetcher())  # what cannot be done is said now
         self._base_seed: int | None = None
-        self._passes: list[weakref.ref[Delivery]] = []
+        self._passes: list[weakref.ref[DataLoaderIter]] = []
 
     # Settings.
 
@@ -354,8 +354,8 @@ class DataLoader(TorchDataLoader[T_co]):
             self.prefetch_factor = None  # which torch does not take without workers
         self._config, self._values = self.config, _values_of(self)
 
-    def _maker(self) -> Maker:
-        return self.pipeline.maker(self._engine.config, self._policy)
+    def _fetcher(self) -> Fetcher:
+        return self.pipeline.fetcher(self._engine.config, self._policy)
 
     def check_worker_number_rationality(self) -> None:
         """Give torch's warning when there are more worker processes than cores; threads are none."""
@@ -458,7 +458,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         return self._begin()
 
-    def _begin(self) -> Delivery:
+    def _begin(self) -> DataLoaderIter:
         """Begin a pass."""
         self._follow_settings()
         before = self._engine
@@ -472,9 +472,9 @@ class DataLoader(TorchDataLoader[T_co]):
         if config.kind == "inline" and self.timeout:
             raise AssertionError(f"timeout={self.timeout} is for loaders with workers: leave it out")  # as torch
         kept = engine.keeps_workers and not states.resumes
-        maker, base_seed = self._maker(), position.base_seed(self._draw_base_seed)
+        fetcher, base_seed = self._fetcher(), position.base_seed(self._draw_base_seed)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
-        engine.prepare(maker, worker_seed, anew=states.resumes)
+        engine.prepare(fetcher, worker_seed, anew=states.resumes)
         progress = position.start(base_seed)
         self._base_seed = progress.base_seed
         states.begin(fresh=config.forks_workers and not kept)
@@ -491,8 +491,8 @@ class DataLoader(TorchDataLoader[T_co]):
         if config.kind == "process" and not kept:
             self.check_worker_number_rationality()
         run = Run(
-            position.tasks(progress),
-            maker,
+            position.requests(progress),
+            fetcher,
             position.told,
             worker_seed,
             states.resume,
@@ -500,7 +500,7 @@ class DataLoader(TorchDataLoader[T_co]):
         )
         tuner = self._tuner
         if tuner is None or tuner.finished:
-            batches: Batches = engine.start(run)
+            batches: ResultIterator = engine.start(run)
         else:
             if not kept:
                 tuner.started(config)
@@ -509,10 +509,10 @@ class DataLoader(TorchDataLoader[T_co]):
             self._iterator = _Kept(engine)  # type: ignore[assignment]
         return self._deliver(batches, progress, config)
 
-    def _deliver(self, batches: Batches, progress: Progress, config: LoaderConfig) -> Delivery:
+    def _deliver(self, batches: ResultIterator, progress: Progress, config: LoaderConfig) -> DataLoaderIter:
         """Return the iterator that the consumer of a pass holds."""
         position, statistics = self.pipeline.position, self._statistics
-        delivery = Delivery(
+        iterator = DataLoaderIter(
             batches,
             progress,
             position.states.consumer(),
@@ -526,12 +526,12 @@ class DataLoader(TorchDataLoader[T_co]):
             bar=_bar(statistics, position, progress) if self.progress else None,
             length=self.__len__,
         )
-        progress.held_by = weakref.ref(delivery)
-        delivery.renewed = lambda: None if position.goes_on(progress) else self._begin()
-        self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(delivery)]
-        return delivery
+        progress.held_by = weakref.ref(iterator)
+        iterator.renewed = lambda: None if position.goes_on(progress) else self._begin()
+        self._passes = [*(held for held in self._passes if held() is not None), weakref.ref(iterator)]
+        return iterator
 
-    def _tuned(self, run: Run, tuner: Autotuner, batches: BatchEpochPlan | None) -> Batches:
+    def _tuned(self, run: Run, tuner: Autotuner, batches: BatchEpochPlan | None) -> ResultIterator:
         """The batches of a pass that tries settings."""
         from penstock.loader.tuned import Segment, TunedBatches  # only where settings are tried
 
@@ -540,13 +540,13 @@ class DataLoader(TorchDataLoader[T_co]):
 
         def follow(*, start: bool) -> Segment:
             self._follow_tuner()
-            maker = self._maker()
+            fetcher = self._fetcher()
             if start:
-                self._engine.prepare(maker, run.base_seed)
+                self._engine.prepare(fetcher, run.base_seed)
                 tuner.started(self._engine.config)
-            return Segment(tuner.current, self._engine, maker)
+            return Segment(tuner.current, self._engine, fetcher)
 
-        return TunedBatches(run, Segment(tuner.current, self._engine, run.maker), tuner, follow, length)
+        return TunedBatches(run, Segment(tuner.current, self._engine, run.fetcher), tuner, follow, length)
 
     def _draw_base_seed(self) -> int:
         """torch draws one for each iterator, before its sampler draws anything; for persistent workers, only once."""
@@ -594,11 +594,11 @@ class DataLoader(TorchDataLoader[T_co]):
         and with whatever executor, gets a `WorkerError` in place of its next batch; one that is over stays so.
         Idempotent, and done in a few seconds at most, whatever workers are at. The next ``iter()`` begins anew.
         """
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
         passes, self._passes = self._passes, []
         for held in passes:
-            if (delivery := held()) is not None:
-                delivery.end(max(0.5, deadline - time.monotonic()))
+            if (iterator := held()) is not None:
+                iterator.end(max(0.5, deadline - time.monotonic()))
         self._engine.close()
         self._iterator = None
 

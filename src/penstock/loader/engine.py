@@ -16,8 +16,8 @@ from penstock.loader.collate import Collate, is_default
 from penstock.loader.config import LoaderConfig
 from penstock.loader.executors.base import Executor
 from penstock.loader.executors.inline import InlineExecutor
-from penstock.loader.fetch import Fetch, Maker
-from penstock.loader.messages import Task
+from penstock.loader.fetch import Fetch, Fetcher
+from penstock.loader.messages import BatchRequest
 from penstock.loader.stream import StreamFetch
 from penstock.loader.window import DispatchPolicy, Window
 from penstock.plan.opening import Told
@@ -38,16 +38,16 @@ class Run(NamedTuple):
     """A pass, for the engine.
 
     Attributes:
-        tasks: what is to be made.
-        maker: makes it.
+        requests: what is to be made.
+        fetcher: makes it.
         epoch: told to streams; None for none.
         base_seed: of the workers.
         resume: by worker, what its objects go on from; None for a worker that begins as it is.
         first: the worker that makes the first batch, where they take turns.
     """
 
-    tasks: Iterator[Task]
-    maker: Maker
+    requests: Iterator[BatchRequest]
+    fetcher: Fetcher
     epoch: Told
     base_seed: int
     resume: Callable[[int], Any]
@@ -75,7 +75,7 @@ class Engine:
 
             self.ray = RayBackend(config)
 
-    def prepare(self, maker: Maker, base_seed: int, *, anew: bool = False) -> None:
+    def prepare(self, fetcher: Fetcher, base_seed: int, *, anew: bool = False) -> None:
         """Have the worker processes of the next pass. What goes wrong with starting them goes wrong here, before the
         pass begins and the loader's position moves.
 
@@ -84,18 +84,18 @@ class Engine:
                 nothing of.
 
         Raises:
-            ConfigError: the maker cannot do what is asked of it.
+            ConfigError: the fetcher cannot do what is asked of it.
             ClusterError: there is no cluster.
         """
         if anew:
             self._end_persistent()
         if self.ray is not None:
-            self.ray.prepare(maker, anew=anew)
+            self.ray.prepare(fetcher, anew=anew)
         if self.config.kind != "process":
             return
-        self._plan = self._plan or self.plan(maker)
+        self._plan = self._plan or self.plan(fetcher)
         if not self.keeps_workers and (self._next is None or self._next.closed):
-            self._next = self._new_pool(maker, base_seed)
+            self._next = self._new_pool(fetcher, base_seed)
 
     def _end_persistent(self) -> None:
         threads, self._threads = self._threads, None
@@ -137,41 +137,41 @@ class Engine:
 
     def _inline(self, run: Run) -> Window:
         if (state := run.resume(0)) is not None:
-            run.maker.load_state_dict(state)
-        return self._window(run, InlineExecutor(run.maker, run.epoch), turns=isinstance(run.maker, StreamFetch))
+            run.fetcher.load_state_dict(state)
+        return self._window(run, InlineExecutor(run.fetcher, run.epoch), turns=isinstance(run.fetcher, StreamFetch))
 
     def _window(self, run: Run, executor: Executor, *, turns: bool, restart: bool = False) -> Window:
         policy = DispatchPolicy(
             turns=turns,
-            stream=isinstance(run.maker, StreamFetch),
+            stream=isinstance(run.fetcher, StreamFetch),
             in_order=self.config.in_order,
             timeout=self.config.timeout,
             restart=restart,
         )
-        return Window(run.tasks, executor, policy, first=run.first)
+        return Window(run.requests, executor, policy, first=run.first)
 
     def _in_threads(self, run: Run) -> Window:
         from penstock.loader.executors.thread import ThreadExecutor
         from penstock.loader.executors.thread_pool import ThreadPool
 
-        makers: Maker | list[Maker] = run.maker
-        stream = isinstance(run.maker, StreamFetch)
-        if isinstance(run.maker, StreamFetch):
-            makers = [run.maker.copy() for _ in range(self.config.workers)]
-            for number, maker in enumerate(makers):
+        fetchers: Fetcher | list[Fetcher] = run.fetcher
+        stream = isinstance(run.fetcher, StreamFetch)
+        if isinstance(run.fetcher, StreamFetch):
+            fetchers = [run.fetcher.copy() for _ in range(self.config.workers)]
+            for number, fetcher in enumerate(fetchers):
                 if (state := run.resume(number)) is not None:
-                    maker.load_state_dict(state)
+                    fetcher.load_state_dict(state)
         elif (state := run.resume(0)) is not None:
-            run.maker.load_state_dict(state)
+            run.fetcher.load_state_dict(state)
         pool = self._threads
         if pool is None or pool.pid != os.getpid() or pool.lanes != stream or not pool.close.alive:
-            dataset = run.maker.dataset
+            dataset = run.fetcher.dataset
             pool = ThreadPool(
                 self.config.workers, self.config.worker_init_fn, seed=run.base_seed, dataset=dataset, lanes=stream
             )
             self._threads = pool if self.config.persistent_workers else None
         executor = ThreadExecutor(
-            makers, pool, depth=self.config.depth, epoch=run.epoch, max_bytes=self.config.max_bytes_in_flight
+            fetchers, pool, depth=self.config.depth, epoch=run.epoch, max_bytes=self.config.max_bytes_in_flight
         )
         return self._window(run, executor, turns=stream)
 
@@ -190,20 +190,20 @@ class Engine:
             plan,
             epoch=run.epoch,
             states={number: state for number, state in states.items() if state is not None},
-            tells_states=run.maker.tells_states,
+            tells_states=run.fetcher.tells_states,
             persistent=self.config.persistent_workers,
             release=_Release(self, pool),
         )
         return self._window(run, executor, turns=not plan.free, restart=plan.restart)
 
-    def _new_pool(self, maker: Maker, base_seed: int) -> Pool:
+    def _new_pool(self, fetcher: Fetcher, base_seed: int) -> Pool:
         from penstock.loader.executors.process.pool import Pool
 
         ring, self._ring = self._ring, None
         if ring is not None and ring.pid != os.getpid():
             ring = None  # a fork has it in common with its parent
-        context = self._start_method(maker.dataset)
-        return Pool(maker, self.config, context, base_seed, ring)
+        context = self._start_method(fetcher.dataset)
+        return Pool(fetcher, self.config, context, base_seed, ring)
 
     def _start_method(self, dataset: Any) -> Any:
         """The context that workers are started in; not a fork if that would hang them."""
@@ -219,20 +219,20 @@ class Engine:
             )
         return context
 
-    def plan(self, maker: Maker) -> Plan:
+    def plan(self, fetcher: Fetcher) -> Plan:
         """How batches are handed out.
 
         Raises:
-            ConfigError: the maker cannot do what is asked of it.
+            ConfigError: the fetcher cannot do what is asked of it.
         """
         from penstock.loader.executors.process.assembly import Plan
 
         config, restarts = self.config, self.config.on_worker_death == "restart"
-        stream = isinstance(maker, StreamFetch)
+        stream = isinstance(fetcher, StreamFetch)
         known = config.pure or config.dispatch == "chunk"
-        own_state = has_state(maker.dataset) or has_state(maker.collate_fn)
-        default = isinstance(maker.collate_fn, Collate) and is_default()
-        divisible = isinstance(maker, Fetch) and maker.divisible and default
+        own_state = has_state(fetcher.dataset) or has_state(fetcher.collate_fn)
+        default = isinstance(fetcher.collate_fn, Collate) and is_default()
+        divisible = isinstance(fetcher, Fetch) and fetcher.divisible and default
         if config.dispatch == "chunk" and not divisible:
             raise ConfigError(
                 "dispatch='chunk' needs a map-style data set without __getitems__, which does not make whole batches "

@@ -178,7 +178,7 @@ class OnError:
         """Whether any error is dealt with at all."""
         return self.action != "raise"
 
-    def load(self, load_one: LoadOne, index: Any, key: int, length: int | None, work: Any) -> Any:
+    def load(self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any) -> Any:
         """A sample, or `SKIP`.
 
         Args:
@@ -186,7 +186,7 @@ class OnError:
             index: of the sample.
             key: of its generators, which a replacement gets too.
             length: replacements are drawn from ``range(length)``; None where that makes no sense.
-            work: the `Work` to whose ``failures`` what happened is appended.
+            metrics: the `BatchMetrics` to whose ``failures`` what happened is appended.
 
         Raises:
             Exception: what ``load_one`` raised, if that is to be raised. Once replacements were tried, it is the last
@@ -194,10 +194,10 @@ class OnError:
         """
         if not self.tolerant:
             return load_one(index, key)
-        return self._load(load_one, [index], 1, _REPLACEMENT, key, length, work)
+        return self._load(load_one, [index], 1, _REPLACEMENT, key, length, metrics)
 
     def fill(
-        self, load_one: LoadOne, index: Any, key: int, length: int | None, work: Any, others: Sequence[Any] = ()
+        self, load_one: LoadOne, index: Any, key: int, length: int | None, metrics: Any, others: Sequence[Any] = ()
     ) -> Any:
         """A sample for a batch of which all were skipped, in the place of its first one.
 
@@ -206,7 +206,7 @@ class OnError:
             index: of the batch's first sample.
             key: of the batch's first sample.
             length: see above.
-            work: of the whole batch, so that the first sample's record says that it was replaced after all.
+            metrics: of the whole batch, so that the first sample's record says that it was replaced after all.
             others: the batch's other indices, which are not drawn.
 
         Raises:
@@ -216,16 +216,16 @@ class OnError:
         tried = [index, *others]
         following = _draw(tried, len(tried), _FILLING, key, length)
         if following is None:
-            said = "; ".join(str(failure) for failure in work.failures[-3:])
+            said = "; ".join(str(failure) for failure in metrics.failures[-3:])
             raise TooManyErrors(
                 f"none of the samples of a batch can be loaded, and there is no other to take their place "
                 f"(indices must be integers and others be left): {said or tried}"
             )
-        _amend(work.failures, key, following)
-        return self._load(load_one, [*tried, following], len(tried), _FILLING, key, length, work)
+        _amend(metrics.failures, key, following)
+        return self._load(load_one, [*tried, following], len(tried), _FILLING, key, length, metrics)
 
     def _load(
-        self, load_one: LoadOne, tried: list[Any], wanted: int, stream: int, key: int, length: int | None, work: Any
+        self, load_one: LoadOne, tried: list[Any], wanted: int, stream: int, key: int, length: int | None, metrics: Any
     ) -> Any:
         """The last of the indices tried, of which the order ``wanted`` the first ones, or others after it."""
         while True:
@@ -238,7 +238,7 @@ class OnError:
                 failure = Failure.of(error, tried[-1], key, attempt)
                 action = self._decide(failure)
                 if action == "skip" and stream != _FILLING:
-                    work.failures.append(replace(failure, action=action))
+                    metrics.failures.append(replace(failure, action=action))
                     return SKIP
                 following = (
                     None if action == "raise" or attempt == self.attempts else _draw(tried, wanted, stream, key, length)
@@ -251,7 +251,7 @@ class OnError:
                             "no other sample can take its place: indices must be integers and others be left"
                         )
                     raise
-                work.failures.append(replace(failure, action="replace", replacement=following))
+                metrics.failures.append(replace(failure, action="replace", replacement=following))
                 tried.append(following)
 
     def _decide(self, failure: Failure) -> str:

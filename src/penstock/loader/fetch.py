@@ -21,7 +21,7 @@ from penstock.loader.arena import place, place_ahead
 from penstock.loader.collate import Collate, is_default
 from penstock.loader.failures import SKIP, OnError, is_tolerable
 from penstock.loader.generators import WorkerGenerators
-from penstock.loader.messages import Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.snapshots import Snapshot, restore, take_first_snapshot, take_snapshot
 from penstock.loader.stateful import WorkerState
 from penstock.plan.opening import Told
@@ -30,7 +30,7 @@ from penstock.random import sample_scope
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import collect
 
-__all__ = ["Fetch", "Maker", "preserved_generators"]
+__all__ = ["Fetch", "Fetcher", "preserved_generators"]
 
 
 _CPU_EVERY = 16
@@ -40,7 +40,7 @@ _COLLATION = 0xD1B54A32D192ED03
 """Makes of the first sample's key that of the collation: keys are well mixed, so a fixed difference will do."""
 
 
-class Maker(Protocol):
+class Fetcher(Protocol):
     """What a worker holds: it makes batches of a map-style data set (`Fetch`) or of a stream (`StreamFetch`)."""
 
     dataset: Any
@@ -54,7 +54,7 @@ class Maker(Protocol):
     def begin(self, epoch: Told) -> Snapshot | None:
         """Begin a run, streams with a new iterator, and return the first snapshot of users' objects."""
 
-    def __call__(self, task: Task, work: Work) -> Any:
+    def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         """The batch; StopIteration at the end of a stream."""
 
     def state_dict(self) -> Snapshot | None:
@@ -68,16 +68,16 @@ class Maker(Protocol):
 
 
 class Fetch:
-    """``fetch(task, work) -> batch``; picklable if the data set and the collate function are.
+    """``fetch(request, metrics) -> batch``; picklable if the data set and the collate function are.
 
     Args:
         dataset: map-style.
         collate_fn: takes the list of samples, or the one sample where batching is off.
-        batched: False hands each task's only index to the data set and its sample to ``collate_fn``.
+        batched: False hands each request's only index to the data set and its sample to ``collate_fn``.
         seed_globals: seed Python's, NumPy's and torch's global generators for each sample from its key, for
             transforms that draw from those. Whoever calls sees to their being restored.
         on_error: what to do about samples that cannot be loaded; None raises.
-        owns_generators: the global generators are this maker's alone, in a process of its own, and it does not seed
+        owns_generators: the global generators are this fetcher's alone, in a process of its own, and it does not seed
             them: snapshots hold those that were drawn from.
     """
 
@@ -135,7 +135,7 @@ class Fetch:
         return has_state(self.dataset) or has_state(self.collate_fn)
 
     def begin(self, epoch: Told) -> Snapshot | None:
-        """Return a snapshot of users' objects. The place of a data set of ours travels with its tasks."""
+        """Return a snapshot of users' objects. The place of a data set of ours travels with its requests."""
         if not self.tells_states:
             return None
         self._note_generators()
@@ -157,43 +157,45 @@ class Fetch:
         if self._owns_generators and self._generators is None:
             self._generators = WorkerGenerators()
 
-    def __call__(self, task: Task, work: Work) -> Any:
-        """The batch of a task."""
-        if self._whole and task.indices:
+    def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
+        """The batch of a request."""
+        if self._whole and request.indices:
             try:
-                return self._counted(self._fetch_batch, task, work)
+                return self._counted(self._fetch_batch, request, metrics)
             except Exception as error:
                 if self.on_error is None or not is_tolerable(error):
                     raise
-                work.samples -= len(task.indices)  # which of them is it?
-        return self.collate(self.samples(task, work), task, work)
+                metrics.samples -= len(request.indices)  # which of them is it?
+        return self.collate(self.samples(request, metrics), request, metrics)
 
-    def samples(self, task: Task, work: Work) -> list[Any]:
-        """The samples of a task, or of a part of one: fewer if ``on_error`` skips some."""
-        samples: list[Any] = self._counted(self._plainly if self._plain else self._samples, task, work)
+    def samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
+        """The samples of a request, or of a part of one: fewer if ``on_error`` skips some."""
+        samples: list[Any] = self._counted(self._plainly if self._plain else self._samples, request, metrics)
         return samples
 
-    def _counted(self, job: Callable[[Task, Work], Any], task: Task, work: Work) -> Any:
+    def _counted(
+        self, job: Callable[[BatchRequest, BatchMetrics], Any], request: BatchRequest, metrics: BatchMetrics
+    ) -> Any:
         """Do something with the data set, and account for it."""
         collect()  # what was spent outside of loaders is not ours
         self._calls += 1
         cpu = time.thread_time() if self._calls % _CPU_EVERY == 1 else None  # a system call, dear on some machines
         start = time.perf_counter()
         try:
-            return job(task, work)
+            return job(request, metrics)
         finally:
-            work.fetch += time.perf_counter() - start
+            metrics.fetch += time.perf_counter() - start
             if cpu is not None:
-                work.cpu += (time.thread_time() - cpu) * _CPU_EVERY
-            work.samples += len(task.indices)
+                metrics.cpu += (time.thread_time() - cpu) * _CPU_EVERY
+            metrics.samples += len(request.indices)
             for name, seconds in collect().items():
-                work.stages[name] = work.stages.get(name, 0.0) + seconds
+                metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
 
-    def _fetch_batch(self, task: Task, work: Work) -> Any:
-        with sample_scope(task.keys[0]):
-            return self.dataset.fetch_batch(task.indices, task.keys, _memory, **_at(task))
+    def _fetch_batch(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
+        with sample_scope(request.keys[0]):
+            return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
 
-    def _plainly(self, task: Task, work: Work) -> list[Any]:
+    def _plainly(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
         """The usual case, with as little as possible done for each sample."""
         dataset, index = self.dataset, None
         samples: list[Any] = []
@@ -201,7 +203,7 @@ class Fetch:
         with sample_scope(0) as scope:
             board = scope.board
             try:
-                for index, key in zip(task.indices, task.keys, strict=True):
+                for index, key in zip(request.indices, request.keys, strict=True):
                     scope.key, scope.generator = key, None  # as `move`, whose call would cost as much again
                     if board is not None:
                         board[0] = key
@@ -211,61 +213,66 @@ class Fetch:
                 raise
         return samples
 
-    def collate(self, samples: list[Any], task: Task, work: Work) -> Any:
+    def collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
         """The batch that the samples make."""
         start = time.perf_counter()
-        key = task.keys[0] ^ _COLLATION if task.indices else 0
+        key = request.keys[0] ^ _COLLATION if request.indices else 0
         try:
             with sample_scope(key) as scope:
-                if not samples and task.indices and self.on_error is not None:
-                    samples = [self._fill(task, work)]
+                if not samples and request.indices and self.on_error is not None:
+                    samples = [self._fill(request, metrics)]
                     scope.move(key)
-                if self.seed_globals and task.indices:
+                if self.seed_globals and request.indices:
                     _seed(key)
                 return self.collate_fn(samples if self.batched else samples[0])
         finally:
-            work.collate += time.perf_counter() - start
+            metrics.collate += time.perf_counter() - start
 
-    def _samples(self, task: Task, work: Work) -> list[Any]:
+    def _samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
         bulk = self._load_bulk()
-        if bulk is None or not task.keys or (self._batched_dataset and self.seed_globals):
-            return self._each(task, work)
+        if bulk is None or not request.keys or (self._batched_dataset and self.seed_globals):
+            return self._each(request, metrics)
         try:
-            return bulk(task)
+            return bulk(request)
         except Exception as error:
             if self.on_error is None or not is_tolerable(error):
                 raise
-            return self._each(task, work)  # which of them is it?
+            return self._each(request, metrics)  # which of them is it?
 
-    def _load_bulk(self) -> Callable[[Task], list[Any]] | None:
+    def _load_bulk(self) -> Callable[[BatchRequest], list[Any]] | None:
         """How to ask the data set for many samples at once, if it can."""
         if self._batched_dataset:
             into: dict[str, Any] = {"into": place_ahead} if self._fills_rows else {}
-            return lambda task: self.dataset.load_samples(task.indices, task.keys, **_at(task), **into)
+            return lambda request: self.dataset.load_samples(request.indices, request.keys, **_at(request), **into)
         getitems = _bulk(self.dataset) if self.batched else None
         if getitems is None:
             return None
 
-        def load(task: Task) -> list[Any]:
-            with sample_scope(task.keys[0]):
+        def load(request: BatchRequest) -> list[Any]:
+            with sample_scope(request.keys[0]):
                 if self.seed_globals:
-                    _seed(task.keys[0])
-                return getitems(task.indices)
+                    _seed(request.keys[0])
+                return getitems(request.indices)
 
         return load
 
-    def _each(self, task: Task, work: Work) -> list[Any]:
+    def _each(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
         with sample_scope(0) as scope:
-            load = self._load_one(task, scope.move)
-            pairs = zip(task.indices, task.keys, strict=True)
+            load = self._load_one(request, scope.move)
+            pairs = zip(request.indices, request.keys, strict=True)
             if self.on_error is None:
                 return [load(index, key) for index, key in pairs]
             length = _length(self.dataset)
-            samples = [self.on_error.load(load, index, key, length, work) for index, key in pairs]
+            samples = [self.on_error.load(load, index, key, length, metrics) for index, key in pairs]
             return [sample for sample in samples if sample is not SKIP]
 
-    def _load_one(self, task: Task, move: Callable[[int], None]) -> Callable[[Any, int], Any]:
-        dataset, seed_globals, batched_dataset, at = self.dataset, self.seed_globals, self._batched_dataset, _at(task)
+    def _load_one(self, request: BatchRequest, move: Callable[[int], None]) -> Callable[[Any, int], Any]:
+        dataset, seed_globals, batched_dataset, at = (
+            self.dataset,
+            self.seed_globals,
+            self._batched_dataset,
+            _at(request),
+        )
         getitem = None if hasattr(dataset, "__getitem__") else _bulk(dataset)
 
         def load(index: Any, key: int) -> Any:
@@ -282,13 +289,13 @@ class Fetch:
 
         return load
 
-    def _fill(self, task: Task, work: Work) -> Any:
+    def _fill(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         """A sample for a batch of which all were skipped: the number of batches must not change."""
         assert self.on_error is not None
-        first, *others = task.indices
+        first, *others = request.indices
         with sample_scope(0) as scope:
-            load = self._load_one(task, scope.move)
-            return self.on_error.fill(load, first, task.keys[0], _length(self.dataset), work, others)
+            load = self._load_one(request, scope.move)
+            return self.on_error.fill(load, first, request.keys[0], _length(self.dataset), metrics, others)
 
 
 def _name_sample(error: Exception, index: Any, dataset: Any) -> None:
@@ -313,8 +320,8 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype) if tensor is None else tensor
 
 
-def _at(task: Task) -> dict[str, Any]:
-    return {} if task.place is None else {"place": task.place}
+def _at(request: BatchRequest) -> dict[str, Any]:
+    return {} if request.place is None else {"place": request.place}
 
 
 def _seed(key: int) -> None:

@@ -1,4 +1,4 @@
-"""What goes into an executor and what comes out: `Task`, `Made`, and `Work`, the record of what making it took."""
+"""What goes into an executor and what comes out: `BatchRequest`, `BatchResult` with its `BatchMetrics`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Made", "Task", "Work"]
+__all__ = ["BatchMetrics", "BatchRequest", "BatchResult"]
 
 
-class Task:
-    """One batch to be made. A stream's tasks are empty: whoever holds the stream takes what comes next.
+class BatchRequest:
+    """One batch to be made. A stream's requests are empty: whoever holds the stream takes what comes next.
 
     Args:
         indices: of its samples.
         keys: of their generators; as a list, or packed: 64-bit unsigned numbers in an array or bytes, which travels at
             little cost.
         place: where the data set stood when the pass began (None for data sets that have no place of their own). It
-            travels with the task, so a data set that was moved on meanwhile still gives the batches of this pass.
+            travels with the request, so a data set that was moved on meanwhile still gives the batches of this pass.
     """
 
     __slots__ = ("_keys", "_packed", "indices", "place")
@@ -37,22 +37,22 @@ class Task:
             self._keys = np.frombuffer(packed, np.uint64).tolist() if len(packed) else []
         return self._keys
 
-    def part(self, begin: int, end: int) -> Task:
+    def part(self, begin: int, end: int) -> BatchRequest:
         """The same for some of the samples."""
-        return Task(*self.packed(begin, end))
+        return BatchRequest(*self.packed(begin, end))
 
     def packed(self, begin: int = 0, end: int | None = None) -> tuple[list[Any], bytes, Any]:
-        """Arguments of the task of the samples ``begin`` to ``end``, to be sent."""
+        """Arguments of the request of the samples ``begin`` to ``end``, to be sent."""
         packed = self._packed
         if not isinstance(packed, np.ndarray):
             self._packed = packed = np.array(self.keys, np.uint64)
         return self.indices[begin:end], packed[begin:end].tobytes(), self.place
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Task, self.packed()
+        return BatchRequest, self.packed()
 
 
-class Work:
+class BatchMetrics:
     """What making a batch, or a part of one, took. Plain numbers and text, so that it travels.
 
     Attributes:
@@ -86,15 +86,15 @@ class Work:
         self.failures: list[Any] = [] if failures is None else failures
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Work, self.packed()
+        return BatchMetrics, self.packed()
 
     def packed(self) -> tuple[Any, ...]:
         """Arguments of an equal one, to be sent."""
         numbers = self.samples, self.fetch, self.collate, self.hand_over, self.cpu
         return (*numbers, self.stages or None, self.failures or None)
 
-    def add(self, other: Work) -> None:
-        """Count the work on another part of the same batch in."""
+    def add(self, other: BatchMetrics) -> None:
+        """Add what another part of the same batch took."""
         self.samples += other.samples
         self.fetch += other.fetch
         self.collate += other.collate
@@ -105,12 +105,12 @@ class Work:
         self.failures += other.failures
 
 
-class Made(NamedTuple):
+class BatchResult(NamedTuple):
     """A finished batch, or the error in its place.
 
     Attributes:
         batch: what the collate function returned.
-        work: what it took.
+        metrics: what it took.
         number: of the batch in its pass, 0 for the first one after a resume.
         worker: id of the worker (process or thread) that a stream's batch came from; 0 where it does not matter.
         state: of the user's data set, iterator and collate function right after this batch, or after its error; None if
@@ -120,7 +120,7 @@ class Made(NamedTuple):
     """
 
     batch: Any
-    work: Work
+    metrics: BatchMetrics
     number: int
     worker: int = 0
     state: Any = None

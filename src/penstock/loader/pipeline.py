@@ -1,6 +1,6 @@
 """`Pipeline`: what a loader makes batches of: data set, plan, position, and how samples become batches.
 
-    pipeline.position.plan    which samples          pipeline.maker(config)    makes one batch of them
+    pipeline.position.plan    which samples          pipeline.fetcher(config)    makes one batch of them
 
 A loader has one, and an engine that runs it by a `LoaderConfig`. What measures or tries settings (`Probe`, auto-tuning)
 runs the same pipeline by other configs.
@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, Subset, default_collate
 from penstock.loader.collate import Collate
 from penstock.loader.config import LoaderConfig, check_stream
 from penstock.loader.failures import OnError
-from penstock.loader.fetch import Fetch, Maker
+from penstock.loader.fetch import Fetch, Fetcher
 from penstock.loader.position import Position
 from penstock.loader.snapshots import take_first_snapshot
 from penstock.loader.source import batch_source, stream_source
@@ -75,7 +75,7 @@ class Pipeline:
             initial = partial(take_first_snapshot, self.samples, None, None)
         return WorkerStates(0 if shared else config.workers, stream=stream, initial=initial)
 
-    def maker(self, config: LoaderConfig, policy: OnError | None) -> Maker:
+    def fetcher(self, config: LoaderConfig, policy: OnError | None) -> Fetcher:
         """Return what makes batches by a config. torch's default collate function means ours, which gives the same.
 
         Args:

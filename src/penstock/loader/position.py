@@ -1,6 +1,6 @@
 """`Position`: which epoch and batch a loader's consumer is at, and the state that says so.
 
-    plan -> reader -> epoch plan -> tasks           state = cursor(batches had)
+    plan -> reader -> epoch plan -> requests           state = cursor(batches had)
     streams: no plan, the data set orders           state = where each worker is
 
 Invariants: a loader's position is here and nowhere else. A state is a function of the batches that the consumer has
@@ -19,9 +19,9 @@ from torch.utils.data import IterableDataset
 from penstock import distributed
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix
-from penstock.loader.delivery import Progress
-from penstock.loader.messages import Task
-from penstock.loader.source import plan_tasks
+from penstock.loader.dataloader_iter import Progress
+from penstock.loader.messages import BatchRequest
+from penstock.loader.source import plan_requests
 from penstock.loader.stateful import WorkerStates
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
 from penstock.plan.epoch import BatchEpochPlan, BatchesLeft, EpochPlan
@@ -221,7 +221,7 @@ class Position:
         self._progress = Progress(run, base_seed, ahead)
         return self._progress
 
-    def tasks(self, progress: Progress) -> Iterator[Task]:
+    def requests(self, progress: Progress) -> Iterator[BatchRequest]:
         """What is to be made in a pass."""
         run = progress.run
         if run is None:
@@ -229,13 +229,13 @@ class Position:
         seed = self._seed if self._seed is not None else run.seed
         under = None if self._under is None else self._under.run
         key_seed = progress.base_seed if seed is None else seed
-        tasks = plan_tasks(
+        requests = plan_requests(
             run,
             # Positions that are one rank's alone are those of other samples on other ranks.
             mix(key_seed, self.rank) if run.per_rank or self._under is not None else key_seed,
             place=run.place if under is None else under.place,
         )
-        return _without(tasks, frozenset(progress.ahead)) if progress.ahead else tasks
+        return _without(requests, frozenset(progress.ahead)) if progress.ahead else requests
 
     def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
         """The consumer has had everything: what is next is a whole pass, with a seed that of the next epoch.
@@ -387,13 +387,13 @@ def base_seed_after(base_seed: int) -> int:
     return mix(base_seed, 1) >> 1
 
 
-def _endless() -> Iterator[Task]:
+def _endless() -> Iterator[BatchRequest]:
     while True:
-        yield Task([], [])
+        yield BatchRequest([], [])
 
 
-def _without(tasks: Iterator[Task], numbers: frozenset[int]) -> Iterator[Task]:
-    return (task for number, task in enumerate(tasks) if number not in numbers)
+def _without(requests: Iterator[BatchRequest], numbers: frozenset[int]) -> Iterator[BatchRequest]:
+    return (request for number, request in enumerate(requests) if number not in numbers)
 
 
 def _epoch(progress: Progress) -> int | None:

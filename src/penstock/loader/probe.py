@@ -1,7 +1,7 @@
 """`Probe`: what a loader is made of, for those who measure it: its batches by any executor, while the loader stays.
 
     probe = Probe(as_ours(loader), batches=64)
-    for made in probe.run("process", 2, probe.tasks):   # Made: batch, work by stage, when it was asked for and had
+    for arrival in probe.run("process", 2, probe.requests):   # Arrival: result, when it was asked for and had
         ...
 
 Invariant: order, epoch, statistics and workers of the loader are afterwards what they were, and so are the global
@@ -25,11 +25,11 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from penstock.loader.config import PROCESSES, LoaderConfig
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.delivery import Batches, Progress
+from penstock.loader.dataloader_iter import Progress, ResultIterator
 from penstock.loader.engine import Engine, Run
 from penstock.loader.failures import OnError
-from penstock.loader.fetch import Fetch, Maker, preserved_generators
-from penstock.loader.messages import Made, Task, Work
+from penstock.loader.fetch import Fetch, Fetcher, preserved_generators
+from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.plan.user_states import has_state
 from penstock.samplers.base import PlanSampler
 from penstock.samplers.external import ExternalSampler
@@ -38,20 +38,20 @@ from penstock.samplers.shares import layers
 __all__ = ["Arrival", "Probe", "as_ours", "kept_generators", "make"]
 
 _SEED = 0x70726F6265  # of the workers; what is measured is thrown away
-_LEAST = 256  # tasks, however many samples they have
+_LEAST = 256  # requests, however many samples they have
 
 
 class Arrival(NamedTuple):
     """A batch as its consumer sees it; times by `time.perf_counter`.
 
     Attributes:
-        made: the batch and what it took.
+        result: the batch and what it took.
         asked: when it was asked for.
         had: when it came.
         ready: batches that were finished when it was asked for.
     """
 
-    made: Made
+    result: BatchResult
     asked: float
     had: float
     ready: int
@@ -66,7 +66,7 @@ class Probe:
         samples: that are planned, about, if their batches are large.
 
     Attributes:
-        tasks: the first batches of the next pass; empty for a stream.
+        requests: the first batches of the next pass; empty for a stream.
         stream: whether only the data set knows the order.
         config: the loader's settings, with what "auto" tries now.
         pure, releases_gil: what the data set says of itself.
@@ -81,7 +81,7 @@ class Probe:
         self.pure, self.releases_gil = self.config.pure, self.config.releases_gil
         in_threads = self.config.kind == "thread" or self.config.threads > 1
         self.threads = not self.stream and (self.pure or in_threads)
-        self.tasks = [] if self.stream else _tasks(loader, batches, samples)
+        self.requests = [] if self.stream else _requests(loader, batches, samples)
 
     @property
     def samples(self) -> Any:
@@ -91,41 +91,41 @@ class Probe:
     @property
     def batch_size(self) -> int:
         """Samples of a batch, 1 where batching is off."""
-        sizes = [len(task.indices) for task in self.tasks]
+        sizes = [len(request.indices) for request in self.requests]
         return max(sizes) if sizes else self.loader.batch_size or 1
 
-    def maker(self, config: LoaderConfig | None = None) -> Maker:
+    def fetcher(self, config: LoaderConfig | None = None) -> Fetcher:
         """Return a new one, that makes the loader's batches; by its own config if none is given."""
         config = self.config if config is None else config
         policy = OnError.of(config.on_error)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of global generators in threads: what is drawn is thrown away
-            return self._pipeline.maker(config, policy if policy.tolerant else None)
+            return self._pipeline.fetcher(config, policy if policy.tolerant else None)
 
-    def run(self, executor: str, workers: int, tasks: Iterable[Task]) -> Generator[Arrival, None, None]:
-        """Batches of these tasks, as an executor makes them ("inline", "thread", "process", "auto"); what is left is
-        given up when the iterator is closed. A stream's tasks say nothing, and its pass begins anew.
+    def run(self, executor: str, workers: int, requests: Iterable[BatchRequest]) -> Generator[Arrival, None, None]:
+        """Batches of these requests, as an executor makes them ("inline", "thread", "process", "auto"); what is left is
+        given up when the iterator is closed. A stream's requests say nothing, and its pass begins anew.
 
         Raises:
             Exception: whatever the data set raises, or starting workers does.
         """
         config = self.config_of(executor, workers)
-        maker, engine = self.maker(config), Engine(config)
-        batches: Batches | None = None
+        fetcher, engine = self.fetcher(config), Engine(config)
+        batches: ResultIterator | None = None
         try:
-            engine.prepare(maker, _SEED)
-            plan = itertools.repeat(Task([], [])) if self.stream else iter(tasks)
-            batches = engine.start(Run(plan, maker, None, _SEED, lambda worker: None, 0))
+            engine.prepare(fetcher, _SEED)
+            plan = itertools.repeat(BatchRequest([], [])) if self.stream else iter(requests)
+            batches = engine.start(Run(plan, fetcher, None, _SEED, lambda worker: None, 0))
             while True:
                 asked, ready = time.perf_counter(), batches.ready()
                 try:
-                    made = batches.next()
+                    result = batches.next()
                 except StopIteration:
                     return
-                if made.error is not None:
-                    raise made.error
-                arrival = Arrival(made, asked, time.perf_counter(), ready)
-                del made  # its slot is free when the consumer lets go of it
+                if result.error is not None:
+                    raise result.error
+                arrival = Arrival(result, asked, time.perf_counter(), ready)
+                del result  # its slot is free when the consumer lets go of it
                 yield arrival
                 del arrival
         finally:
@@ -155,23 +155,25 @@ class Probe:
         return [*names, *(["thread"] if self.threads or not PROCESSES else [])]
 
 
-def make(maker: Maker, task: Task, work: Work, clock: Callable[[], float]) -> dict[str, float]:
+def make(
+    fetcher: Fetcher, request: BatchRequest, metrics: BatchMetrics, clock: Callable[[], float]
+) -> dict[str, float]:
     """Make a batch in this thread, throw it away, and tell by a clock what the data set ("fetch", its named stages
     included) and "collate" took. The stages are in the work.
 
     Raises:
         StopIteration: the stream has ended.
     """
-    if isinstance(maker, Fetch) and not maker._whole:
+    if isinstance(fetcher, Fetch) and not fetcher._whole:
         start = clock()
-        samples = maker.samples(task, work)
+        samples = fetcher.samples(request, metrics)
         middle = clock()
-        maker.collate(samples, task, work)
+        fetcher.collate(samples, request, metrics)
         return {"fetch": middle - start, "collate": clock() - middle}
     start = clock()
-    maker(task, work)
+    fetcher(request, metrics)
     spent = clock() - start
-    collate = min(work.collate, spent)
+    collate = min(metrics.collate, spent)
     return {"fetch": spent - collate, "collate": collate}
 
 
@@ -216,7 +218,7 @@ def kept_generators(loader: DataLoader[Any]) -> Iterator[None]:
                 generator.set_state(state)
 
 
-def _tasks(loader: DataLoader[Any], batches: int, samples: int) -> list[Task]:
+def _requests(loader: DataLoader[Any], batches: int, samples: int) -> list[BatchRequest]:
     """The batches that the next pass begins with. The pass is looked at and never begun."""
     position = loader.pipeline.position
     assert position.plan is not None
@@ -225,12 +227,12 @@ def _tasks(loader: DataLoader[Any], batches: int, samples: int) -> list[Task]:
     kept = [(one, one.state_dict()) for one in moved]
     left = [(plan, plan.left) for plan in _external(position.plan)]
     with kept_generators(loader):
-        tasks = _first(position.tasks(Progress(position.preview(), _SEED)), batches, samples)
+        requests = _first(position.requests(Progress(position.preview(), _SEED)), batches, samples)
     for one, state in kept:
         one.load_state_dict(state)
     for plan, point in left:
         plan.left = point
-    return tasks
+    return requests
 
 
 def _external(plan: Any) -> Iterator[ExternalSampler]:
@@ -241,12 +243,12 @@ def _external(plan: Any) -> Iterator[ExternalSampler]:
         plan = getattr(plan, "inner", None)
 
 
-def _first(tasks: Iterator[Task], batches: int, samples: int) -> list[Task]:
-    """So many tasks, or as many as have so many samples, but a few hundred in any case."""
-    found: list[Task] = []
-    for task in itertools.islice(tasks, batches):
-        found.append(task)
-        samples -= len(task.indices)
+def _first(requests: Iterator[BatchRequest], batches: int, samples: int) -> list[BatchRequest]:
+    """So many requests, or as many as have so many samples, but a few hundred in any case."""
+    found: list[BatchRequest] = []
+    for request in itertools.islice(requests, batches):
+        found.append(request)
+        samples -= len(request.indices)
         if samples <= 0 and len(found) >= _LEAST:
             break
     return found

@@ -1,4 +1,4 @@
-"""Where a loader's batches come from: the plan of its sampler or data set, and the tasks that it makes."""
+"""Where a loader's batches come from: the plan of its sampler or data set, and the requests that it makes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.loader.messages import Task
+from penstock.loader.messages import BatchRequest
 from penstock.plan.epoch import BatchEpochPlan
 from penstock.random import packed_sample_keys
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import BatchSampler, batch_plan_of
 from penstock.samplers.sequential import SequentialSampler
 
-__all__ = ["batch_source", "plan_tasks", "stream_source"]
+__all__ = ["batch_source", "plan_requests", "stream_source"]
 
 
 _EPOCHS = 1 << 62
@@ -38,8 +38,8 @@ def stream_source(dataset: Any, batch_size: int | None, drop_last: bool) -> Epoc
     return BatchSampler(SequentialSampler(dataset.samples), dataset.batch_size, drop_last or dataset.drop_last)
 
 
-def plan_tasks(run: BatchEpochPlan, seed: int, *, place: Any) -> Iterator[Task]:
-    """Yield the batches of an epoch plan as tasks, with the keys of their samples.
+def plan_requests(run: BatchEpochPlan, seed: int, *, place: Any) -> Iterator[BatchRequest]:
+    """Yield the batches of an epoch plan as requests, with the keys of their samples.
 
     Args:
         run: the epoch plan.
@@ -51,4 +51,4 @@ def plan_tasks(run: BatchEpochPlan, seed: int, *, place: Any) -> Iterator[Task]:
     # Keys of several batches cost little more than those of one.
     for lists, positions in run.blocks():
         for indices, keys in zip(lists, packed_sample_keys(seed, epoch, positions), strict=True):
-            yield Task(indices, keys, place)
+            yield BatchRequest(indices, keys, place)

@@ -1,7 +1,7 @@
 """Where each worker of a loader is, as far as its consumer has had its batches, in states of the user's own objects.
 
-    worker:    begin  ->  first snapshot; batch k  ->  Made.state    frozen right then, whatever is prefetched later
-    consumer:  WorkerStates.begun(worker, snapshot), .delivered(made)    keeps the newest snapshot of each worker
+    worker:    begin  ->  first snapshot; batch k  ->  BatchResult.state    frozen right then, whatever is prefetched
+    consumer:  WorkerStates.begun(worker, snapshot), .delivered(result)  keeps the newest snapshot of each worker
                WorkerStates.state()                                  snapshot + batches since it, for each worker
     resume:    WorkerStates.load(state), .resume(worker)  ->  the worker that it came from
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 from penstock.errors import StateError
-from penstock.loader.messages import Made
+from penstock.loader.messages import BatchResult
 from penstock.loader.snapshots import Snapshot
 from penstock.plan.cursor import State, read_int
 from penstock.plan.user_states import Frozen, freeze, same_states, thaw
@@ -228,14 +228,14 @@ class WorkerStates:
         else:
             self._workers[worker].keep(snapshot)
 
-    def delivered(self, made: Made) -> None:
+    def delivered(self, result: BatchResult) -> None:
         """Note that the consumer has a batch."""
-        worker = self._workers[made.worker]
+        worker = self._workers[result.worker]
         if self.stream:
-            worker.delivered(made.state)
-        elif made.state is not None:
-            worker.keep(made.state)
-        self._turn(made.worker)
+            worker.delivered(result.state)
+        elif result.state is not None:
+            worker.keep(result.state)
+        self._turn(result.worker)
 
     def failed(self, worker: int, snapshot: Snapshot | None = None) -> None:
         """Note that the consumer has an error in the place of a batch of this worker.
@@ -373,10 +373,10 @@ class Consumer:
             if self._states.number == self._number:
                 self._states.begun(worker, snapshot)
 
-    def delivered(self, made: Made) -> None:
+    def delivered(self, result: BatchResult) -> None:
         """Note that the consumer has a batch."""
-        if (made.state is not None or self._states.stream) and self._states.number == self._number:
-            self._states.delivered(made)
+        if (result.state is not None or self._states.stream) and self._states.number == self._number:
+            self._states.delivered(result)
 
     def failed(self, worker: int, snapshot: Snapshot | None) -> None:
         """Note that the consumer has an error in the place of a batch of this worker."""

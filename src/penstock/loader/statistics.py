@@ -21,7 +21,7 @@ import torch
 
 from penstock.loader.cores import Ticks, cores, ticks
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.messages import Made
+from penstock.loader.messages import BatchResult
 
 __all__ = ["Statistics", "size_of"]
 
@@ -92,7 +92,7 @@ class Statistics:
         self.processes = (workers if executor == "process" else 0) if processes is None else processes
         self.persistent = persistent
 
-    def delivered(self, made: Made, nbytes: int, wait: float, ready: int, depth: int) -> None:
+    def delivered(self, result: BatchResult, nbytes: int, wait: float, ready: int, depth: int) -> None:
         """The consumer gets a batch.
 
         Args:
@@ -112,17 +112,17 @@ class Statistics:
             self.asked += 1
         self.batches += 1
         self.bytes += nbytes
-        work = made.work
-        self.samples += work.samples
-        self.fetch += work.fetch
-        self.collate += work.collate
-        self.hand_over += work.hand_over
-        self.cpu += work.cpu
-        if work.stages:
+        metrics = result.metrics
+        self.samples += metrics.samples
+        self.fetch += metrics.fetch
+        self.collate += metrics.collate
+        self.hand_over += metrics.hand_over
+        self.cpu += metrics.cpu
+        if metrics.stages:
             stages = self.stages
-            for name, seconds in work.stages.items():
+            for name, seconds in metrics.stages.items():
                 stages[name] = stages.get(name, 0.0) + seconds
-        way = made.way
+        way = result.way
         self.ways[way] = self.ways.get(way, 0) + 1
 
     def failed(self, wait: float) -> None:

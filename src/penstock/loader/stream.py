@@ -15,7 +15,7 @@ from typing import Any
 from penstock.errors import StateError
 from penstock.loader.fetch import preserved_generators
 from penstock.loader.generators import WorkerGenerators
-from penstock.loader.messages import Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.snapshots import (
     Snapshot,
     SnapshotInterval,
@@ -37,16 +37,16 @@ __all__ = ["StreamFetch"]
 
 
 class StreamFetch:
-    """``fetch(task, work) -> batch``, the next one, whatever the task says; StopIteration at the end.
+    """``fetch(request, work) -> batch``, the next one, whatever the request says; StopIteration at the end.
 
     Args:
         dataset: iterable-style.
         collate_fn: takes the list of items, or the one item where batching is off.
         batch_size: items of a batch; None hands every item to ``collate_fn`` by itself.
         drop_last: leave out the last batch if it is not full.
-        generators: whose the global generators are. "worker": this maker's alone, in a process of its own; states hold
-            those that were drawn from. "trainer": the trainer's, inline; what is made again leaves them as they are.
-            "shared": of all threads.
+        generators: whose the global generators are. "worker": this fetcher's alone, in a process of its own; states
+            hold those that were drawn from. "trainer": the trainer's, inline; what is made again leaves them as they
+            are. "shared": of all threads.
         last: holds the stream of ours that a loader's pass before has read here, behind which the next may go on.
 
     Picklable before `begin`, if the data set and the collate function are. An error of the data set's iterator passes
@@ -172,7 +172,7 @@ class StreamFetch:
         """
         for number in range(count):
             try:
-                self(_NOTHING, Work())
+                self(_NOTHING, BatchMetrics())
             except StopIteration:
                 if over or number in failed:
                     continue
@@ -203,7 +203,7 @@ class StreamFetch:
         self._last.append(stream)
         return stream
 
-    def __call__(self, task: Task, work: Work) -> Any:
+    def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         """The next batch.
 
         Raises:
@@ -212,17 +212,17 @@ class StreamFetch:
         start, cpu = time.perf_counter(), time.thread_time()
         try:
             items = self._next()
-            work.samples += len(items) if self.batch_size is not None else 1
+            metrics.samples += len(items) if self.batch_size is not None else 1
         finally:
-            work.fetch += time.perf_counter() - start
-            work.cpu += time.thread_time() - cpu
+            metrics.fetch += time.perf_counter() - start
+            metrics.cpu += time.thread_time() - cpu
             for name, seconds in collect().items():
-                work.stages[name] = work.stages.get(name, 0.0) + seconds
+                metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
         start = time.perf_counter()
         try:
             return self.collate_fn(items)
         finally:
-            work.collate += time.perf_counter() - start
+            metrics.collate += time.perf_counter() - start
 
     def _next(self) -> Any:
         if self._items is None:
@@ -277,4 +277,4 @@ def _before(epoch: Told, passes: int) -> Told:
     return max(0, epoch - passes)
 
 
-_NOTHING = Task([], [])
+_NOTHING = BatchRequest([], [])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from penstock.loader.messages import Work
+from penstock.loader.messages import BatchMetrics
 
 __all__ = ["ENOUGH", "Throughput", "ThroughputMeter"]
 
@@ -41,14 +41,14 @@ class Throughput:
     batches: int = 0
     wait: float = 0.0
     train: float = 0.0
-    work: Work = field(default_factory=Work)
+    metrics: BatchMetrics = field(default_factory=BatchMetrics)
     starts: int = 0
     start: float = 0.0
 
     @property
     def samples(self) -> int:
         """Samples of the batches."""
-        return self.work.samples
+        return self.metrics.samples
 
     @property
     def seconds(self) -> float:
@@ -65,20 +65,20 @@ class Throughput:
         """Share of its time that the consumer waited."""
         return self.wait / self.seconds if self.seconds > 0 else 1.0
 
-    def count(self, work: Work, wait: float, train: float) -> None:
+    def count(self, metrics: BatchMetrics, wait: float, train: float) -> None:
         """Count a batch."""
         self.batches += 1
         self.wait += wait
         self.train += train
-        self.work.add(work)
-        self.work.failures.clear()  # they hold on to samples
+        self.metrics.add(metrics)
+        self.metrics.failures.clear()  # they hold on to samples
 
     def add(self, other: Throughput) -> None:
         """Count the batches of another one in."""
         self.batches += other.batches
         self.wait += other.wait
         self.train += other.train
-        self.work.add(other.work)
+        self.metrics.add(other.metrics)
         self.starts += other.starts
         self.start += other.start
 
@@ -118,7 +118,7 @@ class ThroughputMeter:
         self._put_aside(self._round, math.inf)
         self._early, self._part = Throughput(), Throughput()
 
-    def add(self, work: Work, asked: float, had: float) -> bool:
+    def add(self, metrics: BatchMetrics, asked: float, had: float) -> bool:
         """Count a batch that was asked for and had at these times; return whether enough is known."""
         wait, train = had - asked, asked - self._last
         self._last = had
@@ -134,9 +134,9 @@ class ThroughputMeter:
         self._trained += train
         if self._skip > 0 or had < self._warm_until:
             self._skip -= 1
-            self._early.count(work, wait, train)
+            self._early.count(metrics, wait, train)
             return False
-        self._part.count(work, wait, train)
+        self._part.count(metrics, wait, train)
         late = self.found.seconds + self._part.seconds >= self._limit
         if self._part.batches < self._round and not late:
             return False

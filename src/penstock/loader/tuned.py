@@ -1,8 +1,8 @@
 """`TunedBatches`: the batches of one pass, made by one setting after the other while settings are tried.
 
-    tasks (one iterator) -> window 1: inline -> window 2: 1 process -> ... -> the rest: the setting that was chosen
-                              a window gets a view of the tasks that stops when enough was measured; it hands out what
-                              it has begun, and ends by itself; the next one's workers start meanwhile
+    requests (one iterator) -> window 1: inline -> window 2: 1 process -> ... -> the rest: the setting that was chosen
+                              a window gets a view of the requests that stops when enough was measured; it hands out
+                              what it has begun, and ends by itself; the next one's workers start meanwhile
 
 Invariant: every batch is made once, by whoever's turn it is, and handed out in its order. Nothing is measured beside
 the run and nothing is thrown away, so the data cannot change.
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import WorkerError
 from penstock.loader.autotune import Autotuner
-from penstock.loader.delivery import Batches
+from penstock.loader.dataloader_iter import ResultIterator
 from penstock.loader.engine import Engine, Run
-from penstock.loader.fetch import Maker
+from penstock.loader.fetch import Fetcher
 from penstock.loader.memory import available_memory, private_memory
-from penstock.loader.messages import Made, Task
+from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.setting import Setting
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
@@ -45,30 +45,30 @@ class Segment(NamedTuple):
 
     setting: Setting
     engine: Engine
-    maker: Maker
+    fetcher: Fetcher
 
 
 class _View:
-    """The tasks of a pass, up to a point that is chosen while they are taken."""
+    """The requests of a pass, up to a point that is chosen while they are taken."""
 
-    def __init__(self, tasks: Iterator[Task]) -> None:
-        self._tasks = tasks
+    def __init__(self, requests: Iterator[BatchRequest]) -> None:
+        self._requests = requests
         self.taken = 0
         self.stopped = False
 
     def __iter__(self) -> _View:
         return self
 
-    def __next__(self) -> Task:
+    def __next__(self) -> BatchRequest:
         if self.stopped:
             raise StopIteration
-        task = next(self._tasks)
+        request = next(self._requests)
         self.taken += 1
-        return task
+        return request
 
 
 class TunedBatches:
-    """Batches of a pass while its loader is being tuned; see `penstock.loader.delivery.Batches`.
+    """Batches of a pass while its loader is being tuned; see `penstock.loader.dataloader_iter.ResultIterator`.
 
     Args:
         run: the pass.
@@ -101,13 +101,13 @@ class TunedBatches:
 
     def _begin(self, segment: Segment) -> None:
         self._segment = segment
-        self._view = _View(self._run.tasks)
-        run = self._run._replace(tasks=self._view, maker=segment.maker)
+        self._view = _View(self._run.requests)
+        run = self._run._replace(requests=self._view, fetcher=segment.fetcher)
         self._meter: ThroughputMeter | None = None
         now = perf_counter()
         if not self._tuner.decided or self._tuner.look_again(now):
             self._measure(now)
-        self._batches: Batches = segment.engine.start(run)
+        self._batches: ResultIterator = segment.engine.start(run)
 
     def _measure(self, now: float) -> None:
         """Measure the current setting from now on."""
@@ -135,28 +135,36 @@ class TunedBatches:
         """The worker processes."""
         return self._batches.processes
 
-    def next(self) -> Made:
+    def next(self) -> BatchResult:
         """Return the next batch, or its error; the segments' numbers become those of the pass."""
         while True:
             batches, asked = self._batches, perf_counter()
             if self._meter is None and self._tuner.look_again(asked):
                 self._measure(asked)
             meter = self._meter
-            made: Made | None
+            result: BatchResult | None
             try:
-                made = batches.next()
+                result = batches.next()
             except StopIteration:
-                made = None
-            if made is None:  # not above: workers that are forked there would have it in all of their tracebacks
+                result = None
+            if result is None:  # not above: workers that are forked there would have it in all of their tracebacks
                 if not self._go_on():
                     raise StopIteration
                 continue
             # Another thread may have closed this meanwhile.
-            measured = meter is not None and meter is self._meter and made.error is None
-            if measured and meter is not None and meter.add(made.work, asked, perf_counter()):
-                self._measured(meter.found, size_of(made.batch))
+            measured = meter is not None and meter is self._meter and result.error is None
+            if measured and meter is not None and meter.add(result.metrics, asked, perf_counter()):
+                self._measured(meter.found, size_of(result.batch))
             before = self._before  # below, what `_replace` does takes twice as long
-            return Made(made.batch, made.work, before + made.number, made.worker, made.state, made.way, made.error)
+            return BatchResult(
+                result.batch,
+                result.metrics,
+                before + result.number,
+                result.worker,
+                result.state,
+                result.way,
+                result.error,
+            )
 
     def close(self) -> None:
         """Nothing more is wanted. Idempotent."""

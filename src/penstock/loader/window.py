@@ -1,6 +1,6 @@
-"""`Window`: numbered tasks in, results out in order, whoever makes them.
+"""`Window`: numbered requests in, results out in order, whoever makes them.
 
-    tasks -> number 0, 1, 2 ... -> worker k mod n, where it matters who makes a batch
+    requests -> number 0, 1, 2 ... -> worker k mod n, where it matters who makes a batch
                                 -> or the worker with the least to do
                 at most `depth` are open
     answers -> the open batch with the smallest number, once it is done -> consumer        in_order=False: any
@@ -22,7 +22,7 @@ from penstock.errors import PenstockError, WorkerError
 from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.lookahead import Lookahead
-from penstock.loader.messages import Made, Task
+from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot
 
 __all__ = ["ATTEMPTS", "CLOSED", "INTERRUPTED", "DispatchPolicy", "Window", "is_timeout", "timed_out"]
@@ -59,7 +59,7 @@ class Window:
     """The batches of one pass.
 
     Args:
-        tasks: batches to be made; pulled from in the consumer's thread. An error of theirs is raised behind the
+        requests: batches to be made; pulled from in the consumer's thread. An error of theirs is raised behind the
             batches that were planned before it.
         executor: makes the batches.
         policy: how they are handed out.
@@ -72,10 +72,12 @@ class Window:
     `close` and `end` may be called in any thread, while another one waits for a batch, too.
     """
 
-    def __init__(self, tasks: Iterator[Task], executor: Executor, policy: DispatchPolicy, *, first: int = 0) -> None:
+    def __init__(
+        self, requests: Iterator[BatchRequest], executor: Executor, policy: DispatchPolicy, *, first: int = 0
+    ) -> None:
         self.executor = executor
         self._policy = policy
-        self._tasks = Lookahead(tasks)
+        self._requests = Lookahead(requests)
         self._turn = first
         self._ended: set[int] = set()  # workers whose streams have come to their end
         self._numbers = itertools.count()
@@ -97,13 +99,13 @@ class Window:
 
     # For the consumer.
 
-    def next(self) -> Made:
-        """Return the next batch; or, as `Made.error`, what was raised in its place.
+    def next(self) -> BatchResult:
+        """Return the next batch; or, as `BatchResult.error`, what was raised in its place.
 
         Raises:
             StopIteration: there are no more.
             WorkerError: no batch came in time, or none will come: workers have died, or the loader was closed.
-            Exception: of the tasks, behind the last batch.
+            Exception: of the requests, behind the last batch.
         """
         if self._why is not None:
             raise WorkerError(self._why)
@@ -113,7 +115,7 @@ class Window:
             raise error
         try:
             answer = self._advance()
-            if isinstance(answer, Made):
+            if isinstance(answer, BatchResult):
                 return answer
         except BaseException as broken:  # not ours: of a signal handler, or a breakdown
             if not self.executor.waiting:
@@ -167,7 +169,7 @@ class Window:
         if not _ending() and not getattr(self, "_over", True):
             self.close()
 
-    def _advance(self) -> Made | Exception:
+    def _advance(self) -> BatchResult | Exception:
         """Wait for the next batch. What is to be raised is returned: other exceptions interrupt."""
         executor, timeout = self.executor, self._policy.timeout
         deadline = time.monotonic() + timeout if timeout else None
@@ -179,15 +181,15 @@ class Window:
                 if self._why is not None or executor.over:
                     return self._end_early()
                 head = self._head()
-                made = None if head is None else self._collect(head)
-                if made is None or executor.depth:
+                result = None if head is None else self._collect(head)
+                if result is None or executor.depth:
                     self._fill()
-                if not self._open and self._tasks.over:
-                    if made is None:
+                if not self._open and self._requests.over:
+                    if result is None:
                         return self._finish()
                     executor.drained()
-                if made is not None:
-                    return made
+                if result is not None:
+                    return result
                 if waited and deadline is not None and time.monotonic() >= deadline:
                     return self._late()
             news, waited = executor.wait(deadline), True
@@ -201,7 +203,7 @@ class Window:
     def _finish(self) -> Exception:
         if self._why is not None or self.executor.over:  # a handler of a signal has closed the loader
             return self._end_early()
-        error, self._tasks.error = self._tasks.error, None
+        error, self._requests.error = self._requests.error, None
         self._close()
         return StopIteration() if error is None else error
 
@@ -228,7 +230,7 @@ class Window:
         if self._over:
             return
         self._over = True
-        self._tasks.end()
+        self._requests.end()
         pending = list(self._open.values())
         self._open.clear()
         self._again.clear()
@@ -244,7 +246,7 @@ class Window:
             self._take_in(executor.submit([self._again.popleft()], worker))
         most = executor.depth or 1
         group = executor.group(most) if most > 1 else 1
-        while len(self._open) < most and not self._tasks.over and executor.has_room(len(self._open)):
+        while len(self._open) < most and not self._requests.over and executor.has_room(len(self._open)):
             if group > 1 and self._open and len(self._open) + group > most:
                 break  # a little later, then all together
             worker = self._choose(most)
@@ -252,14 +254,14 @@ class Window:
                 break
             self._take_in(executor.submit(batches, worker))
         if executor.planned:
-            self._tasks.plan(executor.planned - len(self._open))
+            self._requests.plan(executor.planned - len(self._open))
 
     def _next_batches(self, count: int, worker: int) -> list[PendingBatch]:
         """Return the next batches, at most so many, to be made by a worker. There is room for the first one."""
         executor = self.executor
         batches: list[PendingBatch] = []
-        while (task := self._tasks.next()) is not None:
-            batch = executor.pending(next(self._numbers), task)
+        while (request := self._requests.next()) is not None:
+            batch = executor.pending(next(self._numbers), request)
             batch.worker = worker
             self._open[batch.number] = batch
             batches.append(batch)
@@ -312,7 +314,7 @@ class Window:
         """Ask a worker for nothing more: its stream has come to its end."""
         self._ended.add(worker)
         if len(self._ended) == self.executor.workers:
-            self._tasks.end()
+            self._requests.end()
 
     def _lose(self, lost: Lost) -> None:
         """Go on without a worker that is gone, if others can make what it owed."""
@@ -355,7 +357,7 @@ class Window:
         self._waits_for_begun = False
         self.first_states = {worker: first for worker, first in self._begun.items() if first is not None}
 
-    def _collect(self, batch: PendingBatch) -> Made:
+    def _collect(self, batch: PendingBatch) -> BatchResult:
         del self._open[batch.number]
         self._ready -= 1
         number = self._handed_out if self._policy.stream else batch.number

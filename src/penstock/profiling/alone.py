@@ -18,8 +18,8 @@ import torch
 
 from penstock.datasets import ImageDataset
 from penstock.datasets.source_dataset import SourceDataset
-from penstock.loader.fetch import Maker
-from penstock.loader.messages import Task, Work
+from penstock.loader.fetch import Fetcher
+from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.probe import Probe, make
 from penstock.manifest import Manifest
 from penstock.stages import by_clock
@@ -72,35 +72,39 @@ class Account:
 
 
 def account(
-    maker: Maker, tasks: Iterable[Task], seconds: float, *, done: Callable[[float], object] = lambda seconds: None
+    fetcher: Fetcher,
+    requests: Iterable[BatchRequest],
+    seconds: float,
+    *,
+    done: Callable[[float], object] = lambda seconds: None,
 ) -> Account:
-    """Make batches until the tasks or the time are up; one for each clock at least, if there are two.
+    """Make batches until the requests or the time are up; one for each clock at least, if there are two.
 
     Args:
         maker: of batches; a stream's begins anew, and once more where it ends early.
-        tasks: what is to be made; endless for a stream.
+        requests: what is to be made; endless for a stream.
         seconds: a batch that has begun is finished.
         done: told how many seconds have passed.
     """
     result = Account()
-    maker.begin(None)
+    fetcher.begin(None)
     start = time.perf_counter()
-    for number, task in enumerate(tasks):
+    for number, request in enumerate(requests):
         passed = time.perf_counter() - start
         done(min(passed, seconds))
         if passed >= seconds and result.cpu_samples:
             break
         cpu = number % 2 == 1
         clock = time.thread_time if cpu else time.perf_counter
-        work = Work()
+        metrics = BatchMetrics()
         try:
             with by_clock(clock):
-                spent = make(maker, task, work, clock)
+                spent = make(fetcher, request, metrics, clock)
         except StopIteration:
             break
-        rest = spent.pop("fetch") - sum(work.stages.values())
-        named = {**work.stages, "fetch": max(0.0, rest) + work.stages.get("fetch", 0.0), **spent}
-        result.add(named, work.samples, cpu=cpu)
+        rest = spent.pop("fetch") - sum(metrics.stages.values())
+        named = {**metrics.stages, "fetch": max(0.0, rest) + metrics.stages.get("fetch", 0.0), **spent}
+        result.add(named, metrics.samples, cpu=cpu)
     done(seconds)
     return result
 
@@ -122,7 +126,7 @@ def one_thread() -> Iterator[None]:
             cv2.setNumThreads(others)
 
 
-def drop_from_page_cache(probe: Probe, tasks: Iterable[Task]) -> int:
+def drop_from_page_cache(probe: Probe, requests: Iterable[BatchRequest]) -> int:
     """Have the system forget the files of these samples, so that they are read from storage; how many were dropped.
 
     Those of a manifest are known by name. Of other data sets nothing is dropped.
@@ -130,7 +134,7 @@ def drop_from_page_cache(probe: Probe, tasks: Iterable[Task]) -> int:
     dropped = 0
     if not hasattr(os, "posix_fadvise"):
         return dropped
-    for path in _files(probe.samples, tasks):
+    for path in _files(probe.samples, requests):
         with suppress(OSError):  # what is missing is told when it is loaded
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -141,13 +145,13 @@ def drop_from_page_cache(probe: Probe, tasks: Iterable[Task]) -> int:
     return dropped
 
 
-def _files(samples: Any, tasks: Iterable[Task]) -> Iterator[str]:
+def _files(samples: Any, requests: Iterable[BatchRequest]) -> Iterator[str]:
     source = samples.source if isinstance(samples, ImageDataset) else samples
     manifest = source.source if isinstance(source, SourceDataset) else source
     if not isinstance(manifest, Manifest):  # shards, a server, a data set of the user's
         return
-    for task in tasks:
-        at = () if task.place is None else (task.place,)
-        for record in source.records(np.asarray(task.indices), *at):
+    for request in requests:
+        at = () if request.place is None else (request.place,)
+        for record in source.records(np.asarray(request.indices), *at):
             if not is_remote(record.path):
                 yield record.path

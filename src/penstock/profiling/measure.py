@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from penstock.errors import ConfigError
 from penstock.loader.config import EXECUTORS, LoaderConfig
 from penstock.loader.cores import cores, ticks
-from penstock.loader.messages import Task
+from penstock.loader.messages import BatchRequest
 from penstock.loader.probe import Probe, as_ours, kept_generators
 from penstock.profiling.advice import choose, judge, restated, storage_matters
 from penstock.profiling.alone import Account, account, drop_from_page_cache, one_thread
@@ -99,16 +99,16 @@ class _Session:
         self.dropped = 0
         self._progress = progress
         self._passed = 0.0
-        if not probe.stream and not probe.tasks:
+        if not probe.stream and not probe.requests:
             raise ConfigError(
                 f"{type(probe.samples).__name__}: the loader has no batches, so there is nothing to measure"
             )
-        self.tasks, self.size = self._divided()
-        self._next = 0  # of the tasks, the first one that was not made yet
+        self.requests, self.size = self._divided()
+        self._next = 0  # of the requests, the first one that was not made yet
 
     def measure(self, name: str) -> Profile:
         """All of it."""
-        alone = self._limited(self.tasks)
+        alone = self._limited(self.requests)
         self.dropped = drop_from_page_cache(self.probe, alone)
         first = self._account(alone, _FIRST)
         if not first.samples:
@@ -125,9 +125,11 @@ class _Session:
             new = self._new_samples(chosen.setting, first.waiting)
             trials += new
             chosen = choose(new, needed=needed)
-        tasks, cached = self._new(), not storage_matters(stages)
+        requests, cached = self._new(), not storage_matters(stages)
         step = (self.step or 0.0) * self.size / self.probe.batch_size  # of what is measured as a batch
-        rehearsal = rehearse(*(self.probe, chosen.setting, tasks, _REHEARSAL * self.seconds), step=step, cached=cached)
+        rehearsal = rehearse(
+            *(self.probe, chosen.setting, requests, _REHEARSAL * self.seconds), step=step, cached=cached
+        )
         self._done(_REHEARSAL)
         given = _setting_of(self.probe.config)
         verdict = judge(
@@ -140,42 +142,42 @@ class _Session:
             *(stages, trials, rehearsal, verdict, others, 0.0),
         )
 
-    def _divided(self) -> tuple[list[Task], int]:
+    def _divided(self) -> tuple[list[BatchRequest], int]:
         """What is made in the measurement, and of how many samples: the batches, or parts of them that take no more
         than a quarter of the time for measuring them alone.
         """
-        size, tasks = self.probe.batch_size, self.probe.tasks
+        size, requests = self.probe.batch_size, self.probe.requests
         if self.probe.stream or size == 1:
-            return tasks, size
-        maker, last = self.probe.maker(), tasks[-1]
+            return requests, size
+        fetcher, last = self.probe.fetcher(), requests[-1]
         for at in range(2):  # the first one finds files to open and modules to import
-            tried = account(maker, [last.part(at % len(last.indices), at % len(last.indices) + 1)], 0.0)
+            tried = account(fetcher, [last.part(at % len(last.indices), at % len(last.indices) + 1)], 0.0)
         each = sum(map(tried.each, tried.wall))
         most = max(1, int(_AGAIN * self.seconds / 4 / each)) if each > 0 else size
         if most >= size:
-            return tasks, size
-        parts = (task.part(at, at + most) for task in tasks for at in range(0, len(task.indices), most))
+            return requests, size
+        parts = (request.part(at, at + most) for request in requests for at in range(0, len(request.indices), most))
         cut = list(itertools.islice(parts, _PLANNED * _SAMPLES))
         return cut, most
 
-    def _limited(self, tasks: list[Task]) -> list[Task]:
+    def _limited(self, requests: list[BatchRequest]) -> list[BatchRequest]:
         """So many that their samples are enough."""
         if self.probe.stream:
             return []
-        return tasks[: max(_BATCHES, _SAMPLES // self.size)]
+        return requests[: max(_BATCHES, _SAMPLES // self.size)]
 
-    def _account(self, tasks: list[Task], share: float) -> Account:
+    def _account(self, requests: list[BatchRequest], share: float) -> Account:
         limit = self.seconds * share
-        endless: Iterable[Task] = tasks
+        endless: Iterable[BatchRequest] = requests
         if self.probe.stream:
-            endless = itertools.repeat(Task([], []), max(_BATCHES, _SAMPLES // self.size))
-        found = account(self.probe.maker(), endless, limit, done=self._show)
+            endless = itertools.repeat(BatchRequest([], []), max(_BATCHES, _SAMPLES // self.size))
+        found = account(self.probe.fetcher(), endless, limit, done=self._show)
         self._done(share)
         return found
 
     def _trials(self, waiting: float) -> list[Trial]:
         """Inline and the executors with workers, over samples that were read before."""
-        seen = self.tasks[: max(1, self._next)]
+        seen = self.requests[: max(1, self._next)]
         settings = [Setting("inline", 0)]
         for count in worker_counts(self.cores, waiting):
             for executor in self.executors:
@@ -205,19 +207,19 @@ class _Session:
         limit = max(_SHORTEST, _NEW * self.seconds / len(settings))
         return [try_out(self.probe, one, self._new, limit, cached=False) for one in settings]
 
-    def _new(self) -> Iterator[Task]:
+    def _new(self) -> Iterator[BatchRequest]:
         """Batches that were not made yet, as long as there are any; then from the beginning, their files dropped."""
         if self.probe.stream:
             return iter(())
-        begin, count = self._next % len(self.tasks), len(self.tasks)
-        ahead = self._limited([self.tasks[(begin + k) % count] for k in range(count)])
+        begin, count = self._next % len(self.requests), len(self.requests)
+        ahead = self._limited([self.requests[(begin + k) % count] for k in range(count)])
         self.dropped += drop_from_page_cache(self.probe, ahead)
         return self._counted(begin)
 
-    def _counted(self, begin: int) -> Iterator[Task]:
+    def _counted(self, begin: int) -> Iterator[BatchRequest]:
         for number in itertools.count(begin):
             self._next = number + 1
-            yield self.tasks[number % len(self.tasks)]
+            yield self.requests[number % len(self.requests)]
 
     def _stages(self, first: Account, again: Account, trials: list[Trial]) -> list[Stage]:
         most = [t for t in trials if t.setting.workers == self.cores and t.setting.executor != "thread" and t.rate]

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from penstock.loader.messages import Made, Task
+from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot
 
 __all__ = ["Again", "Began", "Done", "Event", "Executor", "Lost", "PendingBatch"]
@@ -23,7 +23,7 @@ class PendingBatch:
 
     Args:
         number: of the batch in its pass.
-        task: the batch to be made.
+        request: the batch to be made.
 
     Attributes:
         worker: that was asked for it.
@@ -32,11 +32,11 @@ class PendingBatch:
         blame: deaths of workers, by the key of the sample that may be the cause.
     """
 
-    __slots__ = ("blame", "done", "ended", "number", "task", "worker")
+    __slots__ = ("blame", "done", "ended", "number", "request", "worker")
 
-    def __init__(self, number: int, task: Task) -> None:
+    def __init__(self, number: int, request: BatchRequest) -> None:
         self.number = number
-        self.task = task
+        self.request = request
         self.worker = 0
         self.done = False
         self.ended = False
@@ -89,7 +89,7 @@ class Executor(ABC):
     Attributes:
         workers: how many there are. Where it matters who makes a batch, they take turns.
         tells_begin: whether each worker reports `Began` before its first batch.
-        planned: tasks that are pulled, handed out or not; fewer only behind the last one.
+        planned: requests that are pulled, handed out or not; fewer only behind the last one.
         isolates: whether `isolate` finds the sample that is at fault.
         over: whether somebody has ended the workers: nothing here may be used any more.
         waiting: whether nothing but waiting is under way, so that an interruption does no harm.
@@ -131,9 +131,9 @@ class Executor(ABC):
         """Return how many batches are asked for together, of so many in flight."""
         return 1
 
-    def pending(self, number: int, task: Task) -> PendingBatch:
+    def pending(self, number: int, request: BatchRequest) -> PendingBatch:
         """Return a batch that can be submitted here."""
-        return PendingBatch(number, task)
+        return PendingBatch(number, request)
 
     @abstractmethod
     def choose(self, workers: Sequence[int], share: int | None) -> int | None:
@@ -164,7 +164,7 @@ class Executor(ABC):
         """Return what became of batches and workers."""
 
     @abstractmethod
-    def collect(self, batch: PendingBatch, number: int) -> Made:
+    def collect(self, batch: PendingBatch, number: int) -> BatchResult:
         """Return a finished batch under the number that its consumer counts by; or its error."""
 
     def replace(self, lost: Lost) -> list[PendingBatch]:

@@ -25,8 +25,8 @@ from penstock.errors import WorkerError
 from penstock.loader.arena import Shared, collating_into
 from penstock.loader.executors.base import Began, Done, Event, Executor, PendingBatch
 from penstock.loader.executors.thread_pool import Failure, ThreadPool, thread_number
-from penstock.loader.fetch import Maker
-from penstock.loader.messages import Made, Task, Work
+from penstock.loader.fetch import Fetcher
+from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
 from penstock.loader.workerinfo import worker_scope
@@ -73,9 +73,9 @@ class _News:
 class _Lane:
     """What a thread makes batches with; a stream begins in its own thread."""
 
-    def __init__(self, number: int, maker: Maker) -> None:
+    def __init__(self, number: int, fetcher: Fetcher) -> None:
         self.number = number
-        self.maker = maker
+        self.fetcher = fetcher
         self._error: BaseException | None = None
         self._broken = False
 
@@ -85,12 +85,12 @@ class _Lane:
         try:
             crew.check(failure)
             with worker_scope(crew.infos[self.number]):
-                first = self.maker.begin(epoch)
+                first = self.fetcher.begin(epoch)
         except BaseException as error:
             self._broken, self._error = True, error
         crew.news.put(Began(self.number, first))
 
-    def make(self, task: Task, work: Work, crew: _Crew, failure: Failure | None) -> Any:
+    def make(self, request: BatchRequest, metrics: BatchMetrics, crew: _Crew, failure: Failure | None) -> Any:
         """Return a batch.
 
         Raises:
@@ -105,7 +105,7 @@ class _Lane:
         if self._broken:
             raise StopIteration
         crew.check(failure)
-        return self.maker(task, work)
+        return self.fetcher(request, metrics)
 
 
 class _Crew:
@@ -126,11 +126,11 @@ class _Crew:
 class _Batch(PendingBatch):
     """A batch in the making."""
 
-    __slots__ = ("_cancelled", "_crew", "_errors", "_lane", "_left", "_lock", "_memory", "_parts", "_works", "made")
+    __slots__ = ("_cancelled", "_crew", "_errors", "_lane", "_left", "_lock", "_memory", "_metrics", "_parts", "result")
 
-    def __init__(self, number: int, task: Task, crew: _Crew) -> None:
-        super().__init__(number, task)
-        self.made: Made | None = None
+    def __init__(self, number: int, request: BatchRequest, crew: _Crew) -> None:
+        super().__init__(number, request)
+        self.result: BatchResult | None = None
         self._crew = crew
         self._lock = threading.Lock()
         self._cancelled = False
@@ -138,11 +138,11 @@ class _Batch(PendingBatch):
 
     def begin(self, lane: _Lane, chunks: int, pool: ThreadPool) -> None:
         """Have the pool make it in so many chunks."""
-        size = len(self.task.indices)
+        size = len(self.request.indices)
         self._lane = lane
         self._memory = Shared(size)
         self._parts: list[Any] = [None] * chunks
-        self._works = [Work() for _ in range(chunks)]
+        self._metrics = [BatchMetrics() for _ in range(chunks)]
         self._left = chunks
         for chunk in range(chunks):
             begin, end = chunk * size // chunks, (chunk + 1) * size // chunks
@@ -151,7 +151,7 @@ class _Batch(PendingBatch):
     def cancel(self) -> None:
         """Make no more of it, and keep nothing: an error holds the batch by its traceback."""
         self._cancelled = True
-        self.made = None
+        self.result = None
 
     def _make(self, chunk: int, begin: int, end: int, failure: Failure | None) -> None:
         """Make one chunk; whoever makes the last one collates."""
@@ -166,59 +166,61 @@ class _Batch(PendingBatch):
                 self._left -= 1
                 last = self._left == 0
             if last:
-                self.made = self._finish()
+                self.result = self._finish()
                 if self._cancelled:  # meanwhile
-                    self.made = None
+                    self.result = None
                 self._crew.news.put(Done(self))
 
     def _make_chunk(self, chunk: int, begin: int, end: int, failure: Failure | None) -> Any:
         """Return the samples of a chunk, or the batch if it is the only one."""
         if len(self._parts) == 1:
-            return self._lane.make(self.task, self._works[0], self._crew, failure)
+            return self._lane.make(self.request, self._metrics[0], self._crew, failure)
         self._crew.check(failure)
-        maker: Any = self._lane.maker
+        fetcher: Any = self._lane.fetcher
         with collating_into(self._memory.rows(begin, end)):
-            return maker.samples(self.task.part(begin, end), self._works[chunk])
+            return fetcher.samples(self.request.part(begin, end), self._metrics[chunk])
 
-    def _finish(self) -> Made | None:
+    def _finish(self) -> BatchResult | None:
         """Return the batch, or the error of its first sample that failed; None if nobody wants it."""
         errors, self._errors = self._errors, {}
         error: BaseException | None = None
-        maker, work = self._lane.maker, self._works[0]
+        fetcher, metrics = self._lane.fetcher, self._metrics[0]
         try:
             if self._cancelled:
                 return None
             if not errors:
                 try:
-                    return Made(self._joined(maker, work), work, 0, self.worker, maker.state_dict())
+                    return BatchResult(self._joined(fetcher, metrics), metrics, 0, self.worker, fetcher.state_dict())
                 except BaseException as caught:  # as above
                     errors[0] = caught
             error = errors[min(errors)]
             self.ended = isinstance(error, StopIteration)
             try:
-                return Made(None, work, 0, self.worker, None if self.ended else maker.state_after_error(), error=error)
+                return BatchResult(
+                    None, metrics, 0, self.worker, None if self.ended else fetcher.state_after_error(), error=error
+                )
             except BaseException as caught:
-                return Made(None, work, 0, self.worker, error=caught)
+                return BatchResult(None, metrics, 0, self.worker, error=caught)
         finally:
             self._parts.clear()
             del self._memory
             errors.clear()
             error = None  # its traceback may hold this frame
 
-    def _joined(self, maker: Any, work: Work) -> Any:
+    def _joined(self, fetcher: Any, metrics: BatchMetrics) -> Any:
         """Return the batch that the chunks make."""
         if len(self._parts) == 1:
             return self._parts[0]
-        for other in self._works[1:]:
-            work.add(other)
-        return maker.collate([sample for part in self._parts for sample in part], self.task, work)
+        for other in self._metrics[1:]:
+            metrics.add(other)
+        return fetcher.collate([sample for part in self._parts for sample in part], self.request, metrics)
 
 
 class ThreadExecutor(Executor):
     """Makes batches in the threads of a pool.
 
     Args:
-        maker: of a map-style data set; or, for streams, one for each thread of a pool with lanes.
+        fetcher: of a map-style data set; or, for streams, one for each thread of a pool with lanes.
         pool: does the work.
         depth: batches in flight at most.
         epoch: given to the makers as they begin their pass.
@@ -227,7 +229,7 @@ class ThreadExecutor(Executor):
 
     def __init__(
         self,
-        maker: Maker | Sequence[Maker],
+        fetcher: Fetcher | Sequence[Fetcher],
         pool: ThreadPool,
         *,
         depth: int,
@@ -241,14 +243,14 @@ class ThreadExecutor(Executor):
         self._depth = depth if max_bytes is None else 1
         self._max_bytes = max_bytes
         self._largest = 1
-        if isinstance(maker, Sequence):
-            self._lanes = [_Lane(number, one) for number, one in enumerate(maker)]
+        if isinstance(fetcher, Sequence):
+            self._lanes = [_Lane(number, one) for number, one in enumerate(fetcher)]
             for lane in self._lanes:
                 pool.submit(partial(lane.begin, epoch, self._crew), lane.number)
         else:
-            self._lanes = [_Lane(0, maker)] * (pool.count if pool.lanes else 1)
+            self._lanes = [_Lane(0, fetcher)] * (pool.count if pool.lanes else 1)
             for number in range(len(self._lanes)):
-                self._crew.news.put(Began(number, None if number else maker.begin(epoch)))
+                self._crew.news.put(Began(number, None if number else fetcher.begin(epoch)))
         self.workers = len(self._lanes)
         self._load = [0] * self.workers
 
@@ -257,9 +259,9 @@ class ThreadExecutor(Executor):
         """Batches that may be in flight at the moment."""
         return self._depth
 
-    def pending(self, number: int, task: Task) -> PendingBatch:
+    def pending(self, number: int, request: BatchRequest) -> PendingBatch:
         """Return a batch that can be submitted here."""
-        return _Batch(number, task, self._crew)
+        return _Batch(number, request, self._crew)
 
     def choose(self, workers: Sequence[int], share: int | None) -> int | None:
         """Return the worker with the least to do."""
@@ -269,10 +271,10 @@ class ThreadExecutor(Executor):
     def submit(self, batches: Sequence[_Batch], worker: int) -> list[Event]:
         """Have batches made in chunks by all threads, or by the thread of their lane."""
         lane = self._lanes[worker]
-        divide = not self._pool.lanes and getattr(lane.maker, "divisible", False)
+        divide = not self._pool.lanes and getattr(lane.fetcher, "divisible", False)
         for batch in batches:
             self._load[worker] += 1
-            batch.begin(lane, max(1, min(self._pool.count, len(batch.task.indices))) if divide else 1, self._pool)
+            batch.begin(lane, max(1, min(self._pool.count, len(batch.request.indices))) if divide else 1, self._pool)
         return []
 
     def arrived(self) -> list[Event]:
@@ -303,21 +305,21 @@ class ThreadExecutor(Executor):
             )
         return events
 
-    def collect(self, batch: PendingBatch, number: int) -> Made:
+    def collect(self, batch: PendingBatch, number: int) -> BatchResult:
         """Return a batch, or its error."""
         assert isinstance(batch, _Batch)
-        made, batch.made = batch.made, None
-        assert made is not None
-        if self._max_bytes is not None and made.error is None:
-            self._largest = max(self._largest, size_of(made.batch))
+        result, batch.result = batch.result, None
+        assert result is not None
+        if self._max_bytes is not None and result.error is None:
+            self._largest = max(self._largest, size_of(result.batch))
             self._depth = min(self._most, max(1, self._max_bytes // self._largest))
-        return Made(made.batch, made.work, number, made.worker, made.state, made.way, made.error)
+        return BatchResult(result.batch, result.metrics, number, result.worker, result.state, result.way, result.error)
 
     def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
         """Return at which samples the threads are."""
         index_of: dict[int, Any] = {}
         for batch in pending:
-            index_of.update(zip(batch.task.keys, batch.task.indices, strict=True))
+            index_of.update(zip(batch.request.keys, batch.request.indices, strict=True))
         at = {number: index_of[board[0]] for number, board in enumerate(self._pool.boards) if board[0] in index_of}
         if at:
             return ": " + ", ".join(f"thread {number} was last at sample {index!r}" for number, index in at.items())

@@ -18,7 +18,7 @@ from penstock.loader.executors.process.pool import Pool
 from penstock.loader.executors.process.ring import LIGHT, Slot
 from penstock.loader.executors.process.rows import Layout, join, join_texts, layout_of, unflatten
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.messages import Made, Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 
 __all__ = ["Assembly", "Part", "Plan", "ProcessBatch"]
 
@@ -73,13 +73,13 @@ class Part:
 class ProcessBatch(PendingBatch):
     """A batch in the making."""
 
-    __slots__ = ("beside", "missing", "parts", "run", "slot", "value", "work")
+    __slots__ = ("beside", "metrics", "missing", "parts", "run", "slot", "value")
 
-    def __init__(self, number: int, task: Task, run: int, slot: Slot | None) -> None:
-        super().__init__(number, task)
+    def __init__(self, number: int, request: BatchRequest, run: int, slot: Slot | None) -> None:
+        super().__init__(number, request)
         self.run = run
         self.slot = slot
-        self.work: Work | None = None
+        self.metrics: BatchMetrics | None = None
         self.parts: list[Part] = []
         self.beside: dict[int, list[Any]] = {}  # buffers that came beside the answers, by part
         self.value: Any = None  # chunks that came through the pipe, put together
@@ -159,7 +159,7 @@ class Assembly:
         self._learn_layout(layout)
         return True
 
-    def made(self, batch: ProcessBatch, number: int) -> Made:
+    def result(self, batch: ProcessBatch, number: int) -> BatchResult:
         """The finished batch.
 
         Raises:
@@ -173,14 +173,14 @@ class Assembly:
             value, way = batch.value, "pipe"
             self.give_back(batch)
             if self._plan.layout is not None:
-                self._ring.fit(self._plan.layout.nbytes(len(batch.task.indices)))
+                self._ring.fit(self._plan.layout.nbytes(len(batch.request.indices)))
         else:
             value, way = self._rows(batch)
-        work = batch.work or Work()
-        if work.samples:
-            self._learn_cost((work.fetch + work.collate) / work.samples, work.samples)
-        work.hand_over += time.perf_counter() - start
-        return Made(value, work, number, batch.parts[0].worker, state, way)
+        metrics = batch.metrics or BatchMetrics()
+        if metrics.samples:
+            self._learn_cost((metrics.fetch + metrics.collate) / metrics.samples, metrics.samples)
+        metrics.hand_over += time.perf_counter() - start
+        return BatchResult(value, metrics, number, batch.parts[0].worker, state, way)
 
     def _learn_cost(self, seconds: float, samples: int) -> None:
         """What one sample of a batch took."""
@@ -204,7 +204,7 @@ class Assembly:
         if not self._ring.fit(nbytes):
             return value, "pipe", state
         if self._plan.chunks and self._plan.layout is None:
-            layout = layout_of(value, len(batch.task.indices))
+            layout = layout_of(value, len(batch.request.indices))
             if layout is None:
                 self._plan.chunks = False
             else:
@@ -212,7 +212,7 @@ class Assembly:
         return value, "pipe", state
 
     def _rows(self, batch: ProcessBatch) -> tuple[Any, str]:
-        layout, size, slot = self._plan.layout, len(batch.task.indices), batch.slot
+        layout, size, slot = self._plan.layout, len(batch.request.indices), batch.slot
         assert layout is not None
         assert slot is not None
         columns, pieces = self._columns_of(size)

@@ -55,7 +55,7 @@ class Assigner:
     def _hand_out_group(self, batches: list[ProcessBatch], worker: int) -> None:
         """Have batches made by one worker, which is told of them, and answers, at once."""
         for batch in batches:
-            size = len(batch.task.indices)
+            size = len(batch.request.indices)
             known = self._plan.chunks and size and batch.slot is not None and self._assembly.fits(size, batch.slot)
             batch.parts = [Part(worker, 0, size if known else -1)]
         try:
@@ -72,7 +72,7 @@ class Assigner:
         self._pool.post(worker, message)
 
     def _hand_out_one(self, batch: ProcessBatch, worker: int) -> None:
-        size = len(batch.task.indices)
+        size = len(batch.request.indices)
         chunks = self._chunks(size)
         known = batch.slot is not None and self._assembly.fits(size, batch.slot)
         if not self._plan.chunks or not size or (chunks < 2 and not known) or (batch.slot is not None and not known):
@@ -121,6 +121,6 @@ class Assigner:
         part = batch.parts[number]
         head = batch.run, batch.number, None if batch.slot is None else batch.slot.address
         if part.end < 0:
-            return "make", *head, batch.task.packed()
-        chunk = number, part.begin, part.end, len(batch.task.indices)
-        return "chunk", *head, chunk, batch.task.packed(part.begin, part.end)
+            return "make", *head, batch.request.packed()
+        chunk = number, part.begin, part.end, len(batch.request.indices)
+        return "chunk", *head, chunk, batch.request.packed(part.begin, part.end)

@@ -20,12 +20,12 @@ from penstock.loader.executors.process.assembly import Assembly, Plan, ProcessBa
 from penstock.loader.executors.process.assign import Assigner
 from penstock.loader.executors.process.pool import Pool
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.messages import Made, Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.plan.opening import Told
 
 __all__ = ["ProcessExecutor"]
 
-_HURRY = 0.5
+_DEATH_CLOSE_TIMEOUT_S = 0.5
 """Seconds that the workers are given to end where somebody is to be told at once why."""
 
 
@@ -118,9 +118,9 @@ class ProcessExecutor(Executor):
         worker = min(workers, key=load.__getitem__)
         return worker if share is None or load[worker] < share else None
 
-    def pending(self, number: int, task: Task) -> PendingBatch:
+    def pending(self, number: int, request: BatchRequest) -> PendingBatch:
         """Return a batch that can be submitted here, with a slot if there is one."""
-        batch = ProcessBatch(number, task, self._run, self.pool.ring.lend())
+        batch = ProcessBatch(number, request, self._run, self.pool.ring.lend())
         self._wanted[number] = batch
         self.pool.batches[self._run, number] = batch
         return batch
@@ -156,9 +156,9 @@ class ProcessExecutor(Executor):
         events: list[Event] = []
         for worker, frame in frames:
             answer = pickle.loads(frame.message)
-            for kind, run, number, index, payload, work in answer if type(answer) is list else (answer,):
+            for kind, run, number, index, payload, metrics in answer if type(answer) is list else (answer,):
                 if kind != "begun":
-                    events += self._take_in(worker, kind, run, number, index, payload, work, frame.buffers)
+                    events += self._take_in(worker, kind, run, number, index, payload, metrics, frame.buffers)
                 elif run == self._run:
                     events.append(Began(worker, payload))
         for worker in dead:
@@ -166,19 +166,19 @@ class ProcessExecutor(Executor):
         return events
 
     def _take_in(
-        self, worker: int, kind: str, run: int, number: int, index: int, payload: Any, work: Any, beside: Any
+        self, worker: int, kind: str, run: int, number: int, index: int, payload: Any, metrics: Any, beside: Any
     ) -> list[Event]:
-        """Note an answer of a worker; ``work`` packed, or None."""
+        """Note an answer of a worker; ``metrics`` packed, or None."""
         self.pool.load[worker] -= 1
         batch: ProcessBatch = self.pool.batches[run, number]
         part = batch.parts[index]
         part.answer = kind, payload
         batch.missing -= 1
-        if work is not None:
-            if batch.work is None:
-                batch.work = Work(*work)
+        if metrics is not None:
+            if batch.metrics is None:
+                batch.metrics = BatchMetrics(*metrics)
             else:
-                batch.work.add(Work(*work))
+                batch.metrics.add(BatchMetrics(*metrics))
         if beside:
             batch.beside[index] = beside
         if kind == "end" and run == self._run:
@@ -190,11 +190,11 @@ class ProcessExecutor(Executor):
         if self._wanted.get(number) is not batch:
             self._assembly.give_back(batch)
         elif not self._assembly.fits_together(batch):
-            batch.work = None
+            batch.metrics = None
             self._assigner.give_whole(batch, self._assigner.least_busy())
         return [] if batch.parts[0].answer is None else [Done(batch)]
 
-    def collect(self, batch: PendingBatch, number: int) -> Made:
+    def collect(self, batch: PendingBatch, number: int) -> BatchResult:
         """Return a batch over its slot, which is lent until the consumer drops it; or its error.
 
         Raises:
@@ -211,17 +211,17 @@ class ProcessExecutor(Executor):
                 self._assembly.give_back(batch)
                 if kind == "unsent":
                     batch.parts.clear()  # the error holds the batch by its traceback
-                    return Made(None, Work(), number, worker, error=payload)
+                    return BatchResult(None, BatchMetrics(), number, worker, error=payload)
                 told, state = payload
-                return Made(None, Work(), number, worker, state, error=rebuild(told))
+                return BatchResult(None, BatchMetrics(), number, worker, state, error=rebuild(told))
         try:
-            return self._assembly.made(batch, number)
+            return self._assembly.result(batch, number)
         except RingError:
             raise
         except Exception as error:  # an object that does not unpickle
             if self.over or is_of_signal_handler(error):
                 raise
-            return Made(None, Work(), number, worker, error=error)
+            return BatchResult(None, BatchMetrics(), number, worker, error=error)
 
     # Faults.
 
@@ -268,8 +268,8 @@ class ProcessExecutor(Executor):
         places = []
         for key, number in self.pool.at(worker):
             batch = self._wanted.get(number)
-            if batch is not None and key in batch.task.keys:
-                places.append(f"at sample {batch.task.indices[batch.task.keys.index(key)]!r}")
+            if batch is not None and key in batch.request.keys:
+                places.append(f"at sample {batch.request.indices[batch.request.keys.index(key)]!r}")
             else:
                 places.append(f"at batch {number} of this pass")
         return " and ".join(places) or "at no sample"
@@ -299,7 +299,7 @@ class ProcessExecutor(Executor):
     def abort(self) -> None:
         """End the workers at once; their ring is not used again."""
         self.pool.broken = True
-        self.pool.close(_HURRY)
+        self.pool.close(_DEATH_CLOSE_TIMEOUT_S)
 
     def close(self, patience: float) -> None:
         """End the workers, in so many seconds before they are killed."""

@@ -1,6 +1,6 @@
 """The worker processes of a loader: start them, talk to them without blocking, notice at once if one dies, end them.
 
-    consumer  -- pipe of tasks   -->  worker 0..n-1        one pipe each way and worker, one shared file for all:
+    consumer  -- pipe of requests   -->  worker 0..n-1        one pipe each way and worker, one shared file for all:
               <-- pipe of results --                       the number of descriptors is fixed
               == shared file: board, slots ==
 
@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 
 from penstock.loader.config import LoaderConfig
-from penstock.loader.delivery import PATIENCE
+from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S
 from penstock.loader.executors.process.channel import Frame, Inbox, Outbox
 from penstock.loader.executors.process.ring import SPARE, Region, Ring
 from penstock.loader.executors.process.worker import Setup, board_bytes, board_width, main
-from penstock.loader.fetch import Maker
+from penstock.loader.fetch import Fetcher
 from penstock.loader.interrupts import holding_back_interrupts
 from penstock.plan.opening import Told
 
@@ -45,14 +45,14 @@ _AT_EXIT = 1.0  # the same when the interpreter exits: Ctrl-C should not have to
 class _Member:
     """One worker, as seen by the consumer."""
 
-    def __init__(self, number: int, tasks: Connection, results: Connection) -> None:
+    def __init__(self, number: int, requests: Connection, results: Connection) -> None:
         self.number = number
         self.process: Any = None
-        self.tasks = tasks
+        self.requests = requests
         self.results = results
-        for connection in (tasks, results):
+        for connection in (requests, results):
             os.set_blocking(connection.fileno(), False)
-        self.outbox = Outbox(tasks.fileno())
+        self.outbox = Outbox(requests.fileno())
         self.inbox = Inbox(results.fileno())
         self.dead = False
         self._pidfd = -1
@@ -83,7 +83,7 @@ class _Member:
     def close(self) -> None:
         """Close our ends."""
         with _forks:
-            self.tasks.close()
+            self.requests.close()
             self.results.close()
 
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # modules may be empty by then
@@ -112,12 +112,12 @@ if hasattr(os, "register_at_fork"):
 
 def _explain(error: Exception, setup: Setup) -> None:
     """Say which of the loader's arguments it is that does not pickle, and the ways out."""
-    maker = setup.maker
+    fetcher = setup.fetcher
     for name, value in {
-        "data set": maker.dataset,
-        "collate_fn": maker.collate_fn,
+        "data set": fetcher.dataset,
+        "collate_fn": fetcher.collate_fn,
         "worker_init_fn": setup.init,
-        "on_error": getattr(maker, "on_error", None),
+        "on_error": getattr(fetcher, "on_error", None),
     }.items():
         try:
             ForkingPickler.dumps(value)
@@ -149,7 +149,7 @@ class Pool:
     """Worker processes, with the ring that their batches come in.
 
     Args:
-        maker: what each of them holds a copy of.
+        fetcher: what each of them holds a copy of.
         config: the loader's settings.
         context: how workers are started (a `multiprocessing` context); None for the system's default.
         base_seed: torch's; worker i gets base_seed + i.
@@ -160,7 +160,7 @@ class Pool:
     """
 
     def __init__(
-        self, maker: Maker, config: LoaderConfig, context: Any, base_seed: int, ring: Ring | None = None
+        self, fetcher: Fetcher, config: LoaderConfig, context: Any, base_seed: int, ring: Ring | None = None
     ) -> None:
         self.config = config
         self._context = context
@@ -182,7 +182,7 @@ class Pool:
         self.run = 0
         self.restarts = 0
         self._warned = False
-        self._maker = maker
+        self._fetcher = fetcher
         self.life = _Life()
         self.polling = False
         """Whether the consumer is waiting and nothing else: a place where an interrupt does no harm."""
@@ -216,12 +216,12 @@ class Pool:
             self._poller.register(fd, select.POLLIN)
 
     def _start_process(
-        self, member: _Member, context: Any, tasks: Connection, results: Connection, held_back: bool
+        self, member: _Member, context: Any, requests: Connection, results: Connection, held_back: bool
     ) -> None:
         config = self.config
         setup = Setup(
-            *(member.number, config.workers, self._maker, config.worker_init_fn, self._base_seed, config.threads),
-            *(self.ring.file, tasks, results, self.pid, held_back),
+            *(member.number, config.workers, self._fetcher, config.worker_init_fn, self._base_seed, config.threads),
+            *(self.ring.file, requests, results, self.pid, held_back),
         )
         member.process = context.Process(
             target=main, args=(setup,), name=f"penstock-worker-{member.number}", daemon=True
@@ -263,7 +263,7 @@ class Pool:
         self.stop()
         with _forks:
             for member in self.members:
-                member.tasks.close()
+                member.requests.close()
 
     def warn_copies(self) -> None:
         """Say once that batches are being copied."""
@@ -280,7 +280,7 @@ class Pool:
         self.post(number, pickle.dumps(message, protocol=5))
 
     def post(self, number: int, data: bytes) -> None:
-        """The same of what is pickled already. A dead worker is told nothing: its tasks are given to another one."""
+        """The same of what is pickled already. A dead worker is told nothing: its requests are given to another one."""
         member = self.members[number]
         if member.dead or self.life.over:
             return
@@ -326,11 +326,11 @@ class Pool:
                     del self._by_fd[fd]
             else:
                 frames += [(member.number, frame) for frame in member.inbox.receive()]
-                self._bury(member)
+                self._reap(member)
                 dead.append(member.number)
         return frames, dead
 
-    def _bury(self, member: _Member) -> None:
+    def _reap(self, member: _Member) -> None:
         member.dead = True
         member.wait(time.monotonic() + 1)
         for fd in (member.inbox.fd, member.outbox.fd, member.sentinel):
@@ -368,7 +368,7 @@ class Pool:
         width = board_width(self.config.threads)
         return self._board[1 + width * number : 1 + width * (number + 1)]
 
-    def close(self, patience: float = PATIENCE) -> None:
+    def close(self, patience: float = SHUTDOWN_TIMEOUT_S) -> None:
         """End the workers: they are asked, given some seconds all together, then killed. Idempotent.
 
         Afterwards nobody writes to the ring any more, and all slots are free that no batch leases.

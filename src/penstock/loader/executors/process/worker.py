@@ -1,6 +1,6 @@
-"""What runs in a worker process: take a task, make the batch or a chunk of it, put it into its slot, say so.
+"""What runs in a worker process: take a request, make the batch or a chunk of it, put it into its slot, say so.
 
-It ends when its pipe of tasks is closed, and at the latest some seconds after the process that started it is gone.
+It ends when its pipe of requests is closed, and at the latest some seconds after the process that started it is gone.
 Errors of user code are answers; a worker that raises SystemExit or KeyboardInterrupt ends, as in torch.
 """
 
@@ -30,9 +30,9 @@ from penstock.loader.executors.process.pack import Packed, pack
 from penstock.loader.executors.process.ring import Region
 from penstock.loader.executors.process.rows import Layout, flatten
 from penstock.loader.executors.thread_pool import ThreadPool, thread_number
-from penstock.loader.fetch import Maker
+from penstock.loader.fetch import Fetcher
 from penstock.loader.memory import SharedFile
-from penstock.loader.messages import Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import WorkerState
 from penstock.loader.stream import StreamFetch
@@ -61,12 +61,12 @@ class Setup(NamedTuple):
 
     number: int
     total: int
-    maker: Maker
+    fetcher: Fetcher
     init: Callable[[int], object] | None
     base_seed: int
     threads: int
     file: SharedFile
-    tasks: Connection
+    requests: Connection
     results: Connection
     parent: int
     held_back: bool
@@ -91,9 +91,9 @@ def main(setup: Setup) -> None:
         # The same. Not 1: after a fork OpenCV would wait for the parent's threads to end, which are not there.
         sys.modules["cv2"].setNumThreads(0)
     seed_worker(setup.base_seed, setup.number)
-    process_worker(setup.number, setup.total, setup.base_seed + setup.number, setup.maker.dataset)
-    # A fork of somebody else's may keep the pipe of tasks open, and user code may never return to it.
-    end_with_parent(setup.parent, grace=_MOURNING)
+    process_worker(setup.number, setup.total, setup.base_seed + setup.number, setup.fetcher.dataset)
+    # A fork of somebody else's may keep the pipe of requests open, and user code may never return to it.
+    end_with_parent(setup.parent, grace=_ORPHAN_GRACE_S)
     worker = _Worker(setup)
     try:
         if setup.init is not None:
@@ -115,7 +115,7 @@ class _Gone(BaseException):
     """The consumer does not read any more. An error of the user's of the same kind is something else."""
 
 
-_MOURNING = 3.0  # seconds that a worker gets to end by itself when its parent has died
+_ORPHAN_GRACE_S = 3.0  # seconds that a worker gets to end by itself when its parent has died
 
 _TOLD = Exception()
 """A stream that could not begin has said so, and ends."""
@@ -130,7 +130,7 @@ class _Worker:
         self.unusable: Exception | None = None  # an error of worker_init_fn
         self._broken: Exception | None = None  # an error at the beginning of this pass
         self._setup = setup
-        self._maker = setup.maker
+        self._fetcher = setup.fetcher
         self._results = setup.results.fileno()
         self._sending = threading.Lock()
         self._sent = 0
@@ -148,8 +148,8 @@ class _Worker:
         show_samples(self._mine[1:])
 
     def run(self) -> None:
-        os.set_blocking(self._setup.tasks.fileno(), False)
-        inbox = Inbox(self._setup.tasks.fileno())
+        os.set_blocking(self._setup.requests.fileno(), False)
+        inbox = Inbox(self._setup.requests.fileno())
         poller = select.poll()
         poller.register(inbox.fd, select.POLLIN)
         while not inbox.ended:
@@ -166,22 +166,22 @@ class _Worker:
         self._columns = {}
 
     def _begin(self, run: int, epoch: int | None, state: WorkerState | None) -> None:
-        """Begin a run, and send the first snapshot. What goes wrong is the answer to its first task."""
+        """Begin a run, and send the first snapshot. What goes wrong is the answer to its first request."""
         self._broken, first = self.unusable, None
         if self._broken is None:
             try:
                 if state is not None:
-                    self._maker.load_state_dict(state)
-                first = self._maker.begin(epoch)
+                    self._fetcher.load_state_dict(state)
+                first = self._fetcher.begin(epoch)
             except Exception as error:
                 self._broken = error
-        if not self._maker.tells_states:
+        if not self._fetcher.tells_states:
             return
         try:
-            self._send("begun", run, 0, 0, first, Work())
+            self._send("begun", run, 0, 0, first, BatchMetrics())
         except Exception as error:  # a state that cannot be pickled
             self._broken = error
-            self._send("begun", run, 0, 0, None, Work())
+            self._send("begun", run, 0, 0, None, BatchMetrics())
 
     def _group(self, messages: list[tuple[Any, ...]]) -> None:
         """Several batches that are little work: the answers go together, too."""
@@ -194,18 +194,18 @@ class _Worker:
             self._kept = None
 
     def _make(self, run: int, number: int, address: Any, packed: tuple[Any, ...]) -> None:
-        task = Task(*packed)
+        request = BatchRequest(*packed)
         if self._pool is None:
-            self._whole(run, number, address, task)
+            self._whole(run, number, address, request)
         else:
-            self._pool.submit(lambda _: self._in_thread(partial(self._whole, run, number, address, task)))
+            self._pool.submit(lambda _: self._in_thread(partial(self._whole, run, number, address, request)))
 
     def _chunk(self, run: int, number: int, address: Any, chunk: _Chunk, packed: tuple[Any, ...]) -> None:
-        task = Task(*packed)
+        request = BatchRequest(*packed)
         if self._pool is None:
-            self._part(run, number, address, chunk, task)
+            self._part(run, number, address, chunk, request)
         else:
-            self._pool.submit(lambda _: self._in_thread(partial(self._part, run, number, address, chunk, task)))
+            self._pool.submit(lambda _: self._in_thread(partial(self._part, run, number, address, chunk, request)))
 
     def _in_thread(self, job: Callable[[], None]) -> None:
         show_samples(self._mine[1 + 2 * thread_number() :])
@@ -218,48 +218,50 @@ class _Worker:
 
     # What it does.
 
-    def _whole(self, run: int, number: int, address: Any, task: Task) -> None:
-        work = Work()
-        if not self._wanted(run, number, 0, work):
+    def _whole(self, run: int, number: int, address: Any, request: BatchRequest) -> None:
+        metrics = BatchMetrics()
+        if not self._wanted(run, number, 0, metrics):
             return
         slot = None if address is None else Slot(self._memory(address))
         try:
             try:
                 with collating_into(slot):
-                    batch = self._maker(task, work)
+                    batch = self._fetcher(request, metrics)
             except StopIteration:
-                if not isinstance(self._maker, StreamFetch):
+                if not isinstance(self._fetcher, StreamFetch):
                     raise
-                self._send("end", run, number, 0, None, work)
+                self._send("end", run, number, 0, None, metrics)
                 return
             packed = pack(batch, slot)
-            self._send("batch", run, number, 0, (packed.data, packed.table, self._maker.state_dict()), work, packed)
+            self._send(
+                "batch", run, number, 0, (packed.data, packed.table, self._fetcher.state_dict()), metrics, packed
+            )
         except Exception as error:
-            self._send("error", run, number, 0, self._told(error), work)
+            self._send("error", run, number, 0, self._told(error), metrics)
 
-    def _part(self, run: int, number: int, address: Any, chunk: _Chunk, task: Task) -> None:
-        work, (part, begin, end, _) = Work(), chunk
-        if not self._wanted(run, number, part, work):
+    def _part(self, run: int, number: int, address: Any, chunk: _Chunk, request: BatchRequest) -> None:
+        metrics, (part, begin, end, _) = BatchMetrics(), chunk
+        if not self._wanted(run, number, part, metrics):
             return
         rows = self._rows(address, chunk)
         try:
             with collating_into(rows):  # some write there at once
-                samples = self._maker.samples(task, work)  # type: ignore[attr-defined]
+                samples = self._fetcher.samples(request, metrics)  # type: ignore[attr-defined]
         except Exception as error:
-            self._send("error", run, number, part, (describe(error, self._where), None), work)
+            self._send("error", run, number, part, (describe(error, self._where), None), metrics)
             return
         packed, texts = None, None
         with contextlib.suppress(Exception):  # what does not collate may do so as a whole, or fails there as it should
             if len(samples) != end - begin:
                 pass  # on_error has left some out
             elif rows is None:
-                packed = pack(self._maker.collate(samples, task, work), None)  # type: ignore[attr-defined]
+                packed = pack(self._fetcher.collate(samples, request, metrics), None)  # type: ignore[attr-defined]
             else:
-                texts = self._put_rows(samples, task, rows, work)
+                texts = self._put_rows(samples, request, rows, metrics)
         if packed is not None:
-            self._send("batch", run, number, part, (packed.data, packed.table, None), work, packed)
+            self._send("batch", run, number, part, (packed.data, packed.table, None), metrics, packed)
         else:
-            self._send("again" if texts is None else "rows", run, number, part, texts, work)
+            self._send("again" if texts is None else "rows", run, number, part, texts, metrics)
 
     def _rows(self, address: Any, chunk: _Chunk) -> Rows | None:
         """Where a chunk goes; None as long as nobody knows."""
@@ -273,12 +275,14 @@ class _Worker:
                 self._columns[size] = columns
         return Rows(self._memory(address), columns, begin, end)
 
-    def _put_rows(self, samples: list[Any], task: Task, rows: Rows, work: Work) -> list[Any] | None:
+    def _put_rows(
+        self, samples: list[Any], request: BatchRequest, rows: Rows, metrics: BatchMetrics
+    ) -> list[Any] | None:
         """Write the rows of a chunk; its strings, or None if it looks unlike the batches before."""
         layout = self._layout
         assert layout is not None
         with collating_into(rows):
-            batch = self._maker.collate(samples, task, work)  # type: ignore[attr-defined]
+            batch = self._fetcher.collate(samples, request, metrics)  # type: ignore[attr-defined]
         tensors: list[torch.Tensor] = []
         texts: list[Any] = []
         if flatten(batch, tensors, texts) != layout.spec or any(len(text) != len(samples) for text in texts):
@@ -287,18 +291,18 @@ class _Worker:
             return None
         return texts
 
-    def _wanted(self, run: int, number: int, part: int, work: Work) -> bool:
-        """Whether to go on with a task; if not, that is said."""
+    def _wanted(self, run: int, number: int, part: int, metrics: BatchMetrics) -> bool:
+        """Whether to go on with a request; if not, that is said."""
         # A stream's stale batches are made all the same: its iterator should not depend on when the consumer left.
-        if self._board[0] != run and not (self._board[0] and isinstance(self._maker, StreamFetch)):
-            self._send("skipped", run, number, part, None, work)
+        if self._board[0] != run and not (self._board[0] and isinstance(self._fetcher, StreamFetch)):
+            self._send("skipped", run, number, part, None, metrics)
             return False
         if self._broken is _TOLD:
-            self._send("end", run, number, part, None, work)
+            self._send("end", run, number, part, None, metrics)
             return False
         if self._broken is not None:
-            self._send("error", run, number, part, (describe(self._broken, self._where), None), work)
-            if isinstance(self._maker, StreamFetch):
+            self._send("error", run, number, part, (describe(self._broken, self._where), None), metrics)
+            if isinstance(self._fetcher, StreamFetch):
                 self._broken = _TOLD
             return False
         self._mine[2 + 2 * max(0, thread_number())] = number + 1
@@ -315,7 +319,7 @@ class _Worker:
     def _told(self, error: Exception) -> tuple[Any, Snapshot | None]:
         """Return an error as it is sent, and a snapshot right after it. If that fails, too, its error tells of both."""
         try:
-            return describe(error, self._where), self._maker.state_after_error()
+            return describe(error, self._where), self._fetcher.state_after_error()
         except Exception as another:
             return describe(another, self._where), None
 
@@ -324,13 +328,20 @@ class _Worker:
         return f"in DataLoader worker process {self._setup.number}"
 
     def _send(
-        self, kind: str, run: int, number: int, part: int, payload: Any, work: Work, packed: Packed | None = None
+        self,
+        kind: str,
+        run: int,
+        number: int,
+        part: int,
+        payload: Any,
+        metrics: BatchMetrics,
+        packed: Packed | None = None,
     ) -> None:
         self._mine[2 + 2 * max(0, thread_number())] = 0
         self._sent += 1
         if self._sent % 16 == 1:
             self._mine[0] = _peak_memory()
-        answer = kind, run, number, part, payload, work.packed()
+        answer = kind, run, number, part, payload, metrics.packed()
         beside = packed.beside if packed is not None else []
         if self._kept is not None and not beside:
             self._kept.append(answer)

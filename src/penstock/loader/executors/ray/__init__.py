@@ -1,6 +1,6 @@
 """The Ray executor: batches made on other machines, bit for bit the same.
 
-    tasks -> RayBatches -- direct method calls --> actor (Worker), threads inside      on any node of the cluster
+    requests -> RayBatches -- direct method calls --> actor (Worker), threads inside      on any node of the cluster
                  ^                                   |
                  `---- object store: one copy in, one copy out into reused memory
 

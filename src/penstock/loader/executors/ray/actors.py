@@ -45,7 +45,7 @@ class Actors:
     """The workers.
 
     Args:
-        setup: the maker and ``worker_init_fn``, pickled.
+        setup: the fetcher and ``worker_init_fn``, pickled.
         options: where they run.
         count: how many to begin with.
         threads: in each.
@@ -240,10 +240,16 @@ class Actors:
     # Asking.
 
     def ask(
-        self, member: Member, items: list[Any], tasks: list[bytes], *, collate: bool = True, rows: bytes | None = None
+        self,
+        member: Member,
+        items: list[Any],
+        requests: list[bytes],
+        *,
+        collate: bool = True,
+        rows: bytes | None = None,
     ) -> Call:
         """Have a worker make batches of this pass; their samples as they are without ``collate``."""
-        call = Call(member.actor.make.remote(self.run, tasks, collate, rows), items, member)
+        call = Call(member.actor.make.remote(self.run, requests, collate, rows), items, member)
         self._calls[call.ref] = call
         member.calls.append(call)
         return call

@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.loader.config import LoaderConfig
 from penstock.loader.executors.ray.cluster import attach, load_ray, nodes, session
 from penstock.loader.executors.ray.options import RayOptions
-from penstock.loader.fetch import Maker
+from penstock.loader.fetch import Fetcher
 from penstock.loader.stream import StreamFetch
 from penstock.plan.user_states import has_state
 
@@ -34,7 +34,7 @@ class RayBackend:
     def __init__(self, config: LoaderConfig) -> None:
         self._options = config.ray_options or RayOptions()
         self._config = config
-        self._desk: Any = None
+        self._state: Any = None
         self._digest = b""
         self._run = 0
         self._anew = False
@@ -46,12 +46,12 @@ class RayBackend:
 
     @property
     def _alive(self) -> bool:
-        if self._desk is None or self._desk.actors.closed:
+        if self._state is None or self._state.actors.closed:
             return False
-        return bool(self._desk.actors.session == session())  # they ended with their connection
+        return bool(self._state.actors.session == session())  # they ended with their connection
 
-    def prepare(self, maker: Maker, *, anew: bool = False) -> None:
-        """Have workers that know this maker. They may still be starting.
+    def prepare(self, fetcher: Fetcher, *, anew: bool = False) -> None:
+        """Have workers that know this fetcher. They may still be starting.
 
         Args:
             anew: with new copies of the data set, whatever the workers have.
@@ -64,21 +64,21 @@ class RayBackend:
         self._anew = anew
         if self.keeps_workers and not anew:
             return
-        setup, manifests = self._pickled(maker)
+        setup, manifests = self._pickled(fetcher)
         digest = hashlib.blake2b(setup).digest()
         if not self._alive:
-            self._desk = self._make_desk(setup, maker)
+            self._state = self._make_state(setup, fetcher)
         elif digest != self._digest:
-            self._desk.actors.renew(setup)
+            self._state.actors.renew(setup)
         self._digest = digest
-        self._desk.manifests = manifests
+        self._state.manifests = manifests
 
-    def _pickled(self, maker: Maker) -> tuple[bytes, dict[str, Any]]:
+    def _pickled(self, fetcher: Fetcher) -> tuple[bytes, dict[str, Any]]:
         from penstock.loader.executors.ray.remote_manifest import pickle_with_handles
 
-        name = type(maker.dataset).__name__
+        name = type(fetcher.dataset).__name__
         try:
-            setup, manifests = pickle_with_handles((maker, self._config.worker_init_fn))
+            setup, manifests = pickle_with_handles((fetcher, self._config.worker_init_fn))
         except Exception as error:
             raise ConfigError(
                 f"{name}, the collate function or worker_init_fn cannot be pickled, and has to go to other machines: "
@@ -93,25 +93,25 @@ class RayBackend:
             )
         return setup, manifests
 
-    def _make_desk(self, setup: bytes, maker: Maker) -> Any:
+    def _make_state(self, setup: bytes, fetcher: Fetcher) -> Any:
         from penstock.loader.executors.ray.actors import Actors
         from penstock.loader.executors.ray.budget import Budget
         from penstock.loader.executors.ray.elastic import Elastic
-        from penstock.loader.executors.ray.jobs import Desk
+        from penstock.loader.executors.ray.jobs import RayRunState
 
         config, options = self._config, self._options
-        turns = _takes_turns(maker)
+        turns = _takes_turns(fetcher)
         limits = options.limits(config.workers)
         if turns and limits != (config.workers, config.workers):
             raise ConfigError(
-                f"min_workers and max_workers make no sense for {type(maker.dataset).__name__}: an iterable data set, "
-                "or one with a state of its own, is dealt to a number of workers that stays"
+                f"min_workers and max_workers make no sense for {type(fetcher.dataset).__name__}: an iterable data "
+                "set, or one with a state of its own, is dealt to a number of workers that stays"
             )
         here = load_ray().get_runtime_context().get_node_id()
         budget = Budget(nodes()[here].store, config.max_bytes_in_flight)
         actors = Actors(setup, options, count=config.workers, threads=config.threads, turns=turns)
         self._run = 0
-        return Desk(actors, budget, Elastic(*limits))
+        return RayRunState(actors, budget, Elastic(*limits))
 
     def start(self, run: Any) -> tuple[Any, bool]:
         """Return what makes the batches of a pass (`penstock.loader.engine.Run`), for which `prepare` was called; and
@@ -120,28 +120,28 @@ class RayBackend:
         from penstock.loader.executors.ray.executor import RayExecutor
         from penstock.loader.executors.ray.member import Pass
 
-        config, actors = self._config, self._desk.actors
-        turns = _takes_turns(run.maker)
+        config, actors = self._config, self._state.actors
+        turns = _takes_turns(run.fetcher)
         states = {number: state for number in range(config.workers) if (state := run.resume(number)) is not None}
         self._run += 1
         fresh = turns and (self._anew or not config.persistent_workers)
         actors.begin(Pass(self._run, run.epoch, states, run.base_seed, fresh))
         prefetch, light = (max(1, most // config.workers) for most in (config.depth, config.light))
-        return RayExecutor(run.maker, self._desk, turns=turns, prefetch=prefetch, light=light), turns
+        return RayExecutor(run.fetcher, self._state, turns=turns, prefetch=prefetch, light=light), turns
 
     def stats(self) -> dict[str, Any]:
         """What came from which node; workers that were lost and replaced, batches that were made twice."""
-        if self._desk is None:
+        if self._state is None:
             return {"nodes": {}, "lost_workers": 0, "hedged_batches": 0}
-        actors = self._desk.actors
-        return {"nodes": actors.stats(), "lost_workers": actors.lost, "hedged_batches": self._desk.hedged}
+        actors = self._state.actors
+        return {"nodes": actors.stats(), "lost_workers": actors.lost, "hedged_batches": self._state.hedged}
 
     def close(self) -> None:
         """End the workers. Idempotent. The cluster goes on."""
-        if self._desk is not None:
-            self._desk.actors.close()
+        if self._state is not None:
+            self._state.actors.close()
 
 
-def _takes_turns(maker: Maker) -> bool:
+def _takes_turns(fetcher: Fetcher) -> bool:
     """Whether it matters which worker makes a batch."""
-    return isinstance(maker, StreamFetch) or has_state(maker.dataset) or has_state(maker.collate_fn)
+    return isinstance(fetcher, StreamFetch) or has_state(fetcher.dataset) or has_state(fetcher.collate_fn)

@@ -22,11 +22,11 @@ from penstock.errors import RingError, WorkerError
 from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import Again, Began, Done, Event, Executor, Lost, PendingBatch
 from penstock.loader.executors.ray.isolate_bad_sample import make_carefully
-from penstock.loader.executors.ray.jobs import Desk, RayBatch
+from penstock.loader.executors.ray.jobs import RayBatch, RayRunState
 from penstock.loader.executors.ray.member import Answer, Call, Member
 from penstock.loader.executors.ray.remote_manifest import rows_for
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.messages import Made, Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.loader.window import CLOSED
 
 __all__ = ["RayExecutor"]
@@ -45,8 +45,8 @@ class RayExecutor(Executor):
     """Has batches made in the cluster.
 
     Args:
-        maker: what the workers have a copy of.
-        desk: workers, memory, what was learned.
+        fetcher: what the workers have a copy of.
+        state: workers, memory, what was learned.
         turns: whether it matters who makes a batch.
         prefetch: batches in flight for each worker.
         light: the same for batches that are made quickly.
@@ -54,19 +54,19 @@ class RayExecutor(Executor):
 
     isolates = True
 
-    def __init__(self, maker: Any, desk: Desk, *, turns: bool, prefetch: int, light: int) -> None:
+    def __init__(self, fetcher: Any, state: RayRunState, *, turns: bool, prefetch: int, light: int) -> None:
         super().__init__()
-        self._maker = maker
-        self._desk = desk
-        self._actors = desk.actors
+        self._fetcher = fetcher
+        self._state = state
+        self._actors = state.actors
         self._turns = turns
         self._prefetch, self._light = prefetch, light
-        self._run = desk.actors.run
+        self._run = state.actors.run
         self._wanted: dict[int, RayBatch] = {}  # in the order of their numbers
         self._told: set[int] = set()  # workers whose beginning was reported
         self._later: list[Event] = []  # that came while a batch was made sample by sample
         self._asked, self._full = time.monotonic(), False
-        self.workers = desk.actors.count
+        self.workers = state.actors.count
         self.tells_begin = turns
         self.planned = prefetch * self.workers
 
@@ -105,8 +105,8 @@ class RayExecutor(Executor):
         """Batches that may be in flight at the moment."""
         ready = self._actors.ready()
         nodes = {member.node.id for member in ready if member.node is not None}
-        each = self._light if self._desk.group(2) > 1 else self._prefetch
-        return self._desk.budget.depth(each * max(1, len(ready)), len(nodes))
+        each = self._light if self._state.group(2) > 1 else self._prefetch
+        return self._state.budget.depth(each * max(1, len(ready)), len(nodes))
 
     def has_room(self, pending: int) -> bool:
         """Return whether batches can be asked for: where workers take turns, none may be left out."""
@@ -114,7 +114,7 @@ class RayExecutor(Executor):
 
     def group(self, depth: int) -> int:
         """Return how many batches are asked for together, so that each worker has two calls to answer."""
-        return 1 if self._turns else self._desk.group(depth // (2 * max(1, len(self._actors.ready()))))
+        return 1 if self._turns else self._state.group(depth // (2 * max(1, len(self._actors.ready()))))
 
     def choose(self, workers: Sequence[int], share: int | None) -> int | None:
         """Return who would be done with the next batch first; None if no node has room for it."""
@@ -131,7 +131,7 @@ class RayExecutor(Executor):
         Args:
             but: not this one; nor, if it can be helped, its neighbours, for it may be the node that is gone.
         """
-        now, typical = time.monotonic(), self._desk.typical
+        now, typical = time.monotonic(), self._state.typical
         members = [member for member in self._actors.ready() if member is not but and self._fits(member)]
         if but is not None:
             members = [member for member in members if member.node != but.node] or members
@@ -141,13 +141,13 @@ class RayExecutor(Executor):
         """Return whether a node may make one batch more, by its object store."""
         assert member.node is not None
         others = (m for m in self._actors.ready() if m.node is not None and m.node.id == member.node.id)
-        return sum(other.owed for other in others) < self._desk.budget.on_node(member.node.store)
+        return sum(other.owed for other in others) < self._state.budget.on_node(member.node.store)
 
-    def pending(self, number: int, task: Task) -> PendingBatch:
+    def pending(self, number: int, request: BatchRequest) -> PendingBatch:
         """Return a batch that can be submitted here."""
-        batch = self._wanted[number] = RayBatch(number, task)
+        batch = self._wanted[number] = RayBatch(number, request)
         try:
-            batch.packed = cloudpickle.dumps(task.packed())
+            batch.packed = cloudpickle.dumps(request.packed())
         except Exception as error:  # indices that do not pickle: raised in the place of this batch
             if is_of_signal_handler(error):
                 raise
@@ -168,16 +168,16 @@ class RayExecutor(Executor):
             for key in member.far:
                 self._want(batch, key, [])
                 wanted.setdefault(key, set()).update(batch.wanted[key])
-        rows = rows_for(self._desk.manifests, wanted) if wanted else None
-        tasks, collate = [batch.packed for batch in batches], batches[0].collate
-        call = self._actors.ask(member, batches, tasks, collate=collate, rows=rows)
+        rows = rows_for(self._state.manifests, wanted) if wanted else None
+        requests, collate = [batch.packed for batch in batches], batches[0].collate
+        call = self._actors.ask(member, batches, requests, collate=collate, rows=rows)
         for batch in batches:
             batch.calls.append(call)
 
     def _want(self, batch: RayBatch, key: str, rows: list[int]) -> None:
         """A worker needs rows of a manifest that it has not; likely those of the batch's other samples, too."""
-        length = len(self._desk.manifests[key])
-        likely = batch.task.indices if batch.task.place is None and key not in batch.wanted else []
+        length = len(self._state.manifests[key])
+        likely = batch.request.indices if batch.request.place is None and key not in batch.wanted else []
         likely = [index for index in likely if type(index) is int and 0 <= index < length]
         batch.wanted.setdefault(key, set()).update(rows, likely)
 
@@ -239,7 +239,7 @@ class RayExecutor(Executor):
 
     def _understand(self, batch: RayBatch, call: Call, answer: tuple[Any, ...], beside: list[Any]) -> list[Event]:
         """Note an answer of a worker."""
-        kind, payload, work, seconds, _ = answer
+        kind, payload, metrics, seconds, _ = answer
         if kind == "rows":
             key, rows = payload
             call.member.far.add(key)
@@ -249,18 +249,18 @@ class RayExecutor(Executor):
                 return []
             return [] if batch.calls or not batch.collate else [Again([batch])]  # it was lost a moment ago
         batch.worker = call.member.number
-        batch.finish(kind, payload, Work(*work), beside)
+        batch.finish(kind, payload, BatchMetrics(*metrics), beside)
         batch.ended = kind == "end"
         if batch.ended:
             self._wanted.pop(batch.number, None)
         elif kind == "batch" and batch.collate:
             nbytes = sum(array.nbytes for array in beside) + len(payload[0])
-            self._desk.budget.learn(nbytes)
-            self._desk.took(seconds)
-            self._actors.learn(call.member, seconds, work[0], nbytes)
+            self._state.budget.learn(nbytes)
+            self._state.took(seconds)
+            self._actors.learn(call.member, seconds, metrics[0], nbytes)
         return [Done(batch)]
 
-    def collect(self, batch: PendingBatch, number: int) -> Made:
+    def collect(self, batch: PendingBatch, number: int) -> BatchResult:
         """Return a batch in memory that is the consumer's; or its error.
 
         Raises:
@@ -270,35 +270,35 @@ class RayExecutor(Executor):
         assert isinstance(batch, RayBatch)
         del self._wanted[batch.number]
         worker = batch.worker if self._turns else 0
-        kind, payload, work, arrays = batch.take()
+        kind, payload, metrics, arrays = batch.take()
         if kind == "careful":
-            made = self._make_carefully(batch, number)
+            result = self._make_carefully(batch, number)
         elif kind == "raise":
-            made = Made(None, Work(), number, worker, error=payload)
+            result = BatchResult(None, BatchMetrics(), number, worker, error=payload)
         elif kind == "error":
-            made = Made(None, Work(), number, worker, error=rebuild(payload))
+            result = BatchResult(None, BatchMetrics(), number, worker, error=rebuild(payload))
         else:
             start = time.perf_counter()
             data, state = payload
             try:
-                value, way = self._desk.landing.land(data, arrays)
-                made = Made(value, work, number, worker, state, way)
+                value, way = self._state.receive_buffer.land(data, arrays)
+                result = BatchResult(value, metrics, number, worker, state, way)
             except RingError:
                 raise
             except Exception as error:  # an object that does not unpickle
                 if self.over or is_of_signal_handler(error):
                     raise
-                made = Made(None, work, number, worker, error=error)
-            work.hand_over += time.perf_counter() - start
+                result = BatchResult(None, metrics, number, worker, error=error)
+            metrics.hand_over += time.perf_counter() - start
         self._adapt(time.monotonic() - self._asked)
-        return made
+        return result
 
     def _adapt(self, waited: float) -> None:
         """Have more workers, or fewer, where that is allowed."""
         if self._turns:
             return
         actors, ready = self._actors, self._actors.ready()
-        change = self._desk.elastic.observe(waited, self._full, len(actors.members), len(actors.members) - len(ready))
+        change = self._state.elastic.observe(waited, self._full, len(actors.members), len(actors.members) - len(ready))
         if change > 0:
             actors.add()
         elif change < 0 and (idle := [member for member in ready if not member.calls]):
@@ -347,31 +347,31 @@ class RayExecutor(Executor):
         assert isinstance(batch, RayBatch)
         batch.finish("careful")
 
-    def _make_carefully(self, batch: RayBatch, number: int) -> Made:
+    def _make_carefully(self, batch: RayBatch, number: int) -> BatchResult:
         """Make a batch sample by sample. Meanwhile others may have the turn."""
-        turn, work = self.turn(), Work()
+        turn, metrics = self.turn(), BatchMetrics()
         turn.release()
         try:
-            value, work = make_carefully(batch.task, self._maker, self._make_alone)
-            made = Made(value, work, number, way="message")
+            value, metrics = make_carefully(batch.request, self._fetcher, self._make_alone)
+            result = BatchResult(value, metrics, number, way="message")
         except Exception as error:
             if is_of_signal_handler(error):
                 raise
-            made = Made(None, work, number, error=error)
+            result = BatchResult(None, metrics, number, error=error)
         finally:
             turn.acquire()
         if self._actors.closed:
             raise WorkerError(CLOSED)  # it is no sample's fault
-        return made
+        return result
 
-    def _make_alone(self, task: Task) -> Any:
-        """Return the only sample of a task, made by a worker that does nothing else meanwhile.
+    def _make_alone(self, request: BatchRequest) -> Any:
+        """Return the only sample of a request, made by a worker that does nothing else meanwhile.
 
         Raises:
             WorkerError: it takes its workers with it.
             Exception: what the data set raises.
         """
-        batch = RayBatch(-1, task, cloudpickle.dumps(task.packed()), collate=False)
+        batch = RayBatch(-1, request, cloudpickle.dumps(request.packed()), collate=False)
         while True:
             with self.turn():
                 if batch.finished:
@@ -412,7 +412,7 @@ class RayExecutor(Executor):
         """Return when the batch that the consumer waits for is taking too long; None if nobody else may make it."""
         if first is None or first.finished or first.hedged or len(first.calls) != 1 or self._turns:
             return None
-        typical = self._desk.typical
+        typical = self._state.typical
         if not typical or not self._actors.options.hedge or len(self._actors.ready()) < 2:
             return None
         call = first.calls[0]
@@ -425,21 +425,21 @@ class RayExecutor(Executor):
             return
         first.hedged = True  # once, whether there is room for it or not
         if (member := self._choose_member(but=first.calls[0].member)) is not None:
-            self._desk.hedged += 1
+            self._state.hedged += 1
             self._ask([first], member)
 
     def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:
         """Return who has not answered, and what it was asked for."""
         if not isinstance(first, RayBatch) or not first.calls:
             return f": {len(self._actors.ready())} of {len(self._actors.members)} workers have started"
-        member, indices = first.calls[0].member, first.task.indices
+        member, indices = first.calls[0].member, first.request.indices
         return f": worker {member.number} on node {member.place} owes batch {first.number}, samples {indices[:8]}"
 
     # The end.
 
     def drop(self, pending: Sequence[PendingBatch]) -> None:
         """End the pass: the workers stop."""
-        self._maker = None
+        self._fetcher = None
         self._wanted.clear()
         if self._run == self._actors.run:
             self._actors.stop()

@@ -11,28 +11,30 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.loader.fetch import Fetch
-from penstock.loader.messages import Task, Work
+from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.random import current_key
 
 __all__ = ["make_carefully"]
 
 
-def make_carefully(task: Task, maker: Fetch, make_alone: Callable[[Task], Any]) -> tuple[Any, Work]:
+def make_carefully(
+    request: BatchRequest, fetcher: Fetch, make_alone: Callable[[BatchRequest], Any]
+) -> tuple[Any, BatchMetrics]:
     """The batch, collated here, and what that took.
 
     Args:
-        make_alone: has the only sample of a task made in the cluster.
+        make_alone: has the only sample of a request made in the cluster.
     """
-    items = _Items(maker.dataset, task.place, make_alone)
-    fetch = Fetch(items, maker.collate_fn, batched=maker.batched, seed_globals=False, on_error=maker.on_error)
-    work = Work()
-    return fetch(Task(task.indices, task.keys), work), work
+    items = _Items(fetcher.dataset, request.place, make_alone)
+    fetch = Fetch(items, fetcher.collate_fn, batched=fetcher.batched, seed_globals=False, on_error=fetcher.on_error)
+    metrics = BatchMetrics()
+    return fetch(BatchRequest(request.indices, request.keys), metrics), metrics
 
 
 class _Items:
     """A data set of which each item is made in the cluster, with the key that is in force here."""
 
-    def __init__(self, dataset: Any, place: Any, make_alone: Callable[[Task], Any]) -> None:
+    def __init__(self, dataset: Any, place: Any, make_alone: Callable[[BatchRequest], Any]) -> None:
         self._dataset = dataset
         self._place = place
         self._make_alone = make_alone
@@ -42,4 +44,4 @@ class _Items:
 
     def __getitem__(self, index: Any) -> Any:
         key = current_key()
-        return self._make_alone(Task([index], [0 if key is None else key], self._place))
+        return self._make_alone(BatchRequest([index], [0 if key is None else key], self._place))

@@ -16,12 +16,12 @@ from penstock.loader.executors.ray.actors import Actors
 from penstock.loader.executors.ray.budget import Budget
 from penstock.loader.executors.ray.elastic import Elastic
 from penstock.loader.executors.ray.member import Call
-from penstock.loader.executors.ray.receive_buffer import Landing
-from penstock.loader.messages import Task
+from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
+from penstock.loader.messages import BatchRequest
 from penstock.loader.window import ATTEMPTS
 from penstock.manifest import Manifest
 
-__all__ = ["Desk", "RayBatch"]
+__all__ = ["RayBatch", "RayRunState"]
 
 _KNOWN = 3
 """Batches that have to be made before it is known how long one takes."""
@@ -37,7 +37,7 @@ _TOGETHER = 30e-3
 """Seconds of work that are handed over together then."""
 
 
-class Desk:
+class RayRunState:
     """What a loader keeps from pass to pass."""
 
     def __init__(self, actors: Actors, budget: Budget, elastic: Elastic) -> None:
@@ -45,7 +45,7 @@ class Desk:
         self.manifests: dict[str, Manifest] = {}  # of the data set, by key
         self.budget = budget
         self.elastic = elastic
-        self.landing = Landing()
+        self.receive_buffer = ReceiveBuffer()
         self.hedged = 0  # batches that were made once more
         self._times: deque[float] = deque(maxlen=64)
 
@@ -68,8 +68,8 @@ class RayBatch(PendingBatch):
     """A batch in the making.
 
     Attributes:
-        packed: the task, pickled.
-        collate: False for the samples of a task as they are.
+        packed: the request, pickled.
+        collate: False for the samples of a request as they are.
         finished: whether the answer is there.
         calls: that are under way for it.
         hedged: whether it was made once more.
@@ -80,8 +80,8 @@ class RayBatch(PendingBatch):
 
     __slots__ = ("_answer", "calls", "collate", "finished", "hedged", "lost", "packed", "wanted", "why")
 
-    def __init__(self, number: int, task: Task, packed: bytes = b"", *, collate: bool = True) -> None:
-        super().__init__(number, task)
+    def __init__(self, number: int, request: BatchRequest, packed: bytes = b"", *, collate: bool = True) -> None:
+        super().__init__(number, request)
         self.packed = packed
         self.collate = collate
         self.finished = False
@@ -92,13 +92,16 @@ class RayBatch(PendingBatch):
         self.wanted: dict[str, set[int]] = {}
         self._answer: tuple[str, Any, Any, list[Any]] = ("", None, None, [])
 
-    def finish(self, kind: str, payload: Any = None, work: Any = None, arrays: list[Any] | None = None) -> None:
+    def finish(self, kind: str, payload: Any = None, metrics: Any = None, arrays: list[Any] | None = None) -> None:
         """Note what became of it."""
-        self._answer = (kind, payload, work, arrays or [])
+        self._answer = (kind, payload, metrics, arrays or [])
         self.finished = True
 
     def take(self) -> tuple[str, Any, Any, list[Any]]:
-        """Return kind, payload, work and buffers of the answer. It is not kept: buffers hold on to the object store."""
+        """Return kind, payload, metrics and buffers of the answer.
+
+        It is not kept: buffers hold on to the object store.
+        """
         answer, self._answer = self._answer, ("", None, None, [])
         return answer
 
@@ -121,7 +124,7 @@ class RayBatch(PendingBatch):
 
     def despair(self) -> WorkerError:
         """Return the error of a sample over which workers were lost."""
-        (index,) = self.task.indices
+        (index,) = self.request.indices
         if isinstance(self.why, RayTaskError):
             return WorkerError(
                 f"sample {index!r} ends its call by {type(self.why.cause).__name__}, which is no error of a sample; "

@@ -1,4 +1,4 @@
-"""`Worker`: what runs in an actor: take a task, make the batch with a few threads, return it as bytes and arrays.
+"""`Worker`: what runs in an actor: take a request, make the batch with a few threads, return it as bytes and arrays.
 
     control  begin, hello              one thread, so that a pass can be called off while batches are made
     make     two calls at a time       one is made while the other one's result is written to the object store
@@ -30,8 +30,8 @@ from penstock.loader.exceptions import RemoteError, describe
 from penstock.loader.executors.process.pack import pack
 from penstock.loader.executors.ray.remote_manifest import RowsWanted, keep_rows
 from penstock.loader.executors.thread_pool import ThreadPool
-from penstock.loader.fetch import Fetch, Maker
-from penstock.loader.messages import Task, Work
+from penstock.loader.fetch import Fetch, Fetcher
+from penstock.loader.messages import BatchMetrics, BatchRequest
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stream import StreamFetch
 from penstock.loader.workerinfo import process_worker, seed_worker
@@ -69,9 +69,9 @@ class Actor:
         self._worker.stop()
 
     @_in_group("make")
-    def make(self, run: int, tasks: list[bytes], collate: bool, rows: bytes | None) -> list[Any]:
+    def make(self, run: int, requests: list[bytes], collate: bool, rows: bytes | None) -> list[Any]:
         """See `Worker`."""
-        return self._worker.make(run, tasks, collate, rows)
+        return self._worker.make(run, requests, collate, rows)
 
 
 def versions() -> dict[str, str]:
@@ -100,7 +100,7 @@ class Worker:
         self._total = total
         self._pool = ThreadPool(threads, None) if threads > 1 else None
         self._threads = threads
-        self._maker: Maker | None = None
+        self._fetcher: Fetcher | None = None
         self._broken: Exception | None = None  # what every batch is answered with
         self._told = False  # once by a stream, which then is at its end
         self._wanted = self._begun = 0  # number of the pass: that is asked for, and that can be served
@@ -120,7 +120,7 @@ class Worker:
             run: number of the pass.
             epoch: told to streams.
             state: of users' objects, to go on from.
-            setup: a new maker and ``worker_init_fn``, pickled; None goes on with those at hand.
+            setup: a new fetcher and ``worker_init_fn``, pickled; None goes on with those at hand.
             base_seed: of new ones.
         """
         self._wanted, first = run, None
@@ -129,10 +129,10 @@ class Worker:
                 if setup is not None:
                     self._broken, self._told = None, False
                     self._set_up(setup, base_seed)
-                if self._maker is not None and self._broken is None:
+                if self._fetcher is not None and self._broken is None:
                     if state is not None:
-                        self._maker.load_state_dict(state)
-                    first = self._maker.begin(epoch)
+                        self._fetcher.load_state_dict(state)
+                    first = self._fetcher.begin(epoch)
             except Exception as error:  # told where a batch is asked for
                 self._broken = error
             with self._news:
@@ -145,25 +145,25 @@ class Worker:
         self._wanted = 0
 
     def _set_up(self, setup: bytes, base_seed: int) -> None:
-        maker, init = pickle.loads(setup)
+        fetcher, init = pickle.loads(setup)
         seed_worker(base_seed, self._number)
-        process_worker(self._number, self._total, base_seed + self._number, maker.dataset)
+        process_worker(self._number, self._total, base_seed + self._number, fetcher.dataset)
         if init is not None:
             init(self._number)
-        self._maker = maker
+        self._fetcher = fetcher
 
-    def make(self, run: int, tasks: list[bytes], collate: bool, rows: bytes | None) -> list[Any]:
+    def make(self, run: int, requests: list[bytes], collate: bool, rows: bytes | None) -> list[Any]:
         """One batch, or several that are little work: what is written to the object store costs a millisecond.
 
         Args:
             run: number of their pass.
-            tasks: pickled.
+            requests: pickled.
             collate: False for the samples as they are.
             rows: of manifests whose file is not here, see `penstock.loader.executors.ray.remote_manifest`.
 
         Returns:
-            The answers, pickled: of each its kind ("batch", "error", "end", "rows", "skipped"), payload, work, seconds
-            and the number of its large buffers, which are behind.
+            The answers, pickled: of each its kind ("batch", "error", "end", "rows", "skipped"), payload, metrics,
+            seconds and the number of its large buffers, which are behind.
         """
         with self._news:
             self._news.wait_for(lambda: self._begun >= run)
@@ -171,80 +171,80 @@ class Worker:
             keep_rows(rows)
         answers: list[Any] = []
         buffers: list[Any] = []
-        for packed in tasks:
+        for packed in requests:
             answer, beside = self._make_one(run, packed, collate)
             answers.append(answer)
             buffers += beside
         return [cloudpickle.dumps(answers), *buffers]
 
     def _make_one(self, run: int, packed: bytes, collate: bool) -> tuple[Any, list[Any]]:
-        work, start = Work(), time.perf_counter()
+        metrics, start = BatchMetrics(), time.perf_counter()
         kind: str = "skipped"
         payload: Any = None
         beside: list[Any] = []
         with self._turn if self._turns else nullcontext():  # a call of an older pass must not move a newer one's stream
             if run == self._wanted:
                 try:
-                    kind, payload, beside = self._answer(Task(*pickle.loads(packed)), work, collate)
+                    kind, payload, beside = self._answer(BatchRequest(*pickle.loads(packed)), metrics, collate)
                 except RowsWanted as wanted:
                     kind, payload = "rows", (wanted.key, wanted.rows)
                 except Exception as error:
                     kind, payload = "error", _told(describe(error, self._where), error)
-        return (kind, payload, work.packed(), time.perf_counter() - start, len(beside)), beside
+        return (kind, payload, metrics.packed(), time.perf_counter() - start, len(beside)), beside
 
-    def _answer(self, task: Task, work: Work, collate: bool) -> tuple[str, Any, list[Any]]:
+    def _answer(self, request: BatchRequest, metrics: BatchMetrics, collate: bool) -> tuple[str, Any, list[Any]]:
         if self._broken is not None:
-            if isinstance(self._maker, StreamFetch) and self._told:
+            if isinstance(self._fetcher, StreamFetch) and self._told:
                 return "end", None, []
             self._told = True
             raise self._broken
-        assert self._maker is not None
+        assert self._fetcher is not None
         try:
-            batch = self._make(task, work) if collate else self._samples(task, work)
+            batch = self._make(request, metrics) if collate else self._samples(request, metrics)
         except StopIteration:
-            if not isinstance(self._maker, StreamFetch):
+            if not isinstance(self._fetcher, StreamFetch):
                 raise
             return "end", None, []
         start = time.perf_counter()
-        state = self._maker.state_dict() if collate else None
+        state = self._fetcher.state_dict() if collate else None
         try:
             data, _, buffers = pack(batch, None)
         except Exception:  # a class of the main program, say, that only Ray's pickle can send
             data, buffers = cloudpickle.dumps(batch), []
         beside = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-        work.hand_over += time.perf_counter() - start
+        metrics.hand_over += time.perf_counter() - start
         return "batch", (data, state), beside
 
-    def _make(self, task: Task, work: Work) -> Any:
-        if self._pool is None or not getattr(self._maker, "divisible", False) or len(task.indices) < 2:
-            return self._alone(lambda: self._maker(task, work))  # type: ignore[misc]
-        assert isinstance(self._maker, Fetch)
-        return self._maker.collate(self._in_threads(self._maker, task, work), task, work)
+    def _make(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
+        if self._pool is None or not getattr(self._fetcher, "divisible", False) or len(request.indices) < 2:
+            return self._alone(lambda: self._fetcher(request, metrics))  # type: ignore[misc]
+        assert isinstance(self._fetcher, Fetch)
+        return self._fetcher.collate(self._in_threads(self._fetcher, request, metrics), request, metrics)
 
-    def _samples(self, task: Task, work: Work) -> Any:
-        assert isinstance(self._maker, Fetch)
-        maker = self._maker
-        return self._alone(lambda: maker.samples(task, work))
+    def _samples(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
+        assert isinstance(self._fetcher, Fetch)
+        fetcher = self._fetcher
+        return self._alone(lambda: fetcher.samples(request, metrics))
 
     def _alone(self, job: Callable[[], Any]) -> Any:
         """With one thread the user's code never runs twice at a time; with several it is said to bear that."""
-        if self._pool is not None and not isinstance(self._maker, StreamFetch):
+        if self._pool is not None and not isinstance(self._fetcher, StreamFetch):
             return job()
         with self._turn:
             return job()
 
-    def _in_threads(self, maker: Fetch, task: Task, work: Work) -> list[Any]:
-        """The samples of a task, each thread some of them."""
+    def _in_threads(self, fetcher: Fetch, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
+        """The samples of a request, each thread some of them."""
         assert self._pool is not None
-        size, count = len(task.indices), min(self._threads, len(task.indices))
-        done: queue.SimpleQueue[tuple[int, Any, Work]] = queue.SimpleQueue()
+        size, count = len(request.indices), min(self._threads, len(request.indices))
+        done: queue.SimpleQueue[tuple[int, Any, BatchMetrics]] = queue.SimpleQueue()
         for chunk in range(count):
-            part = task.part(chunk * size // count, (chunk + 1) * size // count)
+            part = request.part(chunk * size // count, (chunk + 1) * size // count)
 
-            def job(_: Any, chunk: int = chunk, part: Task = part) -> None:
-                mine = Work()
+            def job(_: Any, chunk: int = chunk, part: BatchRequest = part) -> None:
+                mine = BatchMetrics()
                 try:
-                    made: Any = maker.samples(part, mine)
+                    made: Any = fetcher.samples(part, mine)
                 except BaseException as error:  # raised again in the thread of the call
                     made = error
                 done.put((chunk, made, mine))
@@ -254,7 +254,7 @@ class Worker:
         for _ in range(count):
             chunk, made, mine = done.get()
             parts[chunk] = made
-            work.add(mine)
+            metrics.add(mine)
         for chunk in range(count):
             if isinstance(parts[chunk], BaseException):
                 raise parts[chunk]

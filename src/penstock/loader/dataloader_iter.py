@@ -16,7 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from penstock.errors import WorkerError
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.interrupts import is_of_signal_handler
-from penstock.loader.messages import Made
+from penstock.loader.messages import BatchResult
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.stateful import Consumer
 from penstock.loader.statistics import Statistics, size_of
@@ -26,16 +26,16 @@ from penstock.plan.epoch import BatchEpochPlan
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
 
-__all__ = ["PATIENCE", "WORKER_NAMES", "Batches", "Delivery", "Progress", "pins"]
+__all__ = ["SHUTDOWN_TIMEOUT_S", "WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "pins"]
 
-PATIENCE = 5.0
+SHUTDOWN_TIMEOUT_S = 5.0
 """Seconds that all workers together are given to end by themselves."""
 
 WORKER_NAMES = ("_workers", "_shutdown_workers")
 """Of torch's iterator over worker processes: private, but programs read them."""
 
 
-class Batches(Protocol):
+class ResultIterator(Protocol):
     """The batches of a pass: a `Window`, or several of them one after the other."""
 
     @property
@@ -50,8 +50,8 @@ class Batches(Protocol):
     def first_states(self) -> dict[int, Snapshot]:
         """Snapshots of users' objects right after their beginning, see `Window`."""
 
-    def next(self) -> Made:
-        """Return the next batch, or as `Made.error` what was raised in its place."""
+    def next(self) -> BatchResult:
+        """Return the next batch, or as `BatchResult.error` what was raised in its place."""
 
     def ready(self) -> int:
         """Return how many batches are made and not handed out."""
@@ -108,7 +108,7 @@ class Progress:
             self.count += 1
 
 
-class Delivery:
+class DataLoaderIter:
     """The iterator of a loader.
 
     Args:
@@ -128,7 +128,7 @@ class Delivery:
 
     def __init__(
         self,
-        batches: Batches,
+        batches: ResultIterator,
         progress: Progress,
         states: Consumer,
         statistics: Statistics,
@@ -144,7 +144,7 @@ class Delivery:
     ) -> None:
         self._batches = batches
         self.progress = progress
-        self.renewed: Callable[[], Delivery | None] | None = None
+        self.renewed: Callable[[], DataLoaderIter | None] | None = None
         """Another iterator in the place of this one, if its epoch is not the one any more that was chosen."""
         self._states = states
         self._statistics = statistics
@@ -161,12 +161,12 @@ class Delivery:
         self._closed = False
         states.begun(batches.first_states)
 
-    def __iter__(self) -> Delivery:
+    def __iter__(self) -> DataLoaderIter:
         return self
 
     def __getattr__(self, name: str) -> Any:
         if name in WORKER_NAMES and (processes := self._batches.processes) is not None:
-            return processes if name == "_workers" else partial(self._batches.end, PATIENCE)
+            return processes if name == "_workers" else partial(self._batches.end, SHUTDOWN_TIMEOUT_S)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __len__(self) -> int:
@@ -197,7 +197,7 @@ class Delivery:
         start = perf_counter()
         ready = self._batches.ready()
         try:
-            made = self._batches.next()
+            result = self._batches.next()
         except StopIteration:
             self._end(perf_counter() - start)
             raise
@@ -208,38 +208,38 @@ class Delivery:
             raise
         # An exception of a signal handler may strike from here on. Then the batch was not had, and no other may follow.
         self._in_hand = True
-        if self._pinned and made.error is None:
-            made = _pin(made)
-        if made.error is not None:
+        if self._pinned and result.error is None:
+            result = _pin(result)
+        if result.error is not None:
             # Where Ctrl-C has struck, the batch was not had: a state says that it is missing.
-            failure, made = made.error, made._replace(error=None)
+            failure, result = result.error, result._replace(error=None)
             if isinstance(failure, Exception):
-                self._failed(made, failure, perf_counter() - start)
+                self._failed(result, failure, perf_counter() - start)
             self._in_hand = False
             try:
                 raise failure
             finally:
                 del failure  # its traceback holds this frame
-        self._statistics.delivered(made, size_of(made.batch), perf_counter() - start, ready, self._batches.depth)
+        self._statistics.delivered(result, size_of(result.batch), perf_counter() - start, ready, self._batches.depth)
         self._states.begun(self._batches.first_states)
-        self._states.delivered(made)
-        self.progress.delivered(made.number)
+        self._states.delivered(result)
+        self.progress.delivered(result.number)
         self._in_hand = False
-        self._tell(made)
-        return made.batch
+        self._tell(result)
+        return result.batch
 
-    def _tell(self, made: Made) -> None:
+    def _tell(self, result: BatchResult) -> None:
         """Tell the log, the user and the progress bar of a batch that was had."""
         progress, log = self.progress, self._log
         if log is not None:
             epoch = None if progress.run is None else progress.run.epoch
-            log.add(made.work.failures, made.work.samples, epoch=epoch, rank=self._rank, number=made.number)
+            log.add(result.metrics.failures, result.metrics.samples, epoch=epoch, rank=self._rank, number=result.number)
         if self._lying is not None and progress.had > self._lying:
             self._warn_of_length(progress.had, self._lying)
         if self._bar is not None:
             self._bar.update()
 
-    def _become(self, other: Delivery) -> None:
+    def _become(self, other: DataLoaderIter) -> None:
         """Go on as another iterator of the same loader."""
         own = ("_closed", "_turn")
         self.__dict__.update((name, value) for name, value in other.__dict__.items() if name not in own)
@@ -264,15 +264,15 @@ class Delivery:
         else:
             self._statistics.failed(wait)
 
-    def _failed(self, made: Made, error: Exception, wait: float) -> None:
+    def _failed(self, result: BatchResult, error: Exception, wait: float) -> None:
         """Count an error in the place of a batch: the next call goes on behind it."""
         if isinstance(error, StopIteration):  # out of a data set; a loop takes it for the end
             self._end(wait)
             return
         self._statistics.failed(wait)
         self._states.begun(self._batches.first_states)
-        self._states.failed(made.worker, made.state)
-        self.progress.delivered(made.number)
+        self._states.failed(result.worker, result.state)
+        self.progress.delivered(result.number)
 
     def _warn_of_length(self, had: int, claimed: int) -> None:
         text = (
@@ -296,17 +296,17 @@ def _wait_for_exit() -> None:
         threading.Event().wait()
 
 
-def _pin(made: Made) -> Made:
+def _pin(result: BatchResult) -> BatchResult:
     """Return a batch in pinned memory; or, if it cannot be pinned, the error in its place."""
     begin = perf_counter()
     try:
-        batch = pin(made.batch)  # type: ignore[no-untyped-call]
+        batch = pin(result.batch)  # type: ignore[no-untyped-call]
     except Exception as error:
         if is_of_signal_handler(error):
             raise
-        return made._replace(batch=None, error=error)
-    made.work.hand_over += perf_counter() - begin
-    return made._replace(batch=batch)
+        return result._replace(batch=None, error=error)
+    result.metrics.hand_over += perf_counter() - begin
+    return result._replace(batch=batch)
 
 
 def pins(pin_memory: bool, device: str) -> bool:
