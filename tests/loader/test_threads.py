@@ -39,7 +39,7 @@ def fetch(data: Any, collate_fn: Any = list, *, seed_globals: bool = False) -> F
 
 def threads(data: Any, n: int = 12, size: int = 4, *, count: int = 2, **options: Any) -> Each:
     pool = options.pop("pool", None) or ThreadPool(count, seed=70, dataset=data, lanes=options.pop("lanes", False))
-    planned = options.pop("tasks", None) or requests(n, size)
+    planned = options.pop("requests", None) or requests(n, size)
     fetcher = options.pop("fetcher", None) or fetch(data)
     options = {"depth": 2 * count, "timeout": 20, "in_order": True, **options}
     return in_threads(planned, fetcher, pool, **options)
@@ -445,7 +445,7 @@ PROGRAM = """
 import sys, time
 sys.path[:0] = {path!r}
 from loader_support import Slow
-from test_threads import fetch, tasks, threads
+from test_threads import fetch, requests, threads
 data = Slow(400, dict.fromkeys(range(1, 400), 0.02))
 iterator = threads(data, 400, 2, timeout=0)
 next(iterator)

@@ -21,6 +21,6 @@ __getattr__, __dir__ = lazy.names(
         "DpexDataLoader": "dpex",
         "Failure": "failures",
         "OnError": "failures",
-        "RayOptions": "ray",
+        "RayOptions": "executors.ray",
     },
 )
