@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from penstock import DataLoader
 from penstock.errors import WorkerError
@@ -53,6 +53,13 @@ class Grows(Small):
         return torch.full((50_000 if index >= self.at else 1000,), index), index
 
 
+class Swells(Small):
+    """Rows that need no slot, until they are too large for a pipe."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((50_000 if index >= self.at else 8,), index), index
+
+
 class Odd:
     """An index that does not pickle."""
 
@@ -93,10 +100,16 @@ def had(loader: Any) -> list[Any]:
             found.append([part.tolist() if part.numel() < 10_000 else part.sum().item() for part in batch])
 
 
+def stack(samples: Any) -> Any:
+    """A collate function of a user's, whose batches are not divided."""
+    return default_collate(samples)
+
+
 @pytest.mark.clock
-def test_groups_there_are() -> None:
-    """Else the other tests here show nothing."""
-    loader = DataLoader(Small(), 4, num_workers=2)
+@pytest.mark.parametrize("how", [{"num_workers": 2}, {"num_workers": 1}, {"num_workers": 2, "collate_fn": stack}])
+def test_groups_there_are(how: dict[str, Any]) -> None:
+    """Else the other tests here show nothing. Batches that need no slot, and those made in one place, go together."""
+    loader = DataLoader(Small(), 4, **how)
     iterator: Any = iter(loader)
     while not (iterator._batches.executor._plan.group > 1 and iterator._batches.depth > 8):
         next(iterator, None)  # on a busy machine it may take more of them
@@ -110,9 +123,11 @@ def test_the_same_batches_as_inline(happens: str, dispatch: str) -> None:
     assert had(DataLoader(data, 4, num_workers=2, dispatch=dispatch)) == had(DataLoader(data, 4))
 
 
-def test_batches_that_outgrow_their_slots() -> None:
-    data = Grows(at=3500)
-    assert had(DataLoader(data, 4, num_workers=2)) == had(DataLoader(data, 4))
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", [Grows, Swells])
+def test_batches_that_outgrow_their_slots(kind: type[Small], workers: int) -> None:
+    data = kind(at=3500)
+    assert had(DataLoader(data, 4, num_workers=workers)) == had(DataLoader(data, 4))
 
 
 def test_an_index_that_does_not_pickle_is_an_error_in_its_place() -> None:

@@ -100,8 +100,10 @@ class ProcessExecutor(Executor):
         config = self.pool.config
         if config.max_bytes_in_flight is not None and not self._plan.sized:
             return 1  # until it is known how large they are
-        light = self._plan.light and self._one_was_had  # the first batch is waited for
-        return min(config.light if light else config.depth, self.pool.ring.in_flight)
+        light, ring = self._plan.light and self._one_was_had, self.pool.ring  # the first batch is waited for
+        if light and not ring.slot_bytes and config.max_bytes_in_flight is None:
+            return config.light  # so small that none has needed a slot
+        return min(config.light if light else config.depth, ring.in_flight)
 
     def has_room(self, pending: int) -> bool:
         """Return whether there is a slot for one more: unwanted batches of an earlier pass may have all."""
