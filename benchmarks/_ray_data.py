@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 
 class Cheap(Dataset[Any]):
@@ -47,13 +47,12 @@ class Sleepy(Dataset[Any]):
 
     pure = True
 
-    def __init__(self, n: int, seconds: float, slow: int = -1) -> None:
-        self.n, self.seconds, self.slow = n, seconds, slow
+    def __init__(self, n: int, seconds: float) -> None:
+        self.n, self.seconds = n, seconds
 
     def __len__(self) -> int:
         return self.n
 
     def __getitem__(self, index: int) -> int:
-        info = get_worker_info()
-        time.sleep(self.seconds * (10 if info is not None and info.id == self.slow else 1))
+        time.sleep(self.seconds)
         return index

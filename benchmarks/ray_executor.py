@@ -4,8 +4,8 @@
     python benchmarks/ray_executor.py cheap large     some of them
 
 Parts: cheap (samples that take no time, 2 workers), large (batches of 9.6 MB), sleep (samples that wait for 20 ms, up
-to 32 at a time), faults (a node killed, a worker ten times slower), driver (what a batch costs the program itself).
-Ray Data is left out where pandas, which it needs, is not installed.
+to 32 at a time), driver (what a batch costs the program itself). Ray Data is left out where pandas, which it needs, is
+not installed. What is lost, slow or crowded is measured by `loader_policies`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,32 +24,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock as ps
 from _common import parse, remark, smaps_rollup, spread, table
+from _ray_cluster import cluster, ours
 from _ray_data import Cheap, Large, Sleepy
-
-
-@contextlib.contextmanager
-def cluster(nodes: int = 1, cpus: int = 2, store: int = 600 << 20) -> Iterator[Any]:
-    """A head without CPUs, and nodes, on this machine."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    head = {"num_cpus": cpus if nodes == 1 else 0, "object_store_memory": store, "include_dashboard": False}
-    found = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for _ in range(nodes if nodes > 1 else 0):
-            found.add_node(num_cpus=cpus, object_store_memory=store)
-        ray.init(address=found.address, configure_logging=False, log_to_driver=False)
-        yield found
-    finally:
-        ray.shutdown()
-        found.shutdown()
-
-
-def ours(data: Any, batch_size: int, workers: int, **options: Any) -> ps.DataLoader[Any]:
-    """A loader on the cluster."""
-    ray_options = ps.RayOptions(**options.pop("ray_options", {}))
-    how = {"persistent_workers": True, "executor": "ray", "ray_options": ray_options, **options}
-    return ps.DataLoader(data, batch_size, num_workers=workers, **how)
 
 
 def timed(loader: Any) -> tuple[float, float, int]:
@@ -179,43 +155,6 @@ def sleep(repeat: int) -> None:
     table("samples that wait for 20 ms, batches of 8", columns, rows)
 
 
-def faults(repeat: int) -> None:
-    """A node that is killed, and a worker ten times slower."""
-    rows = []
-    for hedge in (True, False):
-        gaps = []
-        for _ in range(repeat):
-            with (
-                cluster(nodes=3, cpus=1) as found,
-                ours(Sleepy(4 * 300, 0.01), 4, 3, ray_options={"hedge": hedge}) as loader,
-            ):
-                longest, last = 0.0, 0.0
-                for number, _batch in enumerate(loader):
-                    now = time.perf_counter()
-                    longest = max(longest, now - last) if number > 20 else 0.0
-                    if number == 20:
-                        node = next(iter(found.worker_nodes))
-                        node.kill_raylet()
-                    last = time.perf_counter()
-                gaps.append(longest)
-        rows.append((f"node killed, hedge={hedge}: longest gap s", *spread(gaps)))
-    times: dict[str, list[float]] = {"even": [], "one slow": [], "one slow, hedge=False": []}
-    with cluster(nodes=3, cpus=1):
-        for _ in range(repeat):
-            for name, seen in times.items():
-                data = Sleepy(4 * 60, 0.04, slow=-1 if name == "even" else 0)
-                with ours(data, 4, 3, ray_options={"hedge": "False" not in name}) as loader:
-                    iterator = iter(loader)
-                    actors = loader._engine.ray._desk.actors
-                    while len(actors.ready()) < 3:  # all have started
-                        actors.receive(actors.wait(0.1))
-                    begin = time.perf_counter()
-                    assert sum(1 for _ in iterator) == 60
-                    seen.append(time.perf_counter() - begin)
-    rows += [(f"60 batches of 0.16 s, 3 workers, {name}: s", *spread(seen)) for name, seen in times.items()]
-    table("faults", ("", "least", "middle", "most"), rows)
-
-
 def driver(repeat: int) -> None:
     """What a batch costs the consumer's own thread, by its processor time."""
     rows = []
@@ -233,7 +172,7 @@ def driver(repeat: int) -> None:
     table("processor time of the consumer's thread for a batch, ms", ("batch", "least", "middle", "most"), rows)
 
 
-PARTS = {"cheap": cheap, "large": large, "sleep": sleep, "faults": faults, "driver": driver}
+PARTS = {"cheap": cheap, "large": large, "sleep": sleep, "driver": driver}
 
 
 def main() -> None:
