@@ -77,7 +77,7 @@ def rounds(trial: Trial, repeat: int) -> list[Row]:
 
 def in_order(length: int) -> list[int]:
     """The samples of a pass with `SEED`, as an inline loader has them."""
-    loader = ps.DataLoader(Tiny(length), 64, shuffle=True, seed=SEED)
+    loader: ps.DataLoader[Any] = ps.DataLoader(Tiny(length), 64, shuffle=True, seed=SEED)
     return [index for batch in loader for index in batch.tolist()]
 
 
@@ -374,7 +374,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--repeat", type=int, default=5, help="rounds (default: %(default)s)")
     parser.add_argument("--batches", type=int, default=50, help="of a pass, about (default: %(default)s)")
-    options = parse(parser, {"repeat": 1, "batches": 8})
+    options = parse(parser, {"repeat": 1, "batches": 8, "parts": ["chunks", "rows", "groups"]})
     warnings.filterwarnings("ignore", "This DataLoader will create")  # sleeping needs no cores
     warnings.filterwarnings("ignore", ".* cannot be loaded and was left out")
     found: list[Row] = []
