@@ -20,12 +20,13 @@ from loader_conformance import (
     check_resume,
     travelled,
 )
-from loader_support import EXECUTORS, Draws, Slow, Squares, Stream, batches, draw_load, plain
+from loader_support import EXECUTORS, Draws, Faulty, Slow, Squares, Stream, batches, draw_load, plain
 from torch.utils.data import ConcatDataset, Subset
 
 import penstock as ps
 from penstock import DataLoader, DistributedSampler, Manifest, MPDataset, RankDataset
 from penstock.errors import StateError
+from penstock.loader.dataloader_iter import Progress
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.* has no state_dict")
 
@@ -394,3 +395,27 @@ def test_a_state_over_a_wrapped_share_is_of_that_share(tmp_path: Path, wrap: Any
     loader_over().load_state_dict(state)
     with pytest.raises(StateError, match="parts"):
         loader_over(**other).load_state_dict(state)
+
+
+def test_batches_had_out_of_order_before_a_resume_are_counted_over() -> None:
+    """Batch 1 was had before: the ones asked for now are 0, 2, 3 ..."""
+    progress = Progress(None, 0, frozenset({1}))
+    counts = []
+    for number in range(3):
+        progress.delivered(number)
+        counts.append(progress.count)
+    assert (counts, progress.ahead) == ([2, 3, 4], set())
+
+
+def test_a_resume_goes_on_behind_a_batch_that_failed() -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Faulty(8, {2}), 2, seed=0, collate_fn=list)
+
+    first = loader()
+    iterator = iter(first)
+    assert next(iterator) == [0, 1]
+    with pytest.raises(KeyError):
+        next(iterator)
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert list(second) == [[16, 25], [36, 49]]

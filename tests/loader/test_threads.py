@@ -19,9 +19,10 @@ from busy_support import HANG
 from interpreter_support import run
 from loader_support import Draws, Faulty, GlobalDraws, Squares, bad_collate, outcomes, plain
 from torch.utils.data import get_worker_info
-from window_support import Each, inline
+from window_support import Each, each, inline
 from window_support import threads as in_threads
 
+from penstock.loader.executors.base import Executor
 from penstock.loader.executors.thread_pool import ThreadPool
 from penstock.loader.fetch import Fetch
 from penstock.loader.messages import BatchRequest, BatchResult
@@ -268,6 +269,45 @@ def test_a_time_out_says_at_which_sample() -> None:
     go.set()
     time.sleep(0.05)
     assert outcomes(batches) == [[4, 5, 6, 7]]
+
+
+class _Silent(Executor):
+    """Never answers, and counts how often it is waited for."""
+
+    depth = 1
+    tells_begin = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def choose(self, workers: Any, share: int | None) -> int:
+        return 0
+
+    def submit(self, batches: Any, worker: int) -> list[Any]:
+        return []
+
+    def wait(self, deadline: float | None) -> None:
+        assert deadline is not None
+        self.waits += 1
+        time.sleep(max(0.0, deadline - time.monotonic()))
+
+    def receive(self, news: None) -> list[Any]:
+        return []
+
+    def collect(self, batch: Any, number: int) -> BatchResult:
+        raise AssertionError("nothing was made")
+
+    def drop(self, pending: Any) -> None:
+        pass
+
+
+def test_a_time_out_comes_at_the_deadline() -> None:
+    executor = _Silent()
+    batches = each(requests(4, 2), executor, turns=False, stream=False, timeout=0.05)
+    with pytest.raises(RuntimeError, match="timed out after"):
+        next(batches)
+    assert executor.waits == 1
 
 
 @pytest.mark.parametrize("lanes", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ray_support import (
@@ -62,8 +64,8 @@ def test_batches_are_made_once_more_on_another_node(ray_environment: None) -> No
     gone, other = (Node(name * 56, name, 1 << 20) for name in "ab")
     late, neighbour, far = (Member(number, None) for number in range(3))
     late.node = neighbour.node = gone
-    far.node = other
-    far.seconds = 9.0  # the neighbour would be done before it
+    remote_manifest.node = other
+    remote_manifest.seconds = 9.0  # the neighbour would be done before it
     ready = [late, neighbour, far]
     executor: Any = SimpleNamespace(
         _state=SimpleNamespace(typical=0.1),
@@ -368,3 +370,70 @@ def test_a_node_that_joins_and_one_that_is_lost_in_mid_epoch(cluster: Any, hedge
     finally:
         if node is not None and not removed:
             cluster.remove_node(node, allow_graceful=False)
+
+
+def test_the_largest_batch_so_far_bounds_those_in_flight(ray_environment: None) -> None:
+    from penstock.loader.executors.ray.budget import Budget
+
+    budget = Budget(1000, None)
+    for nbytes in (100, 10):
+        budget.learn(nbytes)
+    assert (budget.depth(9, nodes=1), budget.on_node(1000)) == (3, 3)
+
+
+def test_workers_become_fewer_only_if_every_batch_was_ready(
+    ray_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.loader.executors.ray.elastic import Elastic
+
+    now = [0.0]
+    monkeypatch.setattr("penstock.loader.executors.ray.elastic.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def changes(full: list[bool]) -> list[int]:
+        elastic = Elastic(1, 4)
+        result = []
+        for one in full:
+            now[0] += 0.2
+            result.append(elastic.observe(0.0, one, 2, 0))
+        return result
+
+    assert changes([True] * 20) == [0] * 19 + [-1]
+    assert changes([False] + [True] * 19) == [0] * 20
+
+
+def test_three_batches_tell_how_long_one_takes(ray_environment: None) -> None:
+    from penstock.loader.executors.ray.budget import Budget
+    from penstock.loader.executors.ray.elastic import Elastic
+    from penstock.loader.executors.ray.jobs import RayRunState
+
+    nobody: Any = None
+    desk = RayRunState(nobody, Budget(1000, None), Elastic(1, 1))
+    found = []
+    for seconds in (1.0, 5.0, 2.0):
+        desk.took(seconds)
+        found.append(desk.typical)
+    assert found == [0.0, 0.0, 2.0]
+
+
+def test_a_slot_is_left_where_the_user_holds_many_batches(ray_environment: None) -> None:
+    from penstock.loader.executors.process.pack import pack
+    from penstock.loader.executors.ray.receive_buffer import ReceiveBuffer
+
+    packed = pack(torch.arange(5000), None)
+    arrays = [np.frombuffer(buffer, np.uint8) for buffer in packed.beside]
+    landing = ReceiveBuffer()
+    held = [landing.land(packed.data, arrays) for _ in range(5)]
+    assert [way for _, way in held] == ["ring"] * 3 + ["fresh"] * 2
+    assert all(torch.equal(batch, torch.arange(5000)) for batch, _ in held)
+
+
+def test_rows_that_came_once_more_are_kept_longest(ray_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.loader.executors.ray import remote_manifest
+
+    monkeypatch.setattr(far, "_KEPT", 2)
+    for rows_sent in ({0: "a", 1: "b"}, {0: "a"}, {2: "c"}):
+        remote_manifest.keep_rows(pickle.dumps({"kept longest": rows_sent}))
+    manifest = remote_manifest.FarManifest("kept longest", 3, "", "")
+    assert manifest.records([0, 2]) == ["a", "c"]
+    with pytest.raises(remote_manifest.RowsWanted):
+        manifest.records([1])
