@@ -76,3 +76,15 @@ def test_samples_that_failed_are_not_kept() -> None:
     for number in range(4):
         meter.add(BatchMetrics(1, failures=[object()]), number, number)
     assert meter.found.metrics.failures == []
+
+
+def test_batches_that_a_pause_left_ready_do_not_count() -> None:
+    meter = ThroughputMeter(1, seconds=10.0, warm=0.0, depth=8)
+    _, now = spend(meter, 10, wait=0.1, train=0.0)
+    before = meter.found.batches
+    for number in range(9):
+        now += 9.0 if number == 0 else 0.01
+        meter.add(BatchMetrics(4), now, now)
+    assert meter.found.batches == before
+    meter.add(BatchMetrics(4), now, now + 0.1)
+    assert meter.found.batches == before + 1

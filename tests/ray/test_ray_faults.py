@@ -64,8 +64,8 @@ def test_batches_are_made_once_more_on_another_node(ray_environment: None) -> No
     gone, other = (Node(name * 56, name, 1 << 20) for name in "ab")
     late, neighbour, far = (Member(number, None) for number in range(3))
     late.node = neighbour.node = gone
-    remote_manifest.node = other
-    remote_manifest.seconds = 9.0  # the neighbour would be done before it
+    far.node = other
+    far.seconds = 9.0  # the neighbour would be done before it
     ready = [late, neighbour, far]
     executor: Any = SimpleNamespace(
         _state=SimpleNamespace(typical=0.1),
@@ -430,7 +430,7 @@ def test_a_slot_is_left_where_the_user_holds_many_batches(ray_environment: None)
 def test_rows_that_came_once_more_are_kept_longest(ray_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.loader.executors.ray import remote_manifest
 
-    monkeypatch.setattr(far, "_KEPT", 2)
+    monkeypatch.setattr(remote_manifest, "_KEPT", 2)
     for rows_sent in ({0: "a", 1: "b"}, {0: "a"}, {2: "c"}):
         remote_manifest.keep_rows(pickle.dumps({"kept longest": rows_sent}))
     manifest = remote_manifest.FarManifest("kept longest", 3, "", "")
