@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.sources.batched import BatchedDataset
 
 
 class Doubled(ps.RankDataset):
@@ -56,3 +57,23 @@ def test_own_getitem_is_not_taken_to_be_pure(write_manifest: Callable[..., Path]
     inline = draws()
     dataset.set_epoch(0)
     assert draws(num_workers=2, executor="process") == inline
+
+
+def test_a_getitem_over_a_pure_class_has_to_say_so_itself() -> None:
+    class Pure(BatchedDataset):
+        pure = True
+
+        def load_samples(self, indices: Any, keys: Any) -> list[Any]:
+            return list(indices)
+
+    class Own(Pure):
+        def __getitem__(self, index: int) -> Any:
+            return index
+
+    class Says(Pure):
+        pure = True
+
+        def __getitem__(self, index: int) -> Any:
+            return index
+
+    assert (Pure.pure, Own.pure, Says.pure) == (True, False, True)

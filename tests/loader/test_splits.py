@@ -346,6 +346,13 @@ def test_a_loader_in_order_may_split(n: int, ranks: int, job: Any) -> None:
     assert len({len(each[0]) for each in dropped}) == 1
 
 
+def test_a_loader_in_order_drops_what_does_not_divide_among_the_ranks(job: Any) -> None:
+    """In batches of one there is no last batch to drop, and ranks have equally many all the same."""
+    found = job(2, lambda: [*ps.DataLoader(Numbers(5), 1, split=True, drop_last=True, collate_fn=list)])
+    assert sorted(sum(batch) for rank in found for batch in rank) == [0, 1, 2, 3]
+    assert [len(rank) for rank in found] == [2, 2]
+
+
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": "global"}, {"shuffle": "none"}])
 @pytest.mark.parametrize("make", [Numbers, lambda: Range(N)])
 def test_every_rank_reads_all_if_told_so(make: Callable[[], Any], options: Any, job: Any) -> None:
