@@ -374,6 +374,15 @@ def test_prefetching_is_bounded_by_number_and_by_bytes() -> None:
     next(batches)
 
 
+def test_the_largest_batch_so_far_bounds_the_bytes_in_flight() -> None:
+    class Sizes(Squares):
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(1000 if index == 0 else 10, dtype=torch.uint8)
+
+    batches = threads(Sizes(6), 6, 1, maker=fetch(Sizes(6), torch.cat), max_bytes=2000)
+    assert [batches.window.depth for _ in batches] == [2] * 6
+
+
 def test_closing_wakes_whoever_waits() -> None:
     for in_order in (True, False):
         go = threading.Event()
