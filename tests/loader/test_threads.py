@@ -379,7 +379,7 @@ def test_the_largest_batch_so_far_bounds_the_bytes_in_flight() -> None:
         def __getitem__(self, index: int) -> Any:
             return torch.zeros(1000 if index == 0 else 10, dtype=torch.uint8)
 
-    batches = threads(Sizes(6), 6, 1, maker=fetch(Sizes(6), torch.cat), max_bytes=2000)
+    batches = threads(Sizes(6), 6, 1, fetcher=fetch(Sizes(6), torch.cat), max_bytes=2000)
     assert [batches.window.depth for _ in batches] == [2] * 6
 
 
