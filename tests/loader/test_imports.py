@@ -45,6 +45,13 @@ class Rows(torch.utils.data.Dataset):
     def load(self, indices):
         return [record.label for record in self.manifest.records(indices)]
 
+class Imported(torch.utils.data.Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return torch.zeros(3), sorted(sys.modules)
+
 rows, found = Rows(), []
 for how in {}, {"num_workers": 2, "executor": "thread"}, {"num_workers": 1, "executor": "process"}:
     loader = ps.DataLoader(rows, batch_size=64, shuffle="global", seed=0, **how)
@@ -52,6 +59,8 @@ for how in {}, {"num_workers": 2, "executor": "thread"}, {"num_workers": 1, "exe
     assert rows.load(range(200)) == list(range(200))
     loader.close()
     found.append(sorted(set(sys.modules) - before))
+*_, (_, last) = ps.DataLoader(Imported(), batch_size=None, num_workers=1, executor="process")
+found.append(sorted(set(last) - before))
 print(json.dumps(found))
 """
 
@@ -75,7 +84,9 @@ def imported(source: Path, program: str) -> Any:
 
 @pytest.fixture(scope="module")
 def by_executor(source: Path) -> list[set[str]]:
-    """What is imported inline, then with threads, then with processes, all in one fresh interpreter."""
+    """What is imported inline, then with threads, then with processes, all in one fresh interpreter; then in a worker
+    that has delivered batches.
+    """
     return [set(modules) for modules in imported(source, PROGRAM)]
 
 
@@ -90,7 +101,7 @@ def test_a_first_batch_needs_few_modules(by_executor: list[set[str]]) -> None:
 
 
 def test_each_executor_imports_itself_alone(by_executor: list[set[str]]) -> None:
-    _, threads, processes = by_executor
+    _, threads, processes, _ = by_executor
     assert "penstock.loader.executors.thread" in threads
     assert not threads & {
         "penstock.loader.executors.process.pool",
@@ -101,6 +112,12 @@ def test_each_executor_imports_itself_alone(by_executor: list[set[str]]) -> None
     assert not processes & {"penstock.loader.executors.ray", "penstock.loader.tuned"}
     for modules in threads, processes:
         assert not {name.partition(".")[0] for name in modules} & HEAVY
+
+
+def test_a_worker_imports_little_more(by_executor: list[set[str]]) -> None:
+    *_, processes, worker = by_executor
+    assert "numpy.ma" not in worker
+    assert len(worker - processes) < 10, sorted(worker - processes)
 
 
 def test_each_format_imports_what_it_needs(tmp_path: Path) -> None:
