@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+import scipy  # its parts are imported when they are named
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 import penstock as ps
 from penstock.errors import ConfigError, OrderError
@@ -171,7 +171,7 @@ def test_samples_are_independent() -> None:
     ):
         assert len(set(keys)) == 4000
         drawn = np.array([generator_from_key(key).random() for key in keys])
-        assert stats.chisquare(np.histogram(drawn, 50, (0, 1))[0]).pvalue > 1e-4
+        assert scipy.stats.chisquare(np.histogram(drawn, 50, (0, 1))[0]).pvalue > 1e-4
         assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.07
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy  # its parts are imported when they are named
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreter_support import METHODS
 from loader_support import draw_load
-from scipy import special
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from penstock import Manifest, RankDataset
@@ -176,7 +176,7 @@ def test_classes_are_spread_over_ranks_and_mini_epochs(tmp_path: Path, options: 
             counts = np.bincount([label for _, label, _ in dataset.__getitems__(range(len(dataset)))], minlength=10)
             assert counts.min() > 0
             statistic = ((counts - counts.mean()) ** 2).sum() / counts.mean()
-            p_values.append(float(special.chdtrc(len(counts) - 1, statistic)))  # scipy.stats is much to import
+            p_values.append(float(scipy.special.chdtrc(len(counts) - 1, statistic)))  # scipy.stats is much to import
     assert min(p_values) > 1e-4, p_values
 
 

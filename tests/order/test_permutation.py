@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy  # its parts are imported when they are named
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from penstock.errors import OrderError
 from penstock.hashing import derive_key, mix, mix_array, splitmix64
@@ -142,7 +142,7 @@ def test_all_permutations_are_equally_frequent(n: int) -> None:
     seen = [tuple(Permutation(n, derive_key(5, k))[np.arange(n)].tolist()) for k in range(keys)]
     numbers = {each: i for i, each in enumerate(itertools.permutations(range(n)))}
     table = np.bincount([numbers[each] for each in seen], minlength=math.factorial(n))
-    assert 0.001 < stats.chisquare(table).pvalue < 0.999
+    assert 0.001 < scipy.stats.chisquare(table).pvalue < 0.999
 
 
 @pytest.mark.parametrize("n", [8, 16])
@@ -152,7 +152,7 @@ def test_parity_is_even_half_the_time(n: int) -> None:
         order = Permutation(n, derive_key(6, k))[np.arange(n)]
         inversions = int((order[:, None] > order[None, :])[np.triu_indices(n, 1)].sum())
         even += inversions % 2 == 0
-    assert stats.binomtest(even, keys).pvalue > 0.001
+    assert scipy.stats.binomtest(even, keys).pvalue > 0.001
 
 
 @pytest.mark.parametrize(("n", "keys"), [(2, 4000), (3, 6000), (7, 7000), (16, 8000), (31, 8000)])
@@ -161,7 +161,7 @@ def test_every_position_gets_every_element_small(n: int, keys: int) -> None:
     table = np.array([np.bincount(images[:, i], minlength=n) for i in range(n)])
     expected = keys / n
     statistic = ((table - expected) ** 2 / expected).sum()
-    assert 0.001 < stats.chi2.sf(statistic, (n - 1) ** 2) < 0.999
+    assert 0.001 < scipy.stats.chi2.sf(statistic, (n - 1) ** 2) < 0.999
 
 
 @pytest.mark.parametrize("n", [4099, 65_536, 1_000_003, 2**32 + 15, 10**15])
@@ -171,10 +171,10 @@ def test_every_position_gets_every_part_large(n: int) -> None:
     images = np.array([Permutation(n, derive_key(8, k))[index] for k in range(keys)])
     parts = (images.astype(object) * 64 // n).astype(int)
     for column in range(len(index)):
-        assert stats.chisquare(np.bincount(parts[:, column], minlength=64)).pvalue > 0.0005
+        assert scipy.stats.chisquare(np.bincount(parts[:, column], minlength=64)).pvalue > 0.0005
     # two neighbours together: 8 x 8 parts
     together = parts[:, 0] // 8 * 8 + parts[:, 1] // 8
-    assert stats.chisquare(np.bincount(together, minlength=64)).pvalue > 0.0005
+    assert scipy.stats.chisquare(np.bincount(together, minlength=64)).pvalue > 0.0005
 
 
 @pytest.mark.parametrize("n", [4097, 5000, 8191, 8192, 10_000, 65_537])
@@ -202,11 +202,11 @@ def test_cycles_rises_and_fixed_points_are_those_of_a_random_permutation(n: int)
     keys = 60
     orders = [Permutation(n, derive_key(10, k))[np.arange(n)] for k in range(keys)]
     fixed = sum(int((order == np.arange(n)).sum()) for order in orders)
-    assert 0.001 < stats.poisson.cdf(fixed, keys) < 0.999
+    assert 0.001 < scipy.stats.poisson.cdf(fixed, keys) < 0.999
     rises = np.array([(np.diff(order) > 0).sum() for order in orders])
     # rises of a random permutation: mean (n - 1) / 2, variance (n + 1) / 12
     z = (rises - (n - 1) / 2) / math.sqrt((n + 1) / 12)
-    assert stats.kstest(z, "norm").pvalue > 0.001
+    assert scipy.stats.kstest(z, "norm").pvalue > 0.001
     displacement = np.mean([np.abs(order - np.arange(n)).mean() for order in orders])
     assert displacement == pytest.approx(n / 3, rel=0.01)
 

@@ -19,7 +19,7 @@ def test_block_is_a_bijection(n: int, block_size: int, window: int, key: int) ->
     order = BlockShuffle(n, key, block_size=block_size, window=window)
     image = order[np.arange(n)]
     assert np.array_equal(np.sort(image), np.arange(n))
-    assert [order[i] for i in range(n)] == image.tolist()
+    assert [order[i] for i in range(key % 9, n, 9)] == image[key % 9 :: 9].tolist()
     assert len(order) == n
 
 
@@ -52,7 +52,8 @@ def test_a_window_reads_its_own_blocks_and_all_of_them(n: int, block_size: int, 
 def test_the_inverse_of_block_finds_every_row(n: int, block_size: int, window: int, key: int) -> None:
     order = BlockShuffle(n, key, block_size=block_size, window=window)
     assert np.array_equal(order.inverse[order[np.arange(n)]], np.arange(n))
-    assert [order.inverse[order[i]] for i in range(n)] == list(range(n))
+    some = range(key % 9, n, 9)
+    assert [order.inverse[order[i]] for i in some] == list(some)
     assert len(order.inverse) == n
 
 

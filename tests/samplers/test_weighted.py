@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy  # its parts are imported when they are named
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter_support import Popen
-from scipy import stats
 
 from penstock.errors import ManifestIOError, SamplerError, StateError
 from penstock.samplers import WeightedRandomSampler
@@ -70,12 +70,12 @@ def test_draws_follow_the_weights() -> None:
     counts = np.bincount(list(sampler), minlength=100)
     assert counts[:5].sum() == 0
     expected = weights[5:] / weights.sum() * 200_000
-    assert 0.001 < stats.chisquare(counts[5:], expected).pvalue < 0.999
+    assert 0.001 < scipy.stats.chisquare(counts[5:], expected).pvalue < 0.999
     # pairs of consecutive draws are independent
     halves = np.add.reduceat(weights, [0, 50]) / weights.sum()
     sides = np.array(list(sampler)) >= 50
     pairs = np.bincount(sides[::2] * 2 + sides[1::2], minlength=4)
-    assert stats.chisquare(pairs, np.outer(halves, halves).ravel() * 100_000).pvalue > 0.001
+    assert scipy.stats.chisquare(pairs, np.outer(halves, halves).ravel() * 100_000).pvalue > 0.001
 
 
 def test_without_replacement_is_drawing_one_by_one() -> None:
@@ -91,7 +91,7 @@ def test_without_replacement_is_drawing_one_by_one() -> None:
                 expected[a, b] = weights[a] / 10 * weights[b] / (10 - weights[a])
     used = expected > 0
     assert pairs[~used].sum() == 0
-    assert stats.chisquare(pairs[used], expected[used] * 20_000).pvalue > 0.001
+    assert scipy.stats.chisquare(pairs[used], expected[used] * 20_000).pvalue > 0.001
 
 
 def test_without_replacement_all_and_too_many() -> None:
