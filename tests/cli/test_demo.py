@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from busy_support import HANG
+from interpreter_support import FULL
 from rich.console import Console
 
 from penstock.cli import demo_history
@@ -76,6 +77,7 @@ def test_out_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.skipif(not FULL, reason="trains on two ranks three times, for most of a minute; PENSTOCK_TEST_FULL=1")
 @pytest.mark.slow
 def test_quick_demo(tmp_path: Path) -> None:
     result = penstock("demo", "--quick", "--out", str(tmp_path / "out"), cwd=tmp_path)

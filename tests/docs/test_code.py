@@ -1,5 +1,6 @@
 """Every code block of README and docs runs: Python blocks as one script a document, shell blocks line by line.
 
+Commands that measure are tested in tests/cli, and are run here with ``PENSTOCK_TEST_FULL=1``; else only understood.
 A block runs in a folder that holds ``train.txt`` (200 rows, class-sorted), ``val.txt`` (50 rows) and the images they
 name under ``data/``. Shell lines that set up or build something are known by their first word and are not run. A server
 is started, asked to stop once it listens, and has to end well. Configuration files name commands and options that are
@@ -23,6 +24,7 @@ import interpreter_support
 import numpy as np
 import pytest
 from busy_support import HANG
+from interpreter_support import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
@@ -32,6 +34,7 @@ ELSEWHERE = {
     "ray.md",  # run by tests/ray, whose clusters are one at a time
     "integrations.md",  # run by tests/integration, which has imported the frameworks
 }
+MEASURE = () if FULL else ("bench", "doctor", "plan", "profile", "shuffle-quality")
 SHELL = {"bash", "sh", "console"}
 TEXT = {"text", "toml", "json", "yaml", "ini", "make", "py"}
 
@@ -149,6 +152,8 @@ def test_shell_blocks_run(document: Path, folder: Path, tmp_path: Path) -> None:
             assert command.startswith(("penstock ", "openssl ")), f"{document.name}: do not know how to run {command!r}"
             if command.startswith("penstock serve"):
                 run_server(command, tmp_path)
+            elif command.split()[1] in MEASURE:
+                understood(shlex.split(command)[1:])
             elif not command.startswith("penstock demo"):
                 run(command, tmp_path)
 
@@ -170,13 +175,22 @@ def commands(text: str, language: str) -> list[list[str]]:
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_commands_in_configuration_files_are_there(document: Path) -> None:
+    found = [line for lang, text in blocks(document) if lang in ("ini", "yaml") for line in commands(text, lang)]
+    assert found
+    for name, *arguments in found:
+        assert Path(name).name == "penstock"
+        understood(arguments)
+
+
+def understood(arguments: list[str]) -> None:
+    """Raise what `penstock` would end with if there were no such command or option."""
     from typer.main import get_command
 
     from penstock.cli.app import app
 
-    program: Any = get_command(app)
-    found = [line for lang, text in blocks(document) if lang in ("ini", "yaml") for line in commands(text, lang)]
-    assert found
-    for name, command, *arguments in found:
-        assert Path(name).name == "penstock"
-        program.commands[command].make_context(command, arguments)  # which refuses options that are not there
+    command: Any = get_command(app)
+    name = "penstock"
+    while hasattr(command, "commands"):
+        name, *arguments = arguments
+        command = command.commands[name]
+    command.make_context(name, arguments)

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from interpreter_support import FULL
 
 SCRIPT = Path(__file__).with_name("address_sanitizer.py")
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="compiles the extension, and runs its tests again; PENSTOCK_TEST_FULL=1")
 def test_no_access_beside_memory_and_no_undefined_arithmetic() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=environment)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from interpreter_support import FULL
 
 import penstock as ps
 
@@ -80,6 +81,7 @@ def steps(epoch: int) -> list[list[int]]:
     return [sorted(order[begin : begin + size]) for begin in range(0, ROWS, size)]
 
 
+@pytest.mark.skipif(not FULL, reason="a whole program; its example has two ranks, too; PENSTOCK_TEST_FULL=1")
 def test_lightning(folder: Path) -> None:
     pytest.importorskip("lightning")
     run([str(PROGRAMS / "fit_lightning.py")], folder)
@@ -95,6 +97,7 @@ def test_lightning(folder: Path) -> None:
         assert sorted(row for rank in ranks for batch in rank["epochs"][epoch] for row in batch) == list(range(ROWS))
 
 
+@pytest.mark.skipif(not FULL, reason="a whole program; its example has two ranks, too; PENSTOCK_TEST_FULL=1")
 def test_accelerate(folder: Path) -> None:
     pytest.importorskip("accelerate")
     run([str(PROGRAMS / "prepare_accelerate.py")], folder)
@@ -104,6 +107,7 @@ def test_accelerate(folder: Path) -> None:
     assert sorted(row for rows in found(folder, "dispatched") for row in rows) == list(range(ROWS))
 
 
+@pytest.mark.skipif(not FULL, reason="a whole program; its example has two ranks, too; PENSTOCK_TEST_FULL=1")
 def test_transformers(folder: Path) -> None:
     pytest.importorskip("transformers")
     run([str(PROGRAMS / "train_transformers.py")], folder)

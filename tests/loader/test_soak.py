@@ -18,7 +18,7 @@ from soak_support import Vectors
 import penstock
 from penstock import DataLoader
 
-LOADERS, EPOCHS = (20, 50) if FULL else (10, 20)
+LOADERS, EPOCHS = 20, 50
 
 PROGRAM = """
 import multiprocessing, sys
@@ -29,6 +29,7 @@ soak({loaders}, {epochs})
 """
 
 
+@pytest.mark.skipif(not FULL, reason="a long run; PENSTOCK_TEST_FULL=1")
 def test_nothing_is_left_after_many_loaders() -> None:
     """In a process of its own: what other tests leave to the allocator comes and goes in larger pieces. And with one
     arena: `malloc_trim` leaves the ends of those that belong to threads, which are some 20 MB more or less.

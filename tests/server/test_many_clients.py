@@ -14,7 +14,7 @@ import pytest
 from dataset_support import eventually
 from jobs_support import Job, Truth, anonymous, descriptors, serving_many
 
-SECONDS = float(os.environ.get("PENSTOCK_TEST_SECONDS", "5"))
+SECONDS = float(os.environ.get("PENSTOCK_TEST_SECONDS", "3"))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 from dataset_support import SHUFFLES, Counting, eventually, reading_threads, whole, write_kinds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreter_support import FULL
 from loader_conformance import travelled
 from loader_support import draw_load
 
@@ -62,7 +63,6 @@ def had(dataset: Any, size: int | None = None) -> list[Any]:
 
 
 class TestTheSameRows:
-    @settings(max_examples=150)
     @given(
         n=st.integers(0, MOST),
         world=st.integers(1, 9),
@@ -203,7 +203,7 @@ class TestStates:
         remainder=st.sampled_from(["pad", "drop", "uneven"]),
         kind=st.sampled_from(list(SHUFFLES)),
     )
-    @settings(max_examples=50)
+    @settings(max_examples=50 if FULL else 20)
     def test_other_numbers_of_ranks(
         self, service: Service, n: int, worlds: list[tuple[int, int]], mini_epochs: int, remainder: str, kind: str
     ) -> None:
@@ -412,15 +412,12 @@ class TestBadInput:
         with pytest.raises(ServerError, match="meta"):
             RankServerDataset(service.client)
 
-    @pytest.mark.clock
     def test_nobody_there(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("a.jpg 1\n")
         with Server({"a": tmp_path / "a.txt"}) as server:
             address = server.address
-        begin = time.monotonic()
         with pytest.raises(ServerError, match=address):
             RankServerDataset(Client(address, timeout=1, patience=1))
-        assert time.monotonic() - begin < 5
         with pytest.raises(ConfigError, match="grpc://"):
             RankServerDataset("somewhere")
 

@@ -25,7 +25,8 @@ from penstock.cli.serve import named_files
 from penstock.errors import ConfigError, PenstockError, ServerAuthError, ServerError, ServerUnavailableError
 from penstock.server import Client, Slice
 
-DEADLINE = 30
+DEADLINE = 120
+MANY, FOREVER = 2_000_000, 3600  # seconds of grace that nobody waits for
 
 
 class Serve:
@@ -84,6 +85,14 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
         one.process.wait()
         assert one.process.stdout is not None
         one.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A manifest of two million rows, which no buffer on the way holds."""
+    path = tmp_path_factory.mktemp("many") / "train.txt"
+    path.write_text("".join(f"class_{k // 10:06d}/img_{k:07d}.jpg {k // 10}\n" for k in range(MANY)))
+    return path
 
 
 @pytest.fixture
@@ -225,24 +234,20 @@ class TestServes:
 
 
 class TestSignals:
-    @pytest.mark.clock
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
     def test_stops_at_once_when_nothing_is_sent(
         self, serve: Callable[..., Serve], meta: Path, number: signal.Signals, code: int
     ) -> None:
-        server = serve(meta)
+        server = serve(meta, "--grace", FOREVER)
         server.address()
         server.wait_for("listening")
-        started = time.monotonic()
         assert server.stop(number) == code
-        assert time.monotonic() - started < 5
         assert [line["event"] for line in server.lines()] == ["listening", "stopping", "stopped"]
         assert server.lines()[1]["signal"] == number.name
 
-    def test_streams_finish(self, serve: Callable[..., Serve], write_manifest: Callable[..., Path]) -> None:
+    def test_streams_finish(self, serve: Callable[..., Serve], many: Path) -> None:
         """SIGTERM in the middle of a stream: its client still gets all of it, the next call is refused."""
-        rows = 2_000_000
-        server = serve(write_manifest(rows, "train.txt"), "--metrics-port", 0)
+        server = serve(many, "--metrics-port", 0)
         address = server.address()
         url = server.wait_for("listening")["status"]
         client = Client(address, patience=2)
@@ -252,46 +257,37 @@ class TestSignals:
         server.wait_for("stopping")
         assert ask(url + "health")[0] == 503
         got += sum(batch.num_rows for batch in stream)
-        assert got == rows
+        assert got == MANY
         assert server.process.wait(timeout=DEADLINE) == 0
         with pytest.raises(PenstockError):
             client.list()
         client.close()
 
-    @pytest.mark.clock
-    def test_a_stream_that_nobody_reads_ends_with_the_grace(
-        self, serve: Callable[..., Serve], write_manifest: Callable[..., Path]
-    ) -> None:
-        server = serve(write_manifest(2_000_000, "train.txt"), "--grace", 1)
+    def test_a_stream_that_nobody_reads_ends_with_the_grace(self, serve: Callable[..., Serve], many: Path) -> None:
+        server = serve(many, "--grace", 1)
         client = Client(server.address(), patience=1)
         stream = client.slice(request(client))
         next(stream)
         server.wait_for("listening")
         started = time.monotonic()
         assert server.stop() == 0
-        assert 0.9 < time.monotonic() - started < 8
+        assert time.monotonic() - started > 0.9
         stream.close()  # type: ignore[attr-defined]
         client.close()
 
-    @pytest.mark.clock
     def test_connections_that_wait_for_a_request_are_not_waited_for(
         self, serve: Callable[..., Serve], meta: Path
     ) -> None:
-        server = serve(meta)
+        server = serve(meta, "--grace", FOREVER)
         client = Client(server.address(), timeout=30)
         info = client.info("train")
         assert client.rows("train", info.fingerprint, [5, 3]).num_rows == 2
         server.wait_for("listening")
-        started = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - started < 5
         client.close()
 
-    @pytest.mark.clock
-    def test_a_second_signal_does_not_wait(
-        self, serve: Callable[..., Serve], write_manifest: Callable[..., Path]
-    ) -> None:
-        server = serve(write_manifest(2_000_000, "train.txt"), "--grace", 60)
+    def test_a_second_signal_does_not_wait(self, serve: Callable[..., Serve], many: Path) -> None:
+        server = serve(many, "--grace", FOREVER)
         client = Client(server.address(), patience=1)
         stream = client.slice(request(client))
         next(stream)
@@ -299,9 +295,7 @@ class TestSignals:
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("stopping")
         time.sleep(0.1)
-        started = time.monotonic()
         assert server.stop() == -signal.SIGTERM
-        assert time.monotonic() - started < 5
         stream.close()  # type: ignore[attr-defined]
         client.close()
 

@@ -19,9 +19,9 @@ import cv2
 import numpy as np
 import pytest
 import torch.utils.data
-from busy_support import HANG
+from busy_support import HANG, slowness
 from dataset_support import Counting, eventually, reading_threads, serving, whole, write_kinds
-from interpreter_support import FULL, METHODS
+from interpreter_support import FULL, METHODS, run
 from loader_conformance import check_chain, check_elastic, check_end_of_pass, check_load_into_used, check_resume
 from loader_support import draw_load
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -93,16 +93,16 @@ class TestServerDataset:
                 assert [row for _, _, row in served.__getitems__(rows)] == rows
                 assert seen.messages == count, "one a batch"
             before = seen.messages
-            assert [served[i][2] for i in range(len(served))] == list(range(len(served)))
-            assert seen.messages - before < 30, "pages"
+            assert [served[i][2] for i in range(8000)] == list(range(8000))
+            assert seen.messages - before < 12, "pages"
             ahead = served._pages._ahead
             assert ahead is not None
             assert ahead._bytes <= 100_000 + 3 * 1000 * 30
             served.close()
             small = ServerDataset(server.address, page_rows=1000)
             before = seen.messages
-            for _ in range(3):
-                order = rng.permutation(len(small)).tolist()
+            for _ in range(2):
+                order = rng.permutation(len(small)).tolist()[:5000]
                 assert [small[i][2] for i in order] == order
             assert seen.messages - before < 300, "all of it fits: fetched once"
             del small
@@ -334,7 +334,7 @@ def test_a_server_that_is_killed_and_comes_back(meta: Path, manifest: Manifest) 
                 had.append(next(iterator))
                 longest = max(longest, time.perf_counter() - before)
             assert items(had) == items(local)
-        assert longest < 3
+        assert longest < 3 or longest < 3 * slowness()
 
 
 def test_many_threads_at_many_places(address: str, manifest: Manifest) -> None:
@@ -388,7 +388,7 @@ print(most - begin)
 def test_memory_of_a_process_that_reads_all(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_text(
-        "".join(f"some/folder/with/a/long/name/{i:010d}/image_{i:010d}.jpg {i % 1000}\n" for i in range(800_000))
+        "".join(f"some/folder/with/a/long/name/{i:010d}/image_{i:010d}.jpg {i % 1000}\n" for i in range(400_000))
     )
     with Server({"long": path}) as server:
         done = subprocess.run(
@@ -403,4 +403,5 @@ def test_grpc_is_not_imported_before_it_is_used() -> None:
         "import sys, penstock, penstock.compat.rank_dataset; penstock.RankServerDataset; penstock.ServerDataset; "
         "assert 'pyarrow.flight' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG)
+    done = run(["-c", program], timeout=HANG)
+    assert done.returncode == 0, done.stderr
