@@ -28,7 +28,6 @@ HOW: dict[str, dict[str, Any]] = {
 # Ctrl-C, which goes to the whole group of processes.
 
 
-@pytest.mark.clock
 @pytest.mark.parametrize("how", ["thread", "fork", "threads inside", *(["forkserver"] if FULL else [])])
 def test_ctrl_c_in_next_ends_the_program(how: str, tmp_path: Path) -> None:
     body = """
@@ -42,10 +41,8 @@ def test_ctrl_c_in_next_ends_the_program(how: str, tmp_path: Path) -> None:
     with Program(tmp_path, body, HOW[how]) as program:
         program.wait_for("ready")
         time.sleep(0.3)
-        begin = time.monotonic()
         os.killpg(program.process.pid, signal.SIGINT)
         code = program.end(10)
-        assert time.monotonic() - begin < 4
         assert code in (-signal.SIGINT, 130, 1)
         assert not wait_gone(program.pids, 2)
         assert program.err.count("Traceback (most recent call last)") == 1, program.err

@@ -100,13 +100,12 @@ class TestCounts:
         assert mine.counts()["samples"] == 2400
         assert mine.counts()["types"] == {"KeyError": 400}
 
-    @pytest.mark.clock
     def test_of_batches_without_failures_cost_little(self) -> None:
         mine = log(max_rate=0.5)
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(10_000):
             mine.add([], 64, epoch=0, rank=0, number=0)
-        assert (time.perf_counter() - begin) / 10_000 < 20e-6  # 0.4e-6 on an idle machine
+        assert (time.thread_time() - begin) / 10_000 < 20e-6  # 0.4e-6 on an idle machine
 
 
 class TestLimits:

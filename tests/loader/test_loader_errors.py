@@ -8,7 +8,6 @@ import pickle
 import re
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -103,10 +102,8 @@ def test_timeout(how: dict[str, Any]) -> None:
         while not loader.state_dict()["sampler"]["consumed"]:
             with suppress(RuntimeError):  # on a busy machine the worker may start late
                 next(iterator)
-        begin = time.perf_counter()
         with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.2 seconds"):
             next(iterator)
-        assert time.perf_counter() - begin < 2
         assert loader.state_dict()["sampler"]["consumed"] == 1
         got: list[int] = []
         while len(got) < 4:

@@ -503,19 +503,16 @@ print("ready", flush=True)
 """
 
 
-@pytest.mark.clock
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("raise KeyError(3)", 1), ("sys.exit(3)", 3)])
-def test_programs_end_at_once_with_an_iterator_alive(end: str, code: int) -> None:
+def test_programs_end_with_an_iterator_alive(end: str, code: int) -> None:
     tests = Path(__file__).parent
     path = [str(tests), str(tests.parent / "support"), *[entry for entry in sys.path if entry.endswith("src")]]
     program = PROGRAM.format(path=path, end=end + "\nlast = time.monotonic()")
-    start = time.monotonic()
     done = run(["-c", program], timeout=HANG)
     assert done.returncode == code, done.stderr
     assert done.stdout == "ready\n"
     assert ("KeyError" in done.stderr) == (code == 1)
     assert "Exception ignored" not in done.stderr
-    assert time.monotonic() - start < 60
 
 
 def test_made_is_what_travels() -> None:

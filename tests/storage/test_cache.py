@@ -243,7 +243,6 @@ class TestProcesses:
         assert len(paths) == 8
         assert len(server.data_requests()) == 4
 
-    @pytest.mark.clock
     def test_those_that_wait_get_the_error(self, server: Any, tmp_path: Path) -> None:
         url = server.put("a.bin", DATA)
         storage = Storage(cache=tmp_path, idle=0.7, attempts=1)
@@ -256,17 +255,14 @@ class TestProcesses:
             except StorageError as error:
                 errors.append(error)
 
-        began = time.monotonic()
         threads = [threading.Thread(target=ask) for _ in range(5)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(HANG)
         assert len(errors) == 5
-        assert time.monotonic() - began < 4  # not one after the other
         assert sum("which this one waited for" in str(error) for error in errors) == 4
 
-    @pytest.mark.clock
     def test_a_holder_that_is_stopped_is_an_error(self, server: Any, tmp_path: Path) -> None:
         url = server.put("a.bin", DATA)
         server.fault = lambda *_: "drip:0.2"
@@ -277,10 +273,8 @@ class TestProcesses:
                 time.sleep(0.01)
             time.sleep(0.1)
             holder.send_signal(signal.SIGSTOP)
-            began = time.monotonic()
             with pytest.raises(StorageUnavailableError, match="another process of this machine downloads"):
                 Storage(cache=tmp_path, idle=0.5, deadline=0.5).local_path(url)
-            assert time.monotonic() - began < 10
         finally:
             holder.kill()
             holder.communicate()
@@ -316,7 +310,6 @@ class TestProcesses:
         assert Cache(tmp_path).verify() == (1, [])
         assert files(tmp_path, "partial") == []
 
-    @pytest.mark.clock
     def test_a_fork_does_not_keep_the_lock_of_a_killed_parent(self, server: Any, tmp_path: Path) -> None:
         url = server.put("a.bin", DATA)
         server.fault = lambda *_: "hang"
@@ -328,7 +321,7 @@ class TestProcesses:
             "time.sleep(0.7)\n"
             "child = os.fork()\n"
             "if child == 0:\n"
-            "    time.sleep(20)\n"
+            "    time.sleep(3600)\n"
             "    os._exit(0)\n"
             "print(child, flush=True)\n"
             "time.sleep(60)\n"
@@ -342,9 +335,7 @@ class TestProcesses:
             parent.kill()
             parent.wait()
             server.fault = lambda *_: None
-            began = time.monotonic()
             assert Path(Storage(cache=tmp_path).local_path(url)).read_bytes() == DATA
-            assert time.monotonic() - began < 10
         finally:
             os.kill(child, signal.SIGKILL)
             parent.stdout.close()
