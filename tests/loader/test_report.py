@@ -6,14 +6,13 @@ import io
 import os
 import pty
 import re
-import subprocess
-import sys
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from interpreter_support import Popen
 
 from penstock.loader.bar import Bar
 from penstock.loader.messages import BatchMetrics, BatchResult
@@ -260,7 +259,7 @@ for number in range(30):
 def test_bar_on_a_terminal_is_drawn_now_and_then_and_gives_the_cursor_back() -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    program = subprocess.Popen([sys.executable, "-c", _PROGRAM], stderr=theirs, env=environment)
+    program = Popen(["-c", _PROGRAM], stderr=theirs, env=environment)
     os.close(theirs)
     seen = b""
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -203,19 +204,15 @@ def test_no_slot_is_two_things_at_a_time(data: st.DataObject) -> None:
 
 def test_dropped_by_other_threads() -> None:
     ring = ring_of(4)
-    stop = threading.Event()
-    waiting: list[Any] = []
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
     wrong: list[int] = []
 
     def drop() -> None:
-        while not stop.is_set() or waiting:
-            try:
-                value, batch = waiting.pop(0)
-            except IndexError:
-                continue
+        while item := waiting.get():
+            value, batch = item
             if not looks(batch, value):
                 wrong.append(value)
-            del batch
+            del item, batch
 
     threads = [threading.Thread(target=drop) for _ in range(3)]
     for thread in threads:
@@ -228,8 +225,9 @@ def test_dropped_by_other_threads() -> None:
         short = ring.short
         ways[short] += 1
         value = number % 250 + 1
-        waiting.append((value, deliver(ring, slot, batch_of(value), copy=short)))
-    stop.set()
+        waiting.put((value, deliver(ring, slot, batch_of(value), copy=short)))
+    for _ in threads:
+        waiting.put(None)
     for thread in threads:
         thread.join()
     assert not wrong
