@@ -5,12 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import interpreter_support
 import numpy as np
 import pytest
 import torch
@@ -45,8 +44,8 @@ def in_process(work: Callable[[Any], None]) -> Any:
     return said
 
 
-def run(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
+def run(program: str, *, alone: bool = False) -> str:
+    done = interpreter_support.run(["-c", program], timeout=HANG, alone=alone)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -80,7 +79,7 @@ with warnings.catch_warnings(record=True) as caught:
             print(worker.get_worker_info())
 print(len(caught), "executor='process'" in str(caught[0].message))
 """
-    assert run(program) == "None\nNone\n1 True"
+    assert run(program, alone=True) == "None\nNone\n1 True"
 
 
 def test_nothing_is_touched_before_it_is_needed() -> None:

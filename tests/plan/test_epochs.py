@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from busy_support import HANG
+from interpreter_support import run
 
 import penstock as ps
 from penstock import wds
@@ -46,5 +46,5 @@ def test_a_stream_may_be_open_at_the_end_of_the_program(code: str, tmp_path: Pat
             shard.addfile(tarfile.TarInfo(name), io.BytesIO())
     program = "import sys\nimport penstock as ps\nfrom penstock import wds\nfrom penstock.shards import StreamShards\n"
     program += f"dataset = {code}\niterator = iter(dataset)\nprint(next(iterator)['__key__'])\n"
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "a.tar"], capture_output=True, text=True)
+    done = run(["-c", program, str(tmp_path / "a.tar")], timeout=HANG)
     assert (done.stdout, done.stderr) == ("1\n", "")
