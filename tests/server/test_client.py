@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from busy_support import HANG
 from dataset_support import write_kinds
+from interpreter_support import SERVES, run
 from server_support import Process, expected, lines, random_rows, served, whole, write_lines
 
 from penstock.errors import (
@@ -404,7 +405,7 @@ class TestProcesses:
             "part = Slice(name='train', fingerprint=name.fingerprint, samples=name.rows)\n"
             "stream = client.slice(part); next(stream)\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
+        done = run(["-c", program], timeout=HANG, imports=SERVES)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
     def test_import_is_light(self) -> None:

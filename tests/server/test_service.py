@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ import pyarrow.parquet as parquet
 import pytest
 from busy_support import HANG
 from dataset_support import Counting, eventually
+from interpreter_support import SERVES, run
 from server_support import expected, lines, random_rows, write_lines
 
 from penstock.errors import (
@@ -404,7 +403,7 @@ info = client.info()
 stream = client.slice(Slice(name="train", fingerprint=info.fingerprint, samples=info.rows, page_rows=100))
 next(stream)
 """
-        done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=HANG)
+        done = run(["-c", program, str(path)], timeout=HANG, imports=SERVES)
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_wait(self, manifest: Manifest) -> None:
