@@ -26,11 +26,12 @@ from penstock.loader.executors.process import worker
 
 HERE = Path(__file__).parent
 
-MOURNING = "PENSTOCK_TEST_MOURNING"
+ORPHAN_GRACE_S = "PENSTOCK_TEST_ORPHAN_GRACE_S"
 """Variable of the environment: seconds that workers get to end by themselves when their parent has died."""
 
-if MOURNING in os.environ:
-    worker._MOURNING = float(os.environ[MOURNING])
+if ORPHAN_GRACE_S in os.environ:
+    assert hasattr(worker, "_ORPHAN_GRACE_S"), "it has another name now"
+    worker._ORPHAN_GRACE_S = float(os.environ[ORPHAN_GRACE_S])
 
 
 class Slow(Range):

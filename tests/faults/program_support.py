@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from busy_support import slowness
-from faults_support import MOURNING
+from faults_support import ORPHAN_GRACE_S
 from interpreter_support import Popen
 
 HERE = Path(__file__).parent
@@ -42,7 +42,7 @@ class Program:
 
     def __init__(self, folder: Path, body: str, how: dict[str, Any], *, by_themselves: bool = False) -> None:
         """With ``by_themselves`` no worker is ended by force when the program has died: it has ten minutes."""
-        patience = f"os.environ[{MOURNING!r}] = '600'\n" if by_themselves else ""
+        patience = f"os.environ[{ORPHAN_GRACE_S!r}] = '600'\n" if by_themselves else ""
         path = [str(HERE), str(HERE.parent / "loader"), str(HERE.parent.parent / "src")]
         self._files = folder / "out", folder / "err"
         script = folder / "program.py"
