@@ -60,6 +60,13 @@ class Swells(Small):
         return torch.full((50_000 if index >= self.at else 8,), index), index
 
 
+class Files(Small):
+    """Samples of 100 kB that need no slot."""
+
+    def __getitem__(self, index: int) -> Any:
+        return bytes(100_000), index
+
+
 class Odd:
     """An index that does not pickle."""
 
@@ -114,6 +121,13 @@ def test_groups_there_are(how: dict[str, Any]) -> None:
     while not (iterator._batches.executor._plan.group > 1 and iterator._batches.depth > 8):
         next(iterator, None)  # on a busy machine it may take more of them
         assert loader.state_dict()["sampler"]["consumed"] < MANY // 2, "none that other tests would see"
+
+
+@pytest.mark.parametrize("how", [{}, {"collate_fn": list}])
+def test_large_batches_without_a_slot_are_not_begun_by_the_dozen(how: dict[str, Any]) -> None:
+    iterator: Any = iter(DataLoader(Files(), 4, num_workers=2, **how))
+    depths = {iterator._batches.depth for _, _ in zip(range(100), iterator, strict=False)}
+    assert max(depths) == 4
 
 
 @pytest.mark.parametrize("happens", ["", "raise", "shape"])

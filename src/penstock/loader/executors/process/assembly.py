@@ -54,6 +54,7 @@ class Plan:
         self.misfits = 0
         self.sample_seconds = 0.0  # of work on one sample, smoothed
         self.sized = False  # whether it is known how large batches are
+        self.message_bytes = 0  # of the largest answer so far, beside what lies in its slot
         self.light = False  # whether batches are small and little work, so that many of them may be in flight
         self.group = 1  # batches that are handed over together, where handing over costs more than making
 
@@ -188,7 +189,9 @@ class Assembly:
         plan.sample_seconds = seconds = before + (seconds - before) * 0.1 if before else seconds
         plan.sized = True
         seconds *= samples
-        plan.light = plan.free and self._ring.slot_bytes <= LIGHT and seconds < _LITTLE
+        # What needs no slot may be large all the same: files as bytes, long texts.
+        small = max(self._ring.slot_bytes, plan.message_bytes) <= LIGHT
+        plan.light = plan.free and small and seconds < _LITTLE
         plan.group = int(_LITTLE / seconds) if plan.light and seconds and not plan.eager else 1
 
     def _whole(self, batch: ProcessBatch) -> tuple[Any, str, Any]:

@@ -102,7 +102,7 @@ class ProcessExecutor(Executor):
             return 1  # until it is known how large they are
         light, ring = self._plan.light and self._one_was_had, self.pool.ring  # the first batch is waited for
         if light and not ring.slot_bytes and config.max_bytes_in_flight is None:
-            return config.light  # so small that none has needed a slot
+            return config.light  # none has needed a slot
         return min(config.light if light else config.depth, ring.in_flight)
 
     def has_room(self, pending: int) -> bool:
@@ -158,7 +158,9 @@ class ProcessExecutor(Executor):
         events: list[Event] = []
         for worker, frame in frames:
             answer = pickle.loads(frame.message)
-            for kind, run, number, index, payload, metrics in answer if type(answer) is list else (answer,):
+            answers = answer if type(answer) is list else (answer,)
+            self._plan.message_bytes = max(self._plan.message_bytes, len(frame.message) // len(answers))
+            for kind, run, number, index, payload, metrics in answers:
                 if kind != "begun":
                     events += self._take_in(worker, kind, run, number, index, payload, metrics, frame.buffers)
                 elif run == self._run:
