@@ -201,7 +201,7 @@ def test_any_error_reaches_the_consumer(kind: type[BaseException]) -> None:
     assert next(batches).batch == [16, 25]
 
 
-def _broken_tasks() -> Iterator[BatchRequest]:
+def _broken_requests() -> Iterator[BatchRequest]:
     yield from requests(4, 2)
     raise LookupError("the sampler broke")
 
@@ -225,7 +225,7 @@ class _GoesOn:
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_sampler_that_raises(in_order: bool) -> None:
     """Behind the batches that it had planned; then the iteration is over."""
-    for planned in (_broken_tasks, _GoesOn):
+    for planned in (_broken_requests, _GoesOn):
         expected = 3
         batches = threads(Squares(4), requests=planned(), in_order=in_order)
         assert [type(one) for one in outcomes(batches)] == [list, list, str]

@@ -96,7 +96,7 @@ class Statistics:
         """The consumer gets a batch.
 
         Args:
-            made: the batch, and what making it took.
+            result: the batch, and what making it took.
             nbytes: its size, see `size_of`.
             wait: seconds from the request until now.
             ready: batches that were finished when it asked.

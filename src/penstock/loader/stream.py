@@ -37,7 +37,7 @@ __all__ = ["StreamFetch"]
 
 
 class StreamFetch:
-    """``fetch(request, work) -> batch``, the next one, whatever the request says; StopIteration at the end.
+    """``fetch(request, metrics) -> batch``, the next one, whatever the request says; StopIteration at the end.
 
     Args:
         dataset: iterable-style.

@@ -33,7 +33,7 @@ class Throughput:
         batches: that count.
         wait: seconds in the loader.
         train: seconds between a batch and the request for the next one.
-        work: on these batches, by all workers together.
+        metrics: of these batches, all workers together.
         starts: workers were started so often, before batches that count.
         start: seconds that they took to their first batches.
     """

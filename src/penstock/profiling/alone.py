@@ -81,7 +81,7 @@ def account(
     """Make batches until the requests or the time are up; one for each clock at least, if there are two.
 
     Args:
-        maker: of batches; a stream's begins anew, and once more where it ends early.
+        fetcher: makes the batches; a stream's begins anew, and once more where it ends early.
         requests: what is to be made; endless for a stream.
         seconds: a batch that has begun is finished.
         done: told how many seconds have passed.

@@ -223,7 +223,7 @@ class ThreadExecutor(Executor):
         fetcher: of a map-style data set; or, for streams, one for each thread of a pool with lanes.
         pool: does the work.
         depth: batches in flight at most.
-        epoch: given to the makers as they begin their pass.
+        epoch: given to the fetchers as they begin their pass.
         max_bytes: as many batches in flight as fit in there, by the largest so far (one, until there is one).
     """
 

@@ -2,7 +2,7 @@
 
     any worker may make any batch, again too: the keys of its samples travel with it; streams: worker k mod n
 
-lost     what it owed is made by others; a batch that three were lost over is made sample by sample, see `careful`
+lost     what it owed is made by others; a batch that three were lost over is made sample by sample, see `make_carefully`
 silent   for longer than the deadline: as if it were lost, since a network that is cut says nothing
 slow     the batch that the consumer waits for takes three times as long as others: made once more, elsewhere (hedged)
 
@@ -46,7 +46,7 @@ class RayExecutor(Executor):
 
     Args:
         fetcher: what the workers have a copy of.
-        state: workers, memory, what was learned.
+        state: workers, memory, what was learned; kept from pass to pass.
         turns: whether it matters who makes a batch.
         prefetch: batches in flight for each worker.
         light: the same for batches that are made quickly.
