@@ -9,13 +9,14 @@ fork most go first, in processes of their own: a fork copies the page tables of 
 
 Tests that strike processes at random moments depend on what else the machine does. So a few failures are run again at
 the end, alone, each once. The last lines name what failed beside others and passed alone: such a test, or the code, has
-a race, and wants an issue. What fails twice fails.
+a race, and wants an issue. What fails twice fails, and so does what fails under ``-x`` or ``--maxfail``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -104,21 +105,36 @@ def main(arguments: list[str]) -> int:
     finally:
         for part in apart:
             part.end()
-    codes = again([*parts, *apart], codes)
+    if not stops_early(arguments):
+        codes = again([*parts, *apart], codes)
     failed = [code for code in codes if code not in (0, NONE_SELECTED)]
     return failed[0] if failed else min(codes)
 
 
 def again(parts: list[Part], codes: list[int]) -> list[int]:
     """Run a few failures again, alone; return the exit codes. Too many are no accident."""
-    failures = [name for part in parts for name in part.failed()]
-    if not failures or len(failures) > AGAIN:
+    failures = [part.failed() for part in parts]
+    if sum(map(len, failures)) > AGAIN:
         return codes
-    codes = [part.run_again() if code == FAILED else code for part, code in zip(parts, codes, strict=True)]
-    still = {name for part in parts for name in part.failed()}
-    for name in failures:
-        print(f"{'failed twice' if name in still else 'failed beside others, passed alone'}: {name}", flush=True)
+    codes = list(codes)
+    said: list[str] = []
+    for number, (part, names) in enumerate(zip(parts, failures, strict=True)):
+        # Other codes say that tests were not run: a module does not import, or somebody has stopped them.
+        if codes[number] != FAILED or not names:
+            continue
+        codes[number] = part.run_again()
+        still = part.failed()
+        said += [
+            f"{'failed twice' if name in still else 'failed beside others, passed alone'}: {name}" for name in names
+        ]
+    for line in said:
+        print(line, flush=True)
     return codes
+
+
+def stops_early(arguments: list[str]) -> bool:
+    """Whether a failure keeps others from being run: then no second run makes it good."""
+    return any(re.match(r"--exitfirst$|--maxfail|-[a-z]*x", argument) for argument in arguments)
 
 
 if __name__ == "__main__":

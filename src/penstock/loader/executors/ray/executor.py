@@ -2,7 +2,7 @@
 
     any worker may make any batch, again too: the keys of its samples travel with it; streams: worker k mod n
 
-lost     what it owed is made by others; a batch that three were lost over is made sample by sample, see `make_carefully`
+lost     what it owed is made by others; a batch that three were lost over: sample by sample, see `make_carefully`
 silent   for longer than the deadline: as if it were lost, since a network that is cut says nothing
 slow     the batch that the consumer waits for takes three times as long as others: made once more, elsewhere (hedged)
 
