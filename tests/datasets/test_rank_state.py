@@ -103,6 +103,20 @@ def test_elastic(
     assert sum(found.values()) - n <= (0 if remainder == "uneven" else most - 1)
 
 
+def test_a_mini_epoch_that_all_have_had_is_over_on_other_ranks(rows: Manifest) -> None:
+    dataset = make(rows)
+    state = travelled(dataset.state_dict(len(dataset)))
+    assert state["finished"] is True
+    assert dataset.state_dict(len(dataset) - 1)["finished"] is False
+    others = [make(rows, number, 5) for number in range(5)]
+    for other in others:
+        other.load_state_dict(state)
+        assert len(other) == 0
+        other.next_mini_epoch()
+    # Two mini-epochs have the other forty rows, not three.
+    assert [len(other) for other in others] == [4] * 5
+
+
 def test_refusals(rows: Manifest) -> None:
     state = make(rows).state_dict(5)
     for other, words in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import resource
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -336,6 +337,20 @@ def test_growing_again_and_again_costs_the_last_size_only() -> None:
         ring.fit(ring.slot_bytes + 1)
     assert free(ring) == 1 + SPARE
     assert blocks(ring) <= HEAD + 4096 + ring.slot_bytes * (1 + SPARE)
+
+
+def test_a_size_that_was_refused_is_not_asked_for_again() -> None:
+    ring = ring_of(1)
+    size, limits = ring.slot_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.fstat(ring.file.fd).st_size, limits[1]))
+    try:
+        assert not ring.fit(size + 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not ring.fit(size + 3)
+    assert not ring.fit(size + 2)
+    assert ring.slot_bytes == size
+    assert ring.fit(size + 1), "less may fit"
 
 
 def test_slots_grow_by_half_at_least() -> None:

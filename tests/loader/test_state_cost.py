@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,22 @@ def soon(function: Callable[[], Any]) -> Any:
     thread.join(5)
     assert not thread.is_alive(), "it waits"
     return found[0]
+
+
+@pytest.mark.parametrize(("kib", "batches"), [(0, 1), (65, 2), (200, 4)])
+def test_a_large_state_is_taken_every_so_many_batches(kib: int, batches: int) -> None:
+    """Every batch bears 64 KiB of it, at most."""
+    taken: list[int] = []
+
+    class Large(StatefulStream):
+        def state_dict(self) -> Any:
+            taken.append(number)
+            return {**super().state_dict(), "buffer": bytes(kib << 10)}
+
+    number = -1
+    for number, _ in enumerate(DataLoader(Large(40), 2)):  # noqa: B007
+        pass
+    assert {after - before for before, after in pairwise(n for n in taken if n >= 0)} == {batches}
 
 
 @pytest.mark.parametrize("kind", ["map", "stream", "stream with a state"])

@@ -57,6 +57,10 @@ def alive() -> int:
     return sum(thread.name.startswith("penstock-") for thread in threading.enumerate())
 
 
+class Kept:
+    """A batch that one can tell from others, and see go."""
+
+
 class Who(Squares):
     """Which worker made the item, in which thread."""
 
@@ -381,6 +385,28 @@ def test_the_largest_batch_so_far_bounds_the_bytes_in_flight() -> None:
 
     batches = threads(Sizes(6), 6, 1, fetcher=fetch(Sizes(6), torch.cat), max_bytes=2000)
     assert [batches.window.depth for _ in batches] == [2] * 6
+
+
+def test_a_batch_that_is_done_after_the_end_is_not_kept() -> None:
+    begun, go, kept = threading.Event(), threading.Event(), weakref.WeakSet[Kept]()
+
+    def collate(samples: Any) -> Any:
+        batch = Kept()
+        kept.add(batch)
+        begun.set()
+        assert go.wait(HANG)
+        return batch
+
+    # In two chunks: whoever makes the last one collates.
+    batches = threads(Squares(4), 4, count=2, fetcher=fetch(Squares(4), collate))
+    thread = threading.Thread(target=lambda: outcomes(batches), daemon=True)
+    thread.start()
+    assert begun.wait(HANG)
+    batches.close()
+    thread.join(HANG)
+    assert len(kept) == 1
+    go.set()
+    assert soon(lambda: not kept)
 
 
 def test_closing_wakes_whoever_waits() -> None:

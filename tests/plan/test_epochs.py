@@ -15,6 +15,8 @@ from interpreter_support import run
 import penstock as ps
 from penstock import wds
 from penstock.errors import ConfigError
+from penstock.loader.workerinfo import thread_worker, worker_scope
+from penstock.plan.shared_epoch import SharedEpoch
 from penstock.shards import StreamShards
 
 
@@ -48,3 +50,13 @@ def test_a_stream_may_be_open_at_the_end_of_the_program(code: str, tmp_path: Pat
     program += f"dataset = {code}\niterator = iter(dataset)\nprint(next(iterator)['__key__'])\n"
     done = run(["-c", program, str(tmp_path / "a.tar")], timeout=HANG)
     assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_each_worker_of_each_number_of_workers_has_an_epoch_of_its_own() -> None:
+    epochs = SharedEpoch()
+    workers = [thread_worker(number, count, 0, None) for count in (1, 2, 3, 4, 64, 65) for number in range(count)]
+    for worker in workers:
+        with worker_scope(worker):
+            assert epochs.next == 0
+            epochs.begin(0)
+            assert (epochs.current, epochs.next) == (0, 1)

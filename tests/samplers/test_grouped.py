@@ -216,6 +216,16 @@ def test_positions_are_places_in_the_stream() -> None:
     assert set(range(23)) <= set(seen)
 
 
+def test_batches_that_are_repeated_more_than_once_have_positions_of_their_own() -> None:
+    seen = []
+    for rank in range(5):
+        inner = DistributedSampler(range(3), 5, rank, False)
+        ((indices, positions),) = bound(GroupedBatchSampler(inner, [0, 0, 1], 2))
+        assert [position % 3 for position in positions.tolist()] == indices
+        seen.append(positions.tolist())
+    assert seen == [[0, 1], [2], [3, 4], [5], [6, 7]]
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     worlds=st.lists(st.integers(1, 6), min_size=2, max_size=5),

@@ -22,7 +22,7 @@ from penstock.samplers import (
     WeightedRandomSampler,
     make_batch_data_sampler,
 )
-from penstock.samplers.shares import dealer
+from penstock.samplers.shares import dealer, layers
 
 N = 41
 GROUPS = np.arange(N) % 3
@@ -301,6 +301,14 @@ def test_who_deals() -> None:
         assert dealer(said, ranks=2) is said
     for silent in (RandomSampler(range(N)), range(N), InfiniteSampler(range(N), rank=0, world_size=1), Unsized([])):
         assert dealer(silent, ranks=2) is None
+
+
+def test_samplers_that_hold_each_other_are_looked_at_once() -> None:
+    outer, inner = Sized([]), Sized([])
+    outer.sampler, inner.sampler = inner, outer  # type: ignore[attr-defined]
+    assert list(itertools.islice(layers(outer), 3)) == [outer, inner]
+    inner.sampler = inner  # type: ignore[attr-defined]
+    assert list(itertools.islice(layers(inner), 2)) == [inner]
 
 
 def test_drop_uneven_is_the_fourth_argument_as_in_maskrcnn_benchmark() -> None:

@@ -98,8 +98,6 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
                 f"cannot draw {num_samples} samples without replacement: only {positive} of {len(self.weights)} "
                 "weights are positive"
             )
-        if seed is not None:
-            derive_key(seed)  # a seed outside 64 bits is refused here, not at the first index
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_table"}
