@@ -246,6 +246,31 @@ def test_a_sample_that_always_kills_ends_after_three_tries(dispatch: str, thread
     assert "killed by signal" in str(caught.value)
 
 
+def test_workers_that_die_before_any_sample_end_the_pass_after_three_tries(tmp_path: Path) -> None:
+    def init(worker: int) -> None:
+        if len(list(tmp_path.iterdir())) < 12:  # else nobody would ever end this
+            (tmp_path / str(os.getpid())).touch()
+            os._exit(9)
+
+    loader = DataLoader(Range(9), num_workers=2, worker_init_fn=init, on_worker_death="restart")
+    with within(60), over(loader) as iterator, pytest.raises(WorkerError, match="at no sample, as were workers before"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("dispatch", ["batch", "chunk"])
+def test_a_new_worker_is_asked_for_as_much_as_the_others_and_knows_as_much(dispatch: str, tmp_path: Path) -> None:
+    data: Any = Dies(Big(60, 3000), {21}, "SIGKILL", tmp_path)
+    data.pure = True
+    loader = DataLoader(data, 3, num_workers=2, prefetch_factor=3, dispatch=dispatch, on_worker_death="restart")
+    with within(60):
+        iterator: Any = iter(loader)
+        executor = iterator._batches.executor
+        assert [int(batch[0, 0]) for batch in iterator] == list(range(0, 60, 3))
+        assert loader.stats()["restarts"] == 1
+        assert executor.pool.load == [0, 0]
+        assert executor._plan.misfits == 0, "it was told what rows look like"
+
+
 def test_restart_keeps_what_the_consumer_holds(tmp_path: Path) -> None:
     """A new worker maps the same memory: batches that are held stay as they are."""
     loader = DataLoader(Dies(Big(24), {8, 15}, "SIGKILL", tmp_path), 2, num_workers=2, on_worker_death="restart")

@@ -79,6 +79,24 @@ def test_a_persistent_iterator_is_taken_over() -> None:
             assert [int(batch) for batch in new] == list(range(30))
 
 
+def test_a_pass_that_is_left_gives_its_slots_back() -> None:
+    loader = DataLoader(Big(24), 2, num_workers=2, persistent_workers=True)
+    with within(60), loader:
+        for batch in loader:
+            del batch
+        for _ in range(6):
+            left: Any = iter(loader)
+            next(left)
+            time.sleep(0.03)  # until others are made
+            next(left)
+            del left
+        iterator: Any = iter(loader)
+        pool = iterator._batches.executor.pool
+        for batch in iterator:
+            del batch
+        assert pool.batches == {}
+
+
 def test_data_sets_that_cannot_be_forked_are_not() -> None:
     assert multiprocessing.get_start_method() == "fork"
     with within(60):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pack_support import assert_same
 from process_support import KINDS, Pair, Samples, Triple
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from penstock import DataLoader
 from penstock.loader.arena import Rows, collating_into
@@ -276,3 +276,24 @@ def test_what_fails_fails_as_in_one_process(name: str) -> None:
         return found
 
     assert run(executor="process", num_workers=2, dispatch="chunk") == run(executor="inline")
+
+
+class Who(Dataset[int]):
+    """Which worker makes a sample."""
+
+    pure = True
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        info = get_worker_info()
+        assert info is not None
+        return info.id
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [2, 3])
+def test_each_worker_makes_a_chunk_of_the_first_batch(workers: int) -> None:
+    loader = DataLoader(Who(), 6, num_workers=workers, dispatch="chunk")
+    assert next(iter(loader)).tolist() == [number for number in range(workers) for _ in range(6 // workers)]

@@ -763,3 +763,34 @@ def _do(step: str, one: Consumer, other: Consumer, arguments: list[Any]) -> None
         one.reader.set_epoch(arguments[0])
     else:
         one.reader.choose(one.reader.plan.read(other.state()), loaded=True)
+
+
+class Noting(BatchEpochPlan):
+    """Batches of one sample; notes how many were drawn."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+        self.drawn = 0
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Any:
+        for number in range(self.batches):
+            self.drawn += 1
+            yield [number], np.array([number])
+
+    def cursor(self, count: int) -> Cursor:
+        return Cursor(consumed=count)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3, 4, 10])
+def test_the_last_batch_is_drawn_when_it_is_asked_for(batches: int) -> None:
+    """A plan may move the user's generator with its last batch."""
+    plan, had = Noting(batches), 0
+    for lists, positions in plan.blocks():
+        had += len(lists)
+        assert positions[:, 0].tolist() == [number for (number,) in lists]
+        assert plan.drawn == had
+        assert len(lists) == 1 or had < batches, "the last one comes by itself"
+    assert had == batches
