@@ -130,6 +130,17 @@ def test_large_batches_without_a_slot_are_not_begun_by_the_dozen(how: dict[str, 
     assert max(depths) == 4
 
 
+@pytest.mark.clock
+def test_the_first_batch_of_a_later_pass_waits_for_few_others() -> None:
+    loader = DataLoader(Small(), 4, num_workers=2)
+    for _ in range(2):
+        iterator: Any = iter(loader)
+        assert iterator._batches.depth == 4
+        next(iterator)
+        while iterator._batches.depth <= 8:
+            next(iterator)
+
+
 @pytest.mark.parametrize("happens", ["", "raise", "shape"])
 @pytest.mark.parametrize("dispatch", ["auto", "batch"])
 def test_the_same_batches_as_inline(happens: str, dispatch: str) -> None:

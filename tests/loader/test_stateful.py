@@ -425,3 +425,21 @@ class LambdaStream(PlainStream):
 def test_a_state_that_cannot_be_pickled_is_an_error_of_its_first_batch() -> None:
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError), match="pickle"):
         list(ps.DataLoader(LambdaStream(4), num_workers=1))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_state_holds_no_beginning_of_an_earlier_pass() -> None:
+    """Workers that persist tell where they began passes that were left at once, too."""
+
+    class Passes(StatefulStream):
+        def __iter__(self) -> Iterator[Any]:
+            self.epochs += 1
+            return super().__iter__()
+
+    with ps.DataLoader(Passes(24), 2, num_workers=2, persistent_workers=True) as loader:
+        for _ in range(5):
+            left = iter(loader)
+            del left
+        next(iter(loader))
+        workers = loader.state_dict()["workers"]["workers"]
+        assert [workers[name]["snapshot"]["dataset"]["epochs"] for name in ("0", "1")] == [6, 6]

@@ -22,10 +22,11 @@ from torch.utils.data import get_worker_info
 from window_support import Each, each, inline
 from window_support import threads as in_threads
 
-from penstock.loader.executors.base import Executor
+from penstock.errors import WorkerError
+from penstock.loader.executors.base import Done, Executor
 from penstock.loader.executors.thread_pool import ThreadPool
 from penstock.loader.fetch import Fetch
-from penstock.loader.messages import BatchRequest, BatchResult
+from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 
 
 def requests(n: int, size: int) -> Iterator[BatchRequest]:
@@ -304,6 +305,56 @@ class _Silent(Executor):
 
     def drop(self, pending: Any) -> None:
         pass
+
+
+class _Streams(_Silent):
+    """Three streams, two of which are empty."""
+
+    workers = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def submit(self, batches: Any, worker: int) -> list[Any]:
+        self.asked.append(worker)
+        for batch in batches:
+            batch.ended = worker < 2
+        return [Done(batch) for batch in batches]
+
+    def collect(self, batch: Any, number: int) -> BatchResult:
+        return BatchResult(batch.number, BatchMetrics(), number)
+
+
+def test_streams_that_have_ended_are_not_asked_again() -> None:
+    executor = _Streams()
+    assert [result.batch for result in each(requests(6, 1), executor, turns=True, stream=True)] == [2, 3, 4, 5]
+    assert executor.asked == [0, 1, 2, 2, 2, 2]
+
+
+class _Interrupted(_Silent):
+    """Interrupted while it waits, which does no harm; and then at work, which may."""
+
+    def choose(self, workers: Any, share: int | None) -> Any:
+        if self.waits:
+            raise KeyboardInterrupt
+
+    def wait(self, deadline: float | None) -> None:
+        self.waits += 1
+        self.waiting = True
+        raise KeyboardInterrupt
+
+    def abort(self) -> None:
+        pass
+
+
+def test_after_an_interruption_at_work_nothing_is_handed_out() -> None:
+    batches = each(requests(4, 2), _Interrupted(), turns=False, stream=False)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    with pytest.raises(WorkerError, match="was interrupted"):
+        next(batches)
 
 
 def test_a_time_out_comes_at_the_deadline() -> None:
