@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from faults_support import (
     within,
 )
 from pairwise import pairwise
+from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock import DataLoader
 from penstock.errors import WorkerError
@@ -255,6 +256,38 @@ def test_workers_that_die_before_any_sample_end_the_pass_after_three_tries(tmp_p
     loader = DataLoader(Range(9), num_workers=2, worker_init_fn=init, on_worker_death="restart")
     with within(60), over(loader) as iterator, pytest.raises(WorkerError, match="at no sample, as were workers before"):
         next(iterator)
+
+
+def test_a_new_worker_is_not_where_the_one_before_it_died(tmp_path: Path) -> None:
+    def init(worker: int) -> None:
+        if any(tmp_path.iterdir()):
+            os._exit(9)
+
+    loader = DataLoader(
+        Dies(Range(9), {5}, "SIGKILL", tmp_path), num_workers=1, worker_init_fn=init, on_worker_death="restart"
+    )
+    with within(60), over(loader) as iterator, pytest.raises(WorkerError, match=r"exit code 9\. It was at no sample"):
+        list(iterator)
+
+
+class Uneven(IterableDataset[int]):
+    """Two items of worker 0, and twenty of the other one."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        yield from range(20 if info.id else 2)
+
+
+def test_a_worker_that_died_behind_its_last_item_is_there_in_the_next_pass() -> None:
+    loader = DataLoader(Uneven(), num_workers=2, persistent_workers=True)
+    with within(60), loader:
+        for _ in range(2):
+            iterator: Any = iter(loader)
+            found = [int(next(iterator)) for _ in range(8)]
+            os.kill(iterator._workers[0].pid, signal.SIGKILL)
+            time.sleep(0.05)
+            assert sorted([*found, *map(int, iterator)]) == sorted([0, 1, *range(20)])
 
 
 @pytest.mark.parametrize("dispatch", ["batch", "chunk"])

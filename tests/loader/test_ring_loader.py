@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from process_support import Frames
+from torch.utils.data import Dataset
 
 from penstock import DataLoader
 
@@ -57,3 +59,23 @@ def test_every_slot_holds_what_is_held() -> None:
             if held:
                 held.pop(int(random.integers(0, len(held))))
         assert all((kept == value % 251).all() for value, kept in held)
+
+
+class Shrinking(Dataset[Any]):
+    """Four large samples, and then numbers."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(300_000) if index < 4 else index
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_batches_that_need_no_slot_give_theirs_back() -> None:
+    loader = DataLoader(Shrinking(), 2, num_workers=2)
+    iterator: Any = iter(loader)
+    ring = iterator._batches.executor.pool.ring
+    for batch in iterator:
+        del batch
+    assert ring.has_free
