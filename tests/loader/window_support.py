@@ -19,7 +19,7 @@ class Each:
 
     def __init__(self, window: Window) -> None:
         self.window = window
-        self.ready, self.close, self.end = window.ready, window.close, window.end
+        self.close, self.end = window.close, window.end
         self.number, self.worker = -1, 0
 
     def __iter__(self) -> Each:

@@ -50,11 +50,12 @@ class ResultIterator(Protocol):
     def first_states(self) -> dict[int, Snapshot]:
         """Snapshots of users' objects right after their beginning, see `Window`."""
 
+    @property
+    def ready_when_asked(self) -> int:
+        """Batches that were made and not handed out when the consumer asked last."""
+
     def next(self) -> BatchResult:
         """Return the next batch, or as `BatchResult.error` what was raised in its place."""
-
-    def ready(self) -> int:
-        """Return how many batches are made and not handed out."""
 
     def close(self) -> None:
         """Want nothing more, as the consumer says."""
@@ -195,7 +196,6 @@ class DataLoaderIter:
         if self.renewed is not None and (other := self.renewed()) is not None:
             self._become(other)
         start = perf_counter()
-        ready = self._batches.ready()
         try:
             result = self._batches.next()
         except StopIteration:
@@ -220,7 +220,8 @@ class DataLoaderIter:
                 raise failure
             finally:
                 del failure  # its traceback holds this frame
-        self._statistics.delivered(result, size_of(result.batch), perf_counter() - start, ready, self._batches.depth)
+        batches, wait = self._batches, perf_counter() - start
+        self._statistics.delivered(result, size_of(result.batch), wait, batches.ready_when_asked, batches.depth)
         self._states.begun(self._batches.first_states)
         self._states.delivered(result)
         self.progress.delivered(result.number)

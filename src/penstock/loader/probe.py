@@ -117,14 +117,14 @@ class Probe:
             plan = itertools.repeat(BatchRequest([], [])) if self.stream else iter(requests)
             batches = engine.start(Run(plan, fetcher, None, _SEED, lambda worker: None, 0))
             while True:
-                asked, ready = time.perf_counter(), batches.ready()
+                asked = time.perf_counter()
                 try:
                     result = batches.next()
                 except StopIteration:
                     return
                 if result.error is not None:
                     raise result.error
-                arrival = Arrival(result, asked, time.perf_counter(), ready)
+                arrival = Arrival(result, asked, time.perf_counter(), batches.ready_when_asked)
                 del result  # its slot is free when the consumer lets go of it
                 yield arrival
                 del arrival

@@ -126,9 +126,10 @@ class TunedBatches:
         """None: nobody has a state of its own."""
         return {}
 
-    def ready(self) -> int:
-        """Batches that are made and not handed out."""
-        return self._batches.ready()
+    @property
+    def ready_when_asked(self) -> int:
+        """Batches that were made and not handed out when the consumer asked last."""
+        return self._batches.ready_when_asked
 
     @property
     def processes(self) -> list[Any] | None:

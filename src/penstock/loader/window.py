@@ -68,6 +68,7 @@ class Window:
     Attributes:
         first_states: snapshots of users' objects right after their beginning, by worker: of those that have a state.
             Complete once a batch is handed out; whoever has noted them takes them out.
+        ready_when_asked: batches that were made and not handed out when the consumer asked last.
 
     `close` and `end` may be called in any thread, while another one waits for a batch, too.
     """
@@ -90,11 +91,12 @@ class Window:
         self._begun: dict[int, Snapshot | None] = {}  # first snapshots, until a batch is handed out
         self._waits_for_begun = executor.tells_begin
         self.first_states: dict[int, Snapshot] = {}
+        self.ready_when_asked = 0
         with executor.turn():
             if executor.depth:
                 self._fill()
-            self._take_in(executor.arrived())
-            if len(self._begun) == executor.workers:
+            else:  # what makes each batch when it is asked for has begun its pass by now
+                self._take_in(executor.arrived())
                 self._note_first_states()
 
     # For the consumer.
@@ -126,16 +128,6 @@ class Window:
             raise answer
         finally:
             del answer  # its traceback holds this frame
-
-    def ready(self) -> int:
-        """Return how many batches are made and not handed out."""
-        try:
-            with self.executor.turn():
-                self._take_in(self.executor.arrived())
-        except BaseException as broken:  # as above: a report may be lost
-            self._break_off(broken)
-            raise
-        return self._ready
 
     @property
     def depth(self) -> int:
@@ -176,7 +168,9 @@ class Window:
         turn, news, waited = executor.turn(), None, False
         while True:
             with turn:
-                if waited and not executor.over:
+                if not waited:
+                    self._look()
+                elif not executor.over:
                     self._take_in(executor.receive(news))
                 if self._why is not None or executor.over:
                     return self._end_early()
@@ -193,6 +187,12 @@ class Window:
                 if waited and deadline is not None and time.monotonic() >= deadline:
                     return self._late()
             news, waited = executor.wait(deadline), True
+
+    def _look(self) -> None:
+        """Note what has come while the consumer was busy. With nothing open, workers may have ended rightly."""
+        if self._open and not self.executor.over:
+            self._take_in(self.executor.arrived())
+        self.ready_when_asked = self._ready
 
     def _end_early(self) -> WorkerError:
         """Hand out nothing more: a worker has died, or another thread has ended them all."""

@@ -152,7 +152,7 @@ class Executor(ABC):
         """Hear that nothing more will be asked for: the last batch is being handed out."""
 
     def arrived(self) -> list[Event]:
-        """Return what has come since, if that is known without a system call."""
+        """Return what has come since, without waiting; the consumer has just asked."""
         return []
 
     @abstractmethod

@@ -139,6 +139,10 @@ class ProcessExecutor(Executor):
 
     # Answers.
 
+    def arrived(self) -> list[Event]:
+        """Return what has come since."""
+        return self.receive(self.pool.wait(0.0))
+
     def wait(self, deadline: float | None) -> list[tuple[int, int]]:
         """Wait for answers, and for the end of a worker."""
         return self.pool.wait(deadline)

@@ -185,8 +185,6 @@ class RayExecutor(Executor):
 
     def arrived(self) -> list[Event]:
         """Return what has come since; the consumer has just asked."""
-        if self.check() is not None:
-            return []  # what comes is a newer pass's
         events = self.receive(self._actors.wait(0))
         self._actors.waiting = False
         self._asked = time.monotonic()
