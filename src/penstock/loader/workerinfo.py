@@ -157,7 +157,9 @@ def seed_worker(base_seed: int, number: int) -> None:
         number: of the worker.
     """
     random.seed(base_seed + number)
-    torch.manual_seed(base_seed + number)
+    # Where torch knows of accelerators, their seeding is put off together with a traceback, which takes milliseconds.
+    seed_torch = torch.default_generator if torch.accelerator.current_accelerator() is None else torch
+    seed_torch.manual_seed(base_seed + number)
     # NumPy gets words of its own, or its generator and Python's, which are the same kind, would be one stream.
     words = np.random.SeedSequence([number, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]).generate_state(4)
     np.random.seed(words)
