@@ -108,7 +108,7 @@ def test_quick_demo(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), *([(signal.SIGTERM, 143)] if FULL else [])])
 def test_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-m", "penstock", "demo", "--quick", "--out", str(tmp_path / "out")]
     demo = subprocess.Popen(command, cwd=tmp_path, env=PLAIN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

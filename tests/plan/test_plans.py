@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from interpreter_support import FULL
 from plan_cases import BATCHES, CASES, SAMPLES, Case, N, Told
 
 from penstock.errors import SamplerError, StateError
@@ -726,7 +727,10 @@ steps = st.one_of(
 
 @pytest.mark.parametrize("make", PROGRAMS, indirect=True)
 @given(program=st.lists(steps, max_size=9))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=100 if FULL else 20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_random_programs_of_two_readers(make: Maker, program: list[Any]) -> None:
     told = make()
     both = [Consumer(make, told.plan) for _ in range(2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -11,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 from browser_support import BROWSER, DARK, browse
+from interpreter_support import FULL
 from report_support import made_up
 
 from penstock.profiling import Profile, report
@@ -90,8 +92,9 @@ def test_settings_have_a_line_for_each_executor() -> None:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 class TestBrowser:
-    @pytest.mark.parametrize("scheme", ["light", "dark"])
-    @pytest.mark.parametrize("width", [1160, 400])
+    @pytest.mark.parametrize(
+        ("width", "scheme"), itertools.product([1160, 400], ["light", "dark"]) if FULL else [(400, "dark")]
+    )
     def test_screenshot(self, tmp_path: Path, scheme: str, width: int) -> None:
         page = tmp_path / "report.html"
         page.write_text(report(made_up()))
