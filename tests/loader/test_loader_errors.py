@@ -406,3 +406,29 @@ def test_a_batch_that_cannot_be_pinned_is_an_error_in_its_place() -> None:
         next(iterator)
     assert [next(iterator), next(iterator)] == [4, 16]
     assert loader.stats()["failed_batches"] == 1
+
+
+class NeverBegins(Stream):
+    def __iter__(self) -> Iterator[int]:
+        raise LookupError("no stream today")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_that_cannot_begin_is_an_error_of_each_worker_and_then_the_end(workers: int) -> None:
+    with DataLoader(NeverBegins(9), 2, num_workers=workers) as loader:
+        iterator = iter(loader)
+        for _ in range(workers):
+            with pytest.raises(LookupError, match="no stream today"):
+                next(iterator)
+        assert list(iterator) == []
+
+
+class Lengths(Squares):
+    def __getitem__(self, index: Any) -> int:
+        return len(index)
+
+
+def test_indices_that_no_pipe_takes_at_once_are_sent_while_waiting() -> None:
+    sampler = ["x" * (number << 20) for number in range(1, 9)]
+    with DataLoader(Lengths(9), 1, sampler=sampler, num_workers=1, collate_fn=list, timeout=60) as loader:
+        assert list(loader) == [[number << 20] for number in range(1, 9)]
