@@ -13,6 +13,7 @@ import pytest
 import scipy  # its parts are imported when they are named
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from interpreter_support import FULL
 
 from penstock.errors import OrderError
 from penstock.hashing import derive_key, mix, mix_array, splitmix64
@@ -136,7 +137,7 @@ def test_memory_does_not_depend_on_n() -> None:
 # Randomness.
 
 
-@pytest.mark.parametrize("n", [4, 5])
+@pytest.mark.parametrize("n", [4, 5] if FULL else [4])
 def test_all_permutations_are_equally_frequent(n: int) -> None:
     keys = 24_000 if n == 4 else 36_000
     seen = [tuple(Permutation(n, derive_key(5, k))[np.arange(n)].tolist()) for k in range(keys)]
@@ -164,7 +165,7 @@ def test_every_position_gets_every_element_small(n: int, keys: int) -> None:
     assert 0.001 < scipy.stats.chi2.sf(statistic, (n - 1) ** 2) < 0.999
 
 
-@pytest.mark.parametrize("n", [4099, 65_536, 1_000_003, 2**32 + 15, 10**15])
+@pytest.mark.parametrize("n", [4099, 65_536, 1_000_003, 2**32 + 15, 10**15] if FULL else [4099, 2**32 + 15])
 def test_every_position_gets_every_part_large(n: int) -> None:
     """The Feistel range: the image of an index over many keys is spread evenly over 64 parts."""
     keys, index = 6400, np.array([0, 1, 2, n // 3, n // 2, n - 2, n - 1])
