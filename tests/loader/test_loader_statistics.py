@@ -123,6 +123,18 @@ def test_a_bound_on_memory_shows_in_the_queue() -> None:
     assert queue["depth"] <= 3
 
 
+class Texts(Squares):
+    def __getitem__(self, index: int) -> Any:
+        return str(index % 10) * 100_000
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_objects_count_for_the_bound_on_memory(executor: str) -> None:
+    with make(executor, Texts(200), prefetch_factor=3, collate_fn=list, max_bytes_in_flight=2_100_000) as loader:
+        assert len(list(loader)) == 20
+        assert loader.stats()["queue"]["depth"] <= 3
+
+
 def test_threads_in_one_child_count_as_the_workers_that_were_asked_for() -> None:
     class Releases(Staged):
         releases_gil = True

@@ -18,6 +18,7 @@ from penstock.loader.exceptions import rebuild
 from penstock.loader.executors.base import Began, Done, Event, Executor, Lost, PendingBatch
 from penstock.loader.executors.process.assembly import Assembly, Plan, ProcessBatch
 from penstock.loader.executors.process.assign import Assigner
+from penstock.loader.executors.process.pack import SMALL
 from penstock.loader.executors.process.pool import Pool
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
@@ -103,7 +104,11 @@ class ProcessExecutor(Executor):
         light, ring = self._plan.light and self._one_was_had, self.pool.ring  # the first batch is waited for
         if light and not ring.slot_bytes and config.max_bytes_in_flight is None:
             return config.light  # none has needed a slot
-        return min(config.light if light else config.depth, ring.in_flight)
+        most = min(config.light if light else config.depth, ring.in_flight)
+        limit, beside = config.max_bytes_in_flight, self._plan.message_bytes
+        if limit is not None and beside > SMALL:  # pickled objects lie in no slot
+            most = min(most, max(1, limit // (ring.slot_bytes + beside)))
+        return most
 
     def has_room(self, pending: int) -> bool:
         """Return whether there is a slot for one more: unwanted batches of an earlier pass may have all."""
