@@ -189,8 +189,8 @@ class Window:
             news, waited = executor.wait(deadline), True
 
     def _look(self) -> None:
-        """Note what has come while the consumer was busy. With nothing open, workers may have ended rightly."""
-        if self._open and not self.executor.over:
+        """Note what has come while the consumer was busy. Behind the last batch, workers may have ended rightly."""
+        if (self._open or not self._requests.over) and not self.executor.over:
             self._take_in(self.executor.arrived())
         self.ready_when_asked = self._ready
 
