@@ -283,6 +283,7 @@ class Halts(Pure):
 
 @pytest.mark.parametrize("at", [1, 3, 6, 9])
 def test_close_while_another_thread_waits_in_any_segment(at: int) -> None:
+    others = set(threading.enumerate())
     loader = scripted(DataLoader(Halts(42, at), 2, num_workers="auto", dispatch="batch"), [P2, T2, P1], [2, 2, 2])
     had: list[Any] = []
     more, ends = threading.Semaphore(0), []
@@ -303,7 +304,7 @@ def test_close_while_another_thread_waits_in_any_segment(at: int) -> None:
     loader.close()
     consumer.join(40)
     LET_GO.set()  # threads end in their own time
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - others:
         if thread.name.startswith("penstock-worker"):
             thread.join(40)
     LET_GO.clear()
@@ -413,7 +414,9 @@ def test_what_is_assigned_ends_the_tuning() -> None:
     loader = scripted(pure(num_workers="auto"), [P1, P2], [2])
     with loader:
         assert same(loader, pure())
-        assert loader.num_workers == 2
+        loader.set_epoch(0)
+        assert same(loader, pure())  # where one worker was so quick that no other was worth it, the choice is taken here
+        assert (type(loader.num_workers), loader.num_workers) == (int, 2)
         loader.executor = "thread"
         loader.set_epoch(0)
         assert same(loader, pure())
