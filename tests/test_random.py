@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import multiprocessing
 import pickle
+import sys
 import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -20,7 +23,16 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import ConfigError, OrderError
-from penstock.random import generator_from_key, in_sample, load_each, sample_key, sample_keys, sample_scope
+from penstock.random import (
+    call_in_scope,
+    current_key,
+    generator_from_key,
+    in_sample,
+    load_each,
+    sample_key,
+    sample_keys,
+    sample_scope,
+)
 
 T = TypeVar("T")
 
@@ -192,6 +204,30 @@ def test_outside_of_samples_it_follows_torchs_global_generator() -> None:
         ps.generator().random()
         assert torch.equal(before, torch.get_rng_state()), "inside of samples torch's is left alone"
     assert np.array_equal(legacy, np.random.get_state()[1])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("place", range(7))
+def test_a_scope_ends_wherever_a_signal_comes(place: int) -> None:
+    """A handler runs where a function begins, among other places."""
+    calls = itertools.count()
+
+    def trace(frame: Any, event: str, arg: Any) -> None:
+        if frame.f_code.co_filename == sample_scope.__exit__.__code__.co_filename and next(calls) == place:
+            raise KeyboardInterrupt
+
+    def in_another(_: None) -> None:
+        with sample_scope(7):
+            pass
+
+    with sample_scope(5):
+        for key, load in ((None, in_another), (6, lambda _: current_key())):
+            sys.settrace(trace)
+            with suppress(KeyboardInterrupt):
+                call_in_scope(key, load, None)
+            sys.settrace(None)
+            assert current_key() == 5
+    assert not in_sample()
+    assert next(calls) > place
 
 
 def test_generators_travel_and_have_children() -> None:

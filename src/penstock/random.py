@@ -30,6 +30,7 @@ from penstock.errors import ConfigError
 from penstock.hashing import derive_key, mix, mix_array, splitmix64
 
 __all__ = [
+    "call_in_scope",
     "current_key",
     "generator",
     "generator_from_key",
@@ -152,6 +153,22 @@ class sample_scope:
 
     def __exit__(self, *exc: object) -> None:
         self._scope.key, self._scope.generator = self._before
+
+
+def call_in_scope(key: int | None, function: Callable[[R], T], argument: R) -> T:
+    """``function(argument)`` in the scope of a sample (None: in that which is there), which ends whatever happens.
+
+    A signal's handler may run where `sample_scope.__exit__` begins, and an error of it, Ctrl-C above all, would leave
+    this thread in the scope. Here nothing is called at the end.
+    """
+    scope = _here.scope
+    before = scope.key, scope.generator
+    try:
+        if key is not None:
+            scope.move(key)
+        return function(argument)
+    finally:
+        scope.key, scope.generator = before
 
 
 def show_samples(board: memoryview | None) -> None:

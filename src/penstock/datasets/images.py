@@ -27,7 +27,7 @@ from penstock.images.transforms import Compose
 from penstock.manifest import Manifest, Record
 from penstock.manifest.classes import HasClasses, unknown_classes
 from penstock.plan.share import MiniEpoch
-from penstock.random import in_sample, load_each, sample_scope
+from penstock.random import call_in_scope, in_sample, load_each
 from penstock.sources.batched import BatchedDataset, StreamDataset
 from penstock.storage import Storage, is_remote
 
@@ -274,9 +274,7 @@ class _ImageStream(HasClasses, StreamDataset):
 
     def __iter__(self) -> Iterator[Item]:
         for key, record in self.source.iter_records():
-            with sample_scope(key):
-                item = self.load(record)
-            yield item
+            yield call_in_scope(key, self.load, record)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_THE_SOURCE:

@@ -19,7 +19,7 @@ from penstock.order.permutation import Indices, normalise
 from penstock.plan.cursor import State
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.source import Source
-from penstock.random import in_sample, load_each, sample_scope
+from penstock.random import call_in_scope, in_sample, load_each
 from penstock.sources.batched import BatchedDataset
 
 __all__ = ["SourceDataset", "ViewReader"]
@@ -152,8 +152,7 @@ class SourceDataset(BatchedDataset):
             return self._items([record])[0]
         if in_sample():
             return self.load(record)
-        with sample_scope(view.key(position)):
-            return self.load(record)
+        return call_in_scope(view.key(position), self.load, record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the items at several indices at once, which is how a loader should ask for them."""

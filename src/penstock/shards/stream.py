@@ -23,7 +23,7 @@ from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION, make_order
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int, read_ints
 from penstock.plan.stream import ResumableDataset, Stream
-from penstock.random import sample_key, sample_scope
+from penstock.random import call_in_scope, sample_key
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.decode import chained
@@ -255,8 +255,7 @@ class _Loaded(Stream):
         sample = next(self._samples)
         text = f"{os.path.basename(sample[URL])}\n{sample[KEY]}".encode("utf-8", "surrogateescape")
         key = sample_key(self._samples.part.seed, self._samples.part.epoch, xxhash.xxh3_64_intdigest(text) >> 2)
-        with sample_scope(key):
-            return self._load(sample)
+        return call_in_scope(key, self._load, sample)
 
     def cursor(self) -> State:
         return self._samples.cursor()

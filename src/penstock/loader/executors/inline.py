@@ -11,6 +11,7 @@ from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.stream import StreamFetch
 from penstock.plan.opening import Told
+from penstock.random import call_in_scope
 
 __all__ = ["InlineExecutor"]
 
@@ -61,11 +62,14 @@ class InlineExecutor(Executor):
         return events
 
     def _make(self, batch: PendingBatch) -> BatchResult:
-        """Return the batch, or what was raised in its place.
+        """Return the batch, or what was raised in its place; no scope of its samples is left.
 
         Raises:
             Exception: of a signal handler that struck meanwhile.
         """
+        return call_in_scope(None, self._made, batch)
+
+    def _made(self, batch: PendingBatch) -> BatchResult:
         metrics = BatchMetrics()
         try:
             with preserved_generators() if self._seeds else nullcontext():
