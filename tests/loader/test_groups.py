@@ -123,7 +123,7 @@ def test_groups_there_are(how: dict[str, Any]) -> None:
         assert loader.state_dict()["sampler"]["consumed"] < MANY // 2, "none that other tests would see"
 
 
-@pytest.mark.parametrize("how", [{}, {"collate_fn": list}])
+@pytest.mark.parametrize("how", [{}, {"collate_fn": list}, {"dispatch": "chunk"}], ids=str)
 def test_large_batches_without_a_slot_are_not_begun_by_the_dozen(how: dict[str, Any]) -> None:
     iterator: Any = iter(DataLoader(Files(), 4, num_workers=2, **how))
     depths = {iterator._batches.depth for _, _ in zip(range(100), iterator, strict=False)}

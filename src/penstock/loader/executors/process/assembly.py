@@ -54,7 +54,7 @@ class Plan:
         self.misfits = 0
         self.sample_seconds = 0.0  # of work on one sample, smoothed
         self.sized = False  # whether it is known how large batches are
-        self.message_bytes = 0  # of the largest answer so far, beside what lies in its slot
+        self.message_bytes = 0  # of the largest batch's answers so far, beside what lies in its slot
         self.light = False  # whether batches are small and little work, so that many of them may be in flight
         self.group = 1  # batches that are handed over together, where handing over costs more than making
 
@@ -74,7 +74,7 @@ class Part:
 class ProcessBatch(PendingBatch):
     """A batch in the making."""
 
-    __slots__ = ("beside", "metrics", "missing", "parts", "run", "slot", "value")
+    __slots__ = ("beside", "message_bytes", "metrics", "missing", "parts", "run", "slot", "value")
 
     def __init__(self, number: int, request: BatchRequest, run: int, slot: Slot | None) -> None:
         super().__init__(number, request)
@@ -84,6 +84,7 @@ class ProcessBatch(PendingBatch):
         self.parts: list[Part] = []
         self.beside: dict[int, list[Any]] = {}  # buffers that came beside the answers, by part
         self.value: Any = None  # chunks that came through the pipe, put together
+        self.message_bytes = 0  # of all answers
         self.missing = 0
 
 

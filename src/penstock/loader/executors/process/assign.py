@@ -111,7 +111,7 @@ class Assigner:
             batch.parts, batch.missing = batch.parts[:1], 0
             batch.parts[0].answer = "unsent", error
             return
-        batch.missing = len(messages)
+        batch.missing, batch.message_bytes = len(messages), 0
         for part, message in zip(batch.parts, messages, strict=True):
             self._pool.load[part.worker] += 1
             self._pool.post(part.worker, message)

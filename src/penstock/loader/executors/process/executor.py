@@ -168,10 +168,10 @@ class ProcessExecutor(Executor):
         for worker, frame in frames:
             answer = pickle.loads(frame.message)
             answers = answer if type(answer) is list else (answer,)
-            self._plan.message_bytes = max(self._plan.message_bytes, len(frame.message) // len(answers))
+            nbytes = len(frame.message) // len(answers)
             for kind, run, number, index, payload, metrics in answers:
                 if kind != "begun":
-                    events += self._take_in(worker, kind, run, number, index, payload, metrics, frame.buffers)
+                    events += self._take_in(worker, kind, run, number, index, payload, metrics, frame.buffers, nbytes)
                 elif run == self._run:
                     events.append(Began(worker, payload))
         for worker in dead:
@@ -179,9 +179,18 @@ class ProcessExecutor(Executor):
         return events
 
     def _take_in(
-        self, worker: int, kind: str, run: int, number: int, index: int, payload: Any, metrics: Any, beside: Any
+        self,
+        worker: int,
+        kind: str,
+        run: int,
+        number: int,
+        index: int,
+        payload: Any,
+        metrics: Any,
+        beside: Any,
+        nbytes: int,
     ) -> list[Event]:
-        """Note an answer of a worker; ``metrics`` packed, or None."""
+        """Note an answer of a worker, of so many bytes; ``metrics`` packed, or None."""
         self.pool.load[worker] -= 1
         batch: ProcessBatch = self.pool.batches[run, number]
         part = batch.parts[index]
@@ -194,12 +203,14 @@ class ProcessExecutor(Executor):
                 batch.metrics.add(BatchMetrics(*metrics))
         if beside:
             batch.beside[index] = beside
+        batch.message_bytes += nbytes
         if kind == "end" and run == self._run:
             batch.ended = True
             self._ended.add(worker)
             self._wanted.pop(number, None)
         if batch.missing:
             return []
+        self._plan.message_bytes = max(self._plan.message_bytes, batch.message_bytes)
         if self._wanted.get(number) is not batch:
             self._assembly.give_back(batch)
         elif not self._assembly.fits_together(batch):
@@ -244,7 +255,7 @@ class ProcessExecutor(Executor):
         if self._plan.stream and worker in self._ended:
             events: list[Event] = []
             for batch, _ in lost:  # there was no more to come from it
-                events += self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [])
+                events += self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [], 0)
             return events
         why = f"{self.pool.obituary(worker)} It was {self._whereabouts(worker)}"
         mine: list[PendingBatch] = [batch for batch, _ in lost if self._wanted.get(batch.number) is batch]
