@@ -29,7 +29,7 @@ import torch
 from penstock.errors import ManifestIOError
 from penstock.hashing import mix
 from penstock.manifest import Manifest, Record
-from penstock.manifest.indices import as_arrow
+from penstock.manifest.indices import as_arrow, as_numpy
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch
 from penstock.progress import progress_bar
@@ -240,7 +240,7 @@ def _read(mapped: mmap.mmap, key: int) -> Gathered | None:
         empty = np.empty(0, dtype=np.int64)
         return Gathered(pa.RecordBatch.from_pylist([], schema=reader.schema), empty, empty)
     batch = reader.get_batch(0)
-    return Gathered(batch.drop_columns([_AT, _ROW]), batch.column(_AT).to_numpy(), batch.column(_ROW).to_numpy())
+    return Gathered(batch.drop_columns([_AT, _ROW]), as_numpy(batch.column(_AT)), as_numpy(batch.column(_ROW)))
 
 
 def _anonymous_file() -> BinaryIO:

@@ -30,6 +30,7 @@ from penstock.errors import ConfigError, ImageError, ManifestError, StateError
 from penstock.images.decode import image_size
 from penstock.images.threads import map_blocks
 from penstock.manifest import Manifest
+from penstock.manifest.indices import as_numpy
 from penstock.storage import io_error, write_atomically
 
 __all__ = ["MAX_ERRORS", "SizeError", "Sizes", "measure", "sizes_path", "write_sizes"]
@@ -182,9 +183,7 @@ def _mapped(column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
     """A column as an array over the mapped file. Our files have one batch, or none when the manifest is empty."""
     if column.num_chunks == 0:
         return np.zeros(0, np.int32)
-    array: npt.NDArray[np.int32] = (
-        column.combine_chunks().to_numpy() if column.num_chunks > 1 else (column.chunk(0).to_numpy())
-    )
+    array: npt.NDArray[np.int32] = as_numpy(column.combine_chunks() if column.num_chunks > 1 else column.chunk(0))
     return array
 
 

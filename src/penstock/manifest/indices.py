@@ -13,7 +13,7 @@ from penstock.wording import counted
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Indices", "Rows", "as_arrow", "in_order", "to_rows"]
+__all__ = ["Indices", "Rows", "as_arrow", "as_numpy", "in_order", "to_rows"]
 
 Rows = npt.NDArray[np.int64]
 Indices = Sequence[int] | range | npt.NDArray[np.integer[Any]]
@@ -52,6 +52,16 @@ def as_arrow(rows: Rows) -> pa.Int64Array:
 
     buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
     return pa.Int64Array.from_buffers(pa.int64(), len(rows), [None, buffer])
+
+
+def as_numpy(array: pa.Array) -> npt.NDArray[Any]:
+    """View the numbers of an Arrow array without nulls. Its own method imports pandas, where that is installed."""
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.empty(0, dtype)
+    values: npt.NDArray[Any] = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    values.flags.writeable = False
+    return values
 
 
 def in_order(pieces: list[tuple[Rows, pa.Array]], kind: pa.DataType) -> pa.Array:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError
+from penstock.manifest.indices import as_numpy
 
 __all__ = [
     "as_array",
@@ -135,9 +136,11 @@ def as_array(array: pa.Array) -> Array | None:
         return as_array(array.storage)
     if array.null_count:
         return None
-    if _is_number(kind):
+    if _types.is_boolean(kind):
         found: Array = array.to_numpy(zero_copy_only=False)
         return found
+    if _is_number(kind):
+        return as_numpy(array)
     if not _is_list(kind):
         return None
     if _types.is_fixed_size_list(kind):
