@@ -46,6 +46,10 @@ FORKSERVER = [
 multiprocessing.set_forkserver_preload(FORKSERVER)
 
 
+LARGE = ["test_owners_of_data.py", "test_pack.py", "test_odd_batches.py"]
+"""Modules with tests that import what others do without: tables pandas, nested tensors SymPy and torch's compiler."""
+
+
 def pytest_collection_finish() -> None:
     """What has been imported and collected is no work of the garbage collector: tests for leaks call it often, and in
     workers it would copy every page that they share with this process.
@@ -55,7 +59,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of Ray come last: its gRPC stays in the process, and what is forked after that hangs (see run.py).
+    """Tests of Ray come last: its gRPC stays in the process, and what is forked after that hangs (see run.py). Before
+    them those that import much: what is forked after that has twice the page tables to copy.
 
     What a clock says where others want the same cores is measured again: three times wrong is a failure. So is what the
     marker names: ``clock("did not answer in time")``.
@@ -64,7 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if clock := item.get_closest_marker("clock"):
             late = ["AssertionError", *clock.args]
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=4, only_rerun=late))
-    items.sort(key=lambda item: Path(__file__).parent / "ray" in item.path.parents)
+    places = {name: place for place, name in enumerate(LARGE, 1)}
+    items.sort(key=lambda item: (Path(__file__).parent / "ray" in item.path.parents, places.get(item.path.name, 0)))
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,10 @@ MODULES = {name.removesuffix("__init__").removesuffix("."): path for name, path 
 @cache
 def lazy_names(package: str) -> dict[str, str]:
     """Return the module behind each name that a package imports when it is used."""
-    nodes = list(ast.walk(ast.parse(MODULES[package].read_text())))
+    text = MODULES[package].read_text()
+    if "lazy.names" not in text:
+        return {}
+    nodes = list(ast.walk(ast.parse(text)))
     assigned = {ast.unparse(node.targets[0]): node.value for node in nodes if isinstance(node, ast.Assign)}
     calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy.names"]
     tables = [assigned.get(ast.unparse(call.args[1]), call.args[1]) for call in calls]
@@ -50,10 +53,15 @@ def imports(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "relative imports are not used here"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and _last(node.func) == "import_module":
             yield from (str(value.value) for value in node.args if isinstance(value, ast.Constant))
         else:
             yield from imports(node)
+
+
+def _last(function: ast.expr) -> str:
+    """Return the last word of a name with dots."""
+    return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
 def module_of(name: str) -> str | None:

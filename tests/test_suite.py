@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pairwise import covering, pairwise, product
+from pairwise import covering, each_value, pairwise, product
 
 TESTS = Path(__file__).parent
 CODE = """
@@ -35,7 +35,7 @@ def test_ctrl_c_works_though_a_shell_has_it_ignored() -> None:
     assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
-# Cases of which any two values meet.
+# Cases of which any two values meet, and cases in which each value stands.
 
 AXES: list[list[Any]] = [["inline", "thread", "process"], [1, 2, 5], [False, True], ["a", "b", "c", "d"]]
 
@@ -56,14 +56,35 @@ def test_every_pair_of_values_that_can_meet_meets(allowed: Any) -> None:
     assert few == covering(*AXES, allowed=allowed), "the same cases in every process of a test run"
 
 
+@pytest.mark.parametrize(("allowed", "cases"), [(None, 4), (inline_is_alone, 4)])
+def test_each_value_stands_in_few_cases(allowed: Any, cases: int) -> None:
+    few = covering(*AXES, allowed=allowed, meet=1)
+    assert [set(column) for column in zip(*few, strict=True)] == [set(axis) for axis in AXES]
+    assert set(few) <= set(product(*AXES, allowed=allowed))
+    assert len(few) == cases
+    assert few == covering(*AXES, allowed=allowed, meet=1), "the same cases in every process of a test run"
+
+
+def test_values_of_short_axes_go_round() -> None:
+    few = covering(range(12), "ab", "xy", meet=1)
+    assert [few.count((place, *pair)) for place, pair in enumerate(["ax", "by", "ay", "bx"] * 3)] == [1] * 12
+
+
+def test_a_value_that_is_never_allowed_stands_nowhere() -> None:
+    assert covering([1, 2, 3], "ab", allowed=lambda number, _: number < 3, meet=1) == [(1, "a"), (2, "b")]
+
+
 def test_values_that_are_equal_or_have_no_hash_are_cases_of_their_own() -> None:
     assert covering([{}, {}], [[1], [2]]) == product([{}, {}], [[1], [2]])
 
 
 def test_all_cases_are_run_before_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    for full, chosen in ((False, covering), (True, product)):
+    for full in (False, True):
         monkeypatch.setattr("pairwise.FULL", full)
-        assert pairwise(*AXES, allowed=inline_is_alone) == chosen(*AXES, allowed=inline_is_alone)
+        for choose, meet in ((pairwise, 2), (each_value, 1)):
+            few = covering(*AXES, allowed=inline_is_alone, meet=meet)
+            chosen = product(*AXES, allowed=inline_is_alone) if full else few
+            assert choose(*AXES, allowed=inline_is_alone) == chosen
 
 
 FULL = re.compile(

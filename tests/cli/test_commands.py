@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer.main
 from busy_support import HANG
+from interpreter_support import Popen
 from typer.testing import CliRunner
 
 from penstock.cli.app import app, main
@@ -217,7 +218,8 @@ def test_nobody_reads_the_output(arguments: list[str], folder: Path) -> None:
 def test_interrupted_is_130(tmp_path: Path) -> None:
     program = tmp_path / "slow.py"
     program.write_text("import time\ndef make():\n    print('ready', flush=True)\n    while True: time.sleep(0.05)\n")
-    with penstock("profile", f"{program}:make", stdout=subprocess.PIPE) as process:
+    command = ["-m", "penstock", "profile", f"{program}:make"]
+    with Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)

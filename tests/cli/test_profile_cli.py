@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -15,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 from busy_support import HANG
+from interpreter_support import run
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -53,12 +52,18 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "slowly.py"
 
 
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials may end after a few batches."""
+    monkeypatch.setattr("penstock.profiling.measure._SHORTEST", 0.05)
+
+
 def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["profile", *arguments])
 
 
 def found(*arguments: str) -> dict[str, Any]:
-    result = invoke(*arguments, "--seconds", "0.5", "--json")
+    result = invoke(*arguments, "--seconds", "0.2", "--json")
     assert result.exit_code == 0, (result.output, result.exception)
     parsed: dict[str, Any] = json.loads(result.stdout)
     return parsed
@@ -72,13 +77,22 @@ def failure(*arguments: str) -> str:
 
 class TestPrograms:
     @pytest.mark.clock
-    @pytest.mark.parametrize("target", ["slowly:theirs", "slowly.py:theirs", "slowly:make", "slowly:Box.loader"])
-    def test_loaders(self, program: Path, target: str) -> None:
-        report = found(target)
+    @pytest.mark.parametrize(
+        ("target", "executor"),
+        [
+            ("slowly:theirs", "process"),
+            ("slowly.py:theirs", "thread"),
+            ("slowly:make", "thread"),
+            ("slowly:Box.loader", "thread"),
+        ],
+    )
+    def test_loaders(self, program: Path, target: str, executor: str) -> None:
+        """Processes are what is tried by default."""
+        report = found(target, *(() if executor == "process" else ("--executor", executor)))
         assert report["name"] == target
         assert report["verdict"]["limit"] == "read"
         assert report["batch_size"] == (2 if target.endswith("make") else 4)
-        assert {"inline", "process"} == {trial["setting"]["executor"] for trial in report["trials"]}
+        assert {"inline", executor} == {trial["setting"]["executor"] for trial in report["trials"]}
         read = next(stage for stage in report["stages"] if stage["name"] == "read")
         assert read["again"] >= 0.01
         assert read["ceiling_one_core"] == pytest.approx(1 / read["again"])
@@ -129,8 +143,7 @@ class TestPrograms:
 
     def test_in_a_process_of_its_own(self, program: Path) -> None:
         """The exit code and the one line of an error."""
-        command = [sys.executable, "-m", "penstock", "profile", "slowly:number"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=program.parent, env=os.environ)
+        done = run(["-m", "penstock", "profile", "slowly:number"], timeout=HANG, cwd=program.parent)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("error: slowly:number is a int")
 

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from pairwise import each_value
 from torch.utils.data import DataLoader
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 
@@ -25,8 +26,7 @@ def indices(loader: Any) -> list[int]:
 
 
 class TestIndices:
-    @pytest.mark.parametrize("workers", [0, 1, 2, 5])
-    @pytest.mark.parametrize("shuffle", [False, True])
+    @pytest.mark.parametrize(("workers", "shuffle"), each_value([0, 1, 2, 5], [False, True]))
     def test_the_loop_of_the_original(self, workers: int, shuffle: bool) -> None:
         """Built once; per epoch ``set_epoch``; no sampler."""
         parts: list[list[list[int]]] = []

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from interpreter_support import METHODS
+from interpreter_support import METHODS, run
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from penstock import DataLoader, Manifest, RankDataset
@@ -161,6 +161,20 @@ def test_nothing_is_left_when_the_data_set_goes(tmp_path: Path) -> None:
         assert slices() <= before
     finally:
         gc.enable()
+
+
+def test_rows_are_read_without_pandas(tmp_path: Path) -> None:
+    """pyarrow imports it for the sake of arrays that may be pandas': 50 MiB in every worker."""
+    pytest.importorskip("pandas")
+    as_text(tmp_path)
+    program = (
+        "import sys; from penstock import Manifest, RankDataset\n"
+        "data = RankDataset(Manifest.open(sys.argv[1]), rank=0, world_size=2, shuffle='global', seed=1, preload=True)\n"
+        "assert len([data[3], *data.__getitems__(range(9))]) == 10\n"
+        "print('pandas' in sys.modules)"
+    )
+    done = run(["-c", program, str(tmp_path / "meta.txt")], timeout=100)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -146,13 +146,19 @@ class Dies(Range):
 
 
 class WithGrandchild(Range):
-    """At index 3 the worker leaves a child of its own, and is killed."""
+    """At index 3 the worker leaves a child of its own, whose process id is the name of a file, and is killed."""
+
+    def __init__(self, n: int, folder: Path) -> None:
+        super().__init__(n)
+        self.folder = folder
 
     def __getitem__(self, index: int) -> Any:
         if index == 3:
-            if os.fork() == 0:
-                time.sleep(8)
+            child = os.fork()
+            if child == 0:
+                time.sleep(300)
                 os._exit(0)
+            (self.folder / str(child)).touch()
             by_kill()
         return index
 

@@ -40,7 +40,9 @@ if __name__ == "__main__":
 class Program:
     """A program in a session of its own, whose output goes to files: who inherits a pipe would keep it open."""
 
-    def __init__(self, folder: Path, body: str, how: dict[str, Any], *, by_themselves: bool = False) -> None:
+    def __init__(
+        self, folder: Path, body: str, how: dict[str, Any], *, by_themselves: bool = False, **options: Any
+    ) -> None:
         """With ``by_themselves`` no worker is ended by force when the program has died: it has ten minutes."""
         patience = f"os.environ[{ORPHAN_GRACE_S!r}] = '600'\n" if by_themselves else ""
         path = [str(HERE), str(HERE.parent / "loader"), str(HERE.parent.parent / "src")]
@@ -49,7 +51,9 @@ class Program:
         body = textwrap.indent(textwrap.dedent(body), "    ")
         script.write_text(PROGRAM.format(patience=patience, path=path, how=how, body=body))
         with self._files[0].open("w") as out, self._files[1].open("w") as err:
-            self.process = Popen(["-W", "ignore", str(script)], stdout=out, stderr=err, start_new_session=True)
+            self.process = Popen(
+                ["-W", "ignore", str(script)], stdout=out, stderr=err, start_new_session=True, **options
+            )
 
     def __enter__(self) -> Program:
         return self

@@ -16,7 +16,7 @@ import pytest
 from faults_support import Big, Range, Slow, within
 from interpreter_support import FULL
 from leak_support import wait_gone
-from pairwise import pairwise
+from pairwise import each_value
 from program_support import Program
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -85,7 +85,7 @@ def close_in_a_thread(loader: Any) -> None:
 
 @pytest.mark.parametrize(
     ("how", "persistent", "close", "count"),
-    pairwise(HOW, [False, True], [close_in_a_thread, DataLoader.close], [1, 3, 6]),
+    each_value(HOW, [False, True], [close_in_a_thread, DataLoader.close], [1, 3, 6]),
 )
 def test_a_loop_whose_loader_is_closed_raises_and_the_state_is_where_it_was(
     how: str, persistent: bool, close: Callable[[Any], None], count: int
@@ -289,7 +289,7 @@ def test_close_at_any_moment_of_next(how: str, tmp_path: Path) -> None:
     """
     rng = random.Random(4)
     with within(60):
-        for _ in range(25 if FULL else 10):
+        for _ in range(25 if FULL else 6):
             loader = DataLoader(Range(100_000), 2, persistent_workers=True, **HOW[how])
             files = []
             with consuming(loader) as consumer:
@@ -312,7 +312,7 @@ def test_close_of_threads_at_any_moment() -> None:
     sys.setswitchinterval(1e-6)
     try:
         with within(60):
-            for _ in range(600 if FULL else 200):
+            for _ in range(600 if FULL else 120):
                 loader = DataLoader(Range(100_000), 2, persistent_workers=True, **HOW["thread"])
                 with consuming(loader) as consumer:
                     time.sleep(rng.random() * 0.004)
@@ -330,7 +330,7 @@ def test_what_was_had_before_close_stays_what_it_is(how: str) -> None:
     rng = random.Random(5)
     with within(60):
         loader = DataLoader(Big(60, 20_000), 2, persistent_workers=True, **HOW[how])
-        for _ in range(12 if FULL else 6):
+        for _ in range(12 if FULL else 4):
             with consuming(loader) as consumer:
                 time.sleep(0.03 + rng.random() * 0.03)
                 loader.close()
@@ -351,12 +351,12 @@ def test_loaders_are_closed_while_others_start_workers(tmp_path: Path) -> None:
     body = """
     import random
     from collections import Counter
-    ends, workers, until = Counter(), [], time.monotonic() + 5
+    ends, workers, until = Counter(), [], time.monotonic() + {seconds}
     def run(seed):
         rng = random.Random(seed)
         while time.monotonic() < until:
             try:
-                loader = DataLoader(Range(12), 2, num_workers=4, persistent_workers=True, timeout=30)
+                loader = DataLoader(Range(12), 2, num_workers=2, persistent_workers=True, timeout=30)
                 iterator = iter(loader)
                 had = [next(iterator).tolist() for _ in range(rng.randrange(2))]
                 assert had == [[0, 1]][: len(had)]
@@ -372,7 +372,7 @@ def test_loaders_are_closed_while_others_start_workers(tmp_path: Path) -> None:
     ends.update(worker.exitcode for worker in workers)  # now: each thread waits for children of all of them
     assert list(ends) == [0] and ends[0] > 8, ends  # none had to be killed
     assert not children()
-    """
+    """.replace("{seconds}", "5" if FULL else "2")
     with Program(tmp_path, body, {}) as program:
         assert program.end(50) == 0, program.out + program.err
         assert program.err == ""

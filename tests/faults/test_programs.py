@@ -157,9 +157,10 @@ def test_interrupts_at_any_moment_lose_nothing_and_hang_nobody(persistent: bool,
         raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, interrupt)
     loader = DataLoader(Big(300, 3000), 2, **how)
-    caught = 0
+    caught = rounds = 0
     begin = time.monotonic()
-    for round in range(6):
+    while rounds < 6 or caught < 12:
+        rounds += 1
         iterator, got = iter(loader), []
         while True:
             try:
@@ -176,18 +177,16 @@ def test_interrupts_at_any_moment_lose_nothing_and_hang_nobody(persistent: bool,
             except KeyboardInterrupt:  # out of the lines above, too
                 caught += 1
             if time.monotonic() - begin > 15:
-                say("slow", round, len(got))
+                say("slow", rounds, caught, len(got))
                 sys.exit(5)
         assert got == sorted(set(got)), got
         say("had", len(got))
         iterator = None
     expected = [[2.0 * k, 2.0 * k + 1] for k in range(150)]
     assert [batch[:, 0].tolist() for batch in loader] == expected
-    say("end", caught)
     """
     with Program(tmp_path, body, {"num_workers": 2, "persistent_workers": persistent}) as program:
         assert program.end(30) == 0, program.out + program.err
-        assert int(program.out.split()[-1]) > 10, "interrupts"
 
 
 # kill -9.
@@ -414,7 +413,7 @@ ENDS = {
 )
 def test_the_end_of_a_program(name: str, how: str, tmp_path: Path) -> None:
     body, code = ENDS[name]
-    with Program(tmp_path, body, HOW[how]) as program:
+    with Program(tmp_path, body, HOW[how], destroys=True) as program:
         assert program.end(25) == code, program.out + program.err
         assert program.err == ""
         assert not wait_gone(program.pids, 2)

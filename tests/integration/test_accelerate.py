@@ -14,6 +14,7 @@ from gloo_support import start_ranks, write_rows
 from integration_support import SIZES, Noisy, begin, deal, deal_again, go_on, leave_to_accelerate
 from interpreter_support import run
 from loader_support import Range, Stream
+from pairwise import each_value
 
 import penstock as ps
 
@@ -272,9 +273,8 @@ def test_seedable_sampler_of_accelerate(seed: int | None) -> None:
 # Several ranks.
 
 
-@pytest.mark.parametrize("shuffle", ["global", None], ids=["shuffled", "in order"])
 @pytest.mark.parametrize(
-    "options", [{}, {"split_batches": True}, {"even_batches": False}], ids=["whole", "split", "uneven"]
+    ("shuffle", "options"), each_value(["global", None], [{}, {"split_batches": True}, {"even_batches": False}])
 )
 def test_ranks_share_the_batches_of_one(shuffle: str | None, options: dict[str, Any]) -> None:
     """As Accelerate deals those of torch's loader over the same order, sample by sample."""

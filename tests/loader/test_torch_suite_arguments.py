@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreter_support import FULL
-from pairwise import pairwise
+from pairwise import each_value, pairwise, product
 from torch.utils.data import SequentialSampler
 from torch_suite_support import (
     BOTH,
@@ -128,8 +128,10 @@ INDICES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", INDICES)
-@pytest.mark.parametrize("how", FAST)
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [*product(["inline", "thread", "threads persist"], INDICES), *each_value(["fork", "persistent"], INDICES)],
+)
 def test_the_index_is_whatever_the_sampler_yields(how: str, name: str) -> None:
     for batch_size in (None, 2):
         expected = outcomes(BOTH[0](Range(9), batch_size=batch_size, sampler=INDICES[name]))
@@ -266,29 +268,25 @@ DIFFERENT = {
 }
 
 
-def outcome(kind: Any, samples: list[Any], how: dict[str, Any]) -> Any:
-    loader = kind(Samples(samples), batch_size=len(samples), **how)
+def outcome(kind: Any, batches: dict[str, list[Any]], how: dict[str, Any]) -> dict[str, Any]:
+    """Return what becomes of each batch, in one pass."""
+    samples = list(itertools.chain.from_iterable(batches.values()))
+    places = iter(range(len(samples)))
+    loader = kind(Samples(samples), batch_sampler=[[next(places) for _ in each] for each in batches.values()], **how)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return outcomes(loader)
+        return dict(zip(batches, outcomes(loader), strict=True))
 
 
-@pytest.mark.parametrize("how", FAST if FULL else FAST[:-1])  # persistent ones collate as others
+@pytest.mark.parametrize("how", FAST)
 def test_collated_as_by_torch(collated: dict[str, list[Any]], how: str) -> None:
     """The same values, shapes, types and containers, or the same type of error, for each kind of sample."""
-    options = dict(OURS[how])
-    if "num_workers" in options and not FULL:
-        options["num_workers"] = 1  # as one collates the other does
-    torchs = options if options.get("executor") == "process" else {}
-    torchs = {name: value for name, value in torchs.items() if name != "executor"}
-    different = {}
-    for name, samples in collated.items():
-        if name in DIFFERENT and how in ("fork", "persistent"):
-            continue
-        expected, found = outcome(BOTH[0], samples, torchs), outcome(ps.DataLoader, samples, options)
-        if found != expected:
-            different[name] = (expected, found)
-    assert not different
+    options = OURS[how]
+    in_processes = options.get("executor") == "process"
+    torchs = {name: value for name, value in options.items() if name != "executor"} if in_processes else {}
+    batches = {name: batch for name, batch in collated.items() if not (in_processes and name in DIFFERENT)}
+    expected, found = outcome(BOTH[0], batches, torchs), outcome(ps.DataLoader, batches, options)
+    assert {name: (expected[name], found[name]) for name in batches if found[name] != expected[name]} == {}
 
 
 @pytest.mark.parametrize("how", FAST)

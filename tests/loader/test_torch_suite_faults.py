@@ -15,7 +15,7 @@ import pytest
 from busy_support import HANG
 from interpreter_support import FULL, run
 from leak_support import wait_gone
-from pairwise import pairwise
+from pairwise import each_value
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch_suite_support import (
     FAST,
@@ -250,14 +250,6 @@ LEAVE = {
     "process": OURS["fork"],
     "persistent": OURS["persistent"],
 }
-PERSISTENT = {("thread", True): "threads persist", ("process", True): "persistent"}
-ENDS = [
-    (name, PERSISTENT.get((executor, persistent), executor))
-    for name, executor, persistent in pairwise(
-        *(BODIES, ["inline", "thread", "process"], [False, True]),
-        allowed=lambda name, executor, persistent: executor != "inline" or not persistent,
-    )
-]
 
 
 def run_program(body: str, how: dict[str, Any]) -> tuple[subprocess.CompletedProcess[str], list[int]]:
@@ -269,7 +261,9 @@ def run_program(body: str, how: dict[str, Any]) -> tuple[subprocess.CompletedPro
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("name", "how"), ENDS)
+@pytest.mark.parametrize(
+    ("name", "how"), each_value(BODIES, ["process", "thread", "persistent", "threads persist", "inline"])
+)
 def test_programs_end_and_leave_nothing(name: str, how: str) -> None:
     """With the exit code of the program, at once, without a word that is not the program's, and no worker is left."""
     body, code = BODIES[name]

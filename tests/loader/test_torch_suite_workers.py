@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from interpreter_support import FULL
+from pairwise import each_value, pairwise
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.map import SequenceWrapper
@@ -84,9 +85,10 @@ def test_without_batching_and_with_a_batch_sampler_too(how: str) -> None:
 COUNTS = [[5, 5], [0, 4], [7, 0], [1, 6], [3, 2, 0, 5]]
 
 
-@pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize(
-    "options", [{"batch_size": 2}, {"batch_size": 2, "drop_last": True}, {"batch_size": None}], ids=str
+    ("counts", "options"),
+    each_value(COUNTS, [{"batch_size": 2}, {"batch_size": 2, "drop_last": True}, {"batch_size": None}]),
+    ids=str,
 )
 def test_streams_take_turns_and_those_that_end_are_skipped(counts: list[int], options: dict[str, Any]) -> None:
     def found(kind: Any, **how: Any) -> Any:
@@ -252,17 +254,19 @@ def test_persistent_workers_begin_streams_again(options: dict[str, Any]) -> None
     assert ours == torchs
 
 
-@pytest.mark.parametrize("how", ["threads persist", "fork", "persistent"])
-@pytest.mark.parametrize("taken", [0, 1, 4])
-def test_break_and_a_new_epoch_is_a_whole_one(how: str, taken: int) -> None:
-    for data in (Range(12), Lies(12, 12)):
-        loader: Any = ps.DataLoader(data, batch_size=1, prefetch_factor=3, **OURS[how])
-        for _ in range(3):
-            iterator = iter(loader)
-            for _ in range(taken):
-                next(iterator)
-            del iterator
-            assert sorted(int(batch) for batch in loader) == list(range(12))
+@pytest.mark.parametrize(
+    ("data", "how", "taken"),
+    pairwise([Range(12), Lies(12, 12)], ["threads persist", "fork", "persistent"], [0, 1, 4]),
+    ids=lambda value: value if isinstance(value, str | int) else type(value).__name__,
+)
+def test_break_and_a_new_epoch_is_a_whole_one(data: Any, how: str, taken: int) -> None:
+    loader: Any = ps.DataLoader(data, batch_size=1, prefetch_factor=3, **OURS[how])
+    for _ in range(3 if loader.persistent_workers else 1):
+        iterator = iter(loader)
+        for _ in range(taken):
+            next(iterator)
+        del iterator
+        assert sorted(int(batch) for batch in loader) == list(range(12))
 
 
 def test_iterator_of_persistent_workers_is_kept_and_readable() -> None:

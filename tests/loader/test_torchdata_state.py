@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreter_support import FULL
 from loader_support import Slow, Squares, ended, plain
-from pairwise import pairwise
+from pairwise import each_value, product
 from state_support import (
     AskedStream,
     BothStream,
@@ -101,14 +102,13 @@ WORKERS = {
 }
 HOW: dict[str, dict[str, Any]] = {**HERE, **WORKERS}
 MORE: dict[str, dict[str, Any]] = {**HOW, "one, persistent": {**WORKERS["persistent"], "num_workers": 1}}
-COUNTS = {(1, False): "one", (2, False): "two", (1, True): "one, persistent", (2, True): "persistent"}
 GLOBAL = ["DrawingStream", "DrawingStatefulStream"]
 """Draw from the global generators, which are the trainer's own where there are no worker processes."""
 
 
 def with_workers(names: Iterable[Any]) -> list[tuple[Any, str]]:
-    """Pair each name with workers in `MORE`, so that it meets each number of them, and those that persist."""
-    return [(name, COUNTS[workers, persistent]) for name, workers, persistent in pairwise(names, [1, 2], [False, True])]
+    """Pair each name with workers in `MORE`, which go round."""
+    return each_value(names, ["two", "persistent", "one", "one, persistent"])
 
 
 def inline_and_with_workers(names: Iterable[Any]) -> list[tuple[Any, str]]:
@@ -210,39 +210,43 @@ def test_threads_over_streams_whose_iterators_have_the_state(name: str) -> None:
     check(partial(STREAMS[name], executor="thread", num_workers=2))
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "drop_last"),
-    pairwise(
-        *(["PlainStream", "StatefulStream", "IteratorStream"], [1, 4, 50, None], [False, True]),
-        allowed=lambda name, size, drop_last: size is not None or not drop_last,
-    ),
-)
-def test_batch_sizes(name: str, size: int | None, drop_last: bool) -> None:
+BATCHES: list[Any] = [
+    ["PlainStream", "StatefulStream", "IteratorStream"],
+    *([(1, False), (1, True), (4, False), (4, True), (50, False), (50, True), (None, False)],),
+]
+
+
+@pytest.mark.parametrize(("name", "batches"), product(*BATCHES))
+def test_batch_sizes(name: str, batches: tuple[int | None, bool]) -> None:
+    check(cut_into(name, batches))
+
+
+@pytest.mark.parametrize(("name", "batches"), each_value(*BATCHES))
+def test_batch_sizes_in_workers(name: str, batches: tuple[int | None, bool]) -> None:
+    check(partial(cut_into(name, batches), num_workers=2), everywhere=False, passes=1)
+
+
+def cut_into(name: str, batches: tuple[int | None, bool]) -> Make:
+    """Return what makes a loader of this stream with a size of batches, and whether the last one is dropped."""
+    size, drop_last = batches
     collate = as_they_are if size is not None else None
-    check(partial(STREAMS[name], batch_size=size, drop_last=drop_last, collate_fn=collate))
-    check(
-        partial(STREAMS[name], batch_size=size, drop_last=drop_last, collate_fn=collate, num_workers=2),
-        everywhere=False,
-        passes=1,
-    )
+    return partial(STREAMS[name], batch_size=size, drop_last=drop_last, collate_fn=collate)
 
 
-@pytest.mark.parametrize("ahead", [1, 4, 30])
-def test_what_is_made_ahead_is_not_in_the_state(ahead: int) -> None:
-    for name in ("StatefulStream", "stateful", "stateful sampler"):
-        make = partial(ALL[name], num_workers=2, prefetch_factor=ahead)
-        loader, states = make(), []
-        torch.manual_seed(0)
-        with running(loader) as iterator:
-            for _ in range(4):
-                take(iterator, 1)
-                states.append(loader.state_dict())
-        loader = ALL[name](num_workers=2, prefetch_factor=2)
-        torch.manual_seed(0)
-        with running(loader) as iterator:
-            for state in states:
-                take(iterator, 1)
-                assert loader.state_dict() == state
+@pytest.mark.parametrize(("name", "ahead"), each_value(["StatefulStream", "stateful", "stateful sampler"], [30, 4, 1]))
+def test_what_is_made_ahead_is_not_in_the_state(name: str, ahead: int) -> None:
+    loader, states = ALL[name](num_workers=2, prefetch_factor=ahead), []
+    torch.manual_seed(0)
+    with running(loader) as iterator:
+        for _ in range(4):
+            take(iterator, 1)
+            states.append(loader.state_dict())
+    loader = ALL[name](num_workers=2, prefetch_factor=2)
+    torch.manual_seed(0)
+    with running(loader) as iterator:
+        for state in states:
+            take(iterator, 1)
+            assert loader.state_dict() == state
 
 
 def test_chains_of_resumes() -> None:
@@ -480,20 +484,22 @@ def test_a_worker_that_has_delivered_nothing_goes_on_in_the_epoch_of_the_others(
 # 7: a state handed out never changes.
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_a_state_never_changes(how: str) -> None:
-    for name in ("tensors", "stateful", "StatefulStream", "ChangingStream", "stateful sampler"):
-        loader = ALL[name](**HOW[how])
-        with running(loader) as iterator:
-            take(iterator, 2)
-            state = loader.state_dict()
-            before = json.dumps(state, default=torch.Tensor.tolist)
-            take(iterator, 2)
-            assert json.dumps(state, default=torch.Tensor.tolist) == before
-        loader = ALL[name](**HOW[how])
-        loader.load_state_dict(state)
-        one_pass(loader)
-        assert json.dumps(state, default=torch.Tensor.tolist) == before, name
+@pytest.mark.parametrize(
+    ("name", "how"),
+    inline_and_with_workers(["tensors", "stateful", "StatefulStream", "ChangingStream", "stateful sampler"]),
+)
+def test_a_state_never_changes(name: str, how: str) -> None:
+    loader = ALL[name](**MORE[how])
+    with running(loader) as iterator:
+        take(iterator, 2)
+        state = loader.state_dict()
+        before = json.dumps(state, default=torch.Tensor.tolist)
+        take(iterator, 2)
+        assert json.dumps(state, default=torch.Tensor.tolist) == before
+    loader = ALL[name](**MORE[how])
+    loader.load_state_dict(state)
+    one_pass(loader)
+    assert json.dumps(state, default=torch.Tensor.tolist) == before, name
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -512,12 +518,11 @@ def test_keys_come_and_go(how: str) -> None:
 
 
 def test_another_number_of_workers() -> None:
-    for name in ("plain", "shuffled", "stateful sampler"):
+    for name, workers in each_value(["plain", "shuffled", "stateful sampler"], [0, 1, 3]):
         seen, states = record(MAPS[name](num_workers=2), 1)
-        for workers in (0, 1, 3):
-            loader = MAPS[name](num_workers=workers)
-            loader.load_state_dict(states[2][2])
-            assert one_pass(loader) == seen[2:]
+        loader = MAPS[name](num_workers=workers)
+        loader.load_state_dict(states[2][2])
+        assert one_pass(loader) == seen[2:]
     for name in ("StatefulStream", "PlainStream"):
         _, states = record(STREAMS[name](num_workers=2), 1)
         for workers in (0, 1, 3):
@@ -609,7 +614,7 @@ def test_streams_out_of_order(name: str) -> None:
 # 12: others.
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", HOW if FULL else ["inline", "two"])
 def test_hugging_face(how: str) -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"row": list(range(40))})
@@ -627,7 +632,7 @@ def test_hugging_face(how: str) -> None:
 
     check(make, passes=1, everywhere=how == "inline")
     seen = list(epochs(make()))
-    for count in range(0, len(seen), 5 if how == "inline" else 13):
+    for count in range(0, len(seen), 5 if how == "inline" else 19):
         loader = make()
         loader.load_state_dict(seen[count][1])
         assert [batch for batch, _ in epochs(loader)] == [batch for batch, _ in seen[count + 1 :]], count

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import each_value
 
 import penstock as ps
 from penstock.manifest import Manifest
@@ -114,8 +115,7 @@ def test_the_arithmetic_is_that_of_every_partition(
     assert check.ranks == ranks
 
 
-@pytest.mark.parametrize("shuffle", ["global", "block", "none"])
-@pytest.mark.parametrize("remainder", ["pad", "uneven"])
+@pytest.mark.parametrize(("shuffle", "remainder"), each_value(["global", "block", "none"], ["pad", "uneven"]))
 def test_spot_checks_at_full_size(shuffle: str, remainder: str) -> None:
     job = Job(
         samples=10**12 + 12_345,

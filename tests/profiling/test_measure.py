@@ -25,6 +25,12 @@ from penstock.profiling import Profile, Setting, Stage, profile
 pytestmark = pytest.mark.clock
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at no figure: trials may end after a few batches."""
+    monkeypatch.setattr("penstock.profiling.measure._SHORTEST", 0.05)
+
+
 def stage_of(found: Profile, name: str) -> Stage:
     return next(stage for stage in found.stages if stage.name == name)
 
@@ -50,7 +56,7 @@ class TestStages:
 
     def test_decoding_that_computes_limits(self) -> None:
         before = slowness()
-        found = profile(ps.DataLoader(Known(read=0.001, decode=0.006, augment=0.001), batch_size=4), seconds=3)
+        found = profile(ps.DataLoader(Known(read=0.001, decode=0.006, augment=0.001), batch_size=4), seconds=1.5)
         decode = stage_of(found, "decode")
         assert found.verdict.limit == "decode"
         assert 0.006 <= decode.again < 0.03 * max(before, slowness())  # by the clock on the wall
@@ -58,13 +64,13 @@ class TestStages:
 
     def test_collating_limits(self) -> None:
         loader = torch.utils.data.DataLoader(Known(decode=0.0005), batch_size=4, collate_fn=slow_collate)
-        found = profile(loader, seconds=2)
+        found = profile(loader, seconds=1)
         assert found.verdict.limit == "collate"
         assert stage_of(found, "collate").again >= 0.002
 
     def test_samples_that_are_slow_the_first_time(self) -> None:
         loader = ps.DataLoader(Cold(read=0.02, decode=0.001, size=2000), batch_size=4, shuffle=True, seed=0)
-        found = profile(loader, seconds=5)
+        found = profile(loader, seconds=3)
         read = stage_of(found, "read")
         assert read.first >= 0.02
         assert read.again < read.first / 10
@@ -78,18 +84,18 @@ class TestStages:
     def test_inline_is_not_chosen_for_what_storage_makes_slow(self) -> None:
         """Read before, the batches cost a fiftieth of the step; not read before, most of it."""
         loader = ps.DataLoader(Cold(read=0.02, size=2000), batch_size=4, shuffle=True, seed=0)
-        found = profile(loader, seconds=4, step=0.1)
+        found = profile(loader, seconds=2.5, step=0.1)
         assert found.verdict.keeps_up
         assert found.verdict.setting.workers > 0
         assert found.rehearsal.waiting < 0.05
 
     def test_a_stream_and_single_samples(self) -> None:
         before = slowness()
-        found = profile(ps.DataLoader(Stream(), batch_size=8), seconds=2)
+        found = profile(ps.DataLoader(Stream(), batch_size=8), seconds=1)
         assert found.verdict.limit == "decode"
         assert all(trial.rate > 0 for trial in found.trials), found.trials
         assert 0.001 <= stage_of(found, "decode").again < 0.01 * max(before, slowness())
-        found = profile(torch.utils.data.DataLoader(Known(decode=0.01), batch_size=None), seconds=1)
+        found = profile(torch.utils.data.DataLoader(Known(decode=0.01), batch_size=None), seconds=0.5)
         assert (found.batch_size, found.verdict.limit) == (1, "decode")
 
     def test_batches_that_take_too_long_are_divided(self) -> None:
@@ -133,10 +139,11 @@ class TestStep:
         assert "does not keep up" in " ".join(verdict.sentences)
 
 
+@pytest.mark.usefixtures("brief")
 class TestExecutors:
     def test_threads_are_tried_where_the_data_set_says_that_it_is_pure(self) -> None:
         def tried(dataset: Known, **options: Any) -> set[str]:
-            found = profile(ps.DataLoader(dataset, batch_size=4, **options), seconds=0.5)
+            found = profile(ps.DataLoader(dataset, batch_size=4, **options), seconds=0.1)
             assert not any(trial.error for trial in found.trials)
             return {trial.setting.executor for trial in found.trials}
 
@@ -145,14 +152,14 @@ class TestExecutors:
         assert tried(Known(decode=0.001), num_workers=2, executor="thread") == {"inline", "process", "thread"}
 
     def test_a_setting_that_fails_is_a_result(self) -> None:
-        found = profile(ps.DataLoader(ThreadShy(decode=0.001), batch_size=4), seconds=1, executors=["thread"])
+        found = profile(ps.DataLoader(ThreadShy(decode=0.001), batch_size=4), seconds=0.1, executors=["thread"])
         errors = {trial.setting.executor: trial.error for trial in found.trials}
         assert errors == {"inline": "", "thread": "RuntimeError: this handle belongs to another thread"}
         assert found.verdict.setting == Setting("inline", 0)
         assert any("no result" in sentence for sentence in found.verdict.sentences)
 
     def test_the_setting_of_the_loader_is_among_those_that_are_tried(self) -> None:
-        found = profile(ps.DataLoader(Known(decode=0.001), batch_size=4, num_workers=3), seconds=1)
+        found = profile(ps.DataLoader(Known(decode=0.001), batch_size=4, num_workers=3), seconds=0.1)
         assert found.given == Setting("process", 3)
         assert found.given in [trial.setting for trial in found.trials]
 
@@ -169,6 +176,7 @@ class TestExecutors:
             profile(ps.DataLoader(Known(), batch_size=4), seconds=0)
 
 
+@pytest.mark.usefixtures("brief")
 class TestTheLoaderStays:
     @pytest.mark.parametrize("kind", ["torch", "generator", "ours", "own generator", "seeded"])
     def test_as_it_is(self, kind: str) -> None:
@@ -192,7 +200,7 @@ class TestTheLoaderStays:
         expected = batches(make())
         loader = make()
         state = loader.state_dict() if isinstance(loader, ps.DataLoader) and kind == "seeded" else None
-        profile(loader, seconds=0.5)
+        profile(loader, seconds=0.1)
         assert random.random() == random.Random(5).random()
         assert np.random.rand() == np.random.RandomState(5).rand()
         if state is not None:
@@ -212,11 +220,12 @@ class TestTheLoaderStays:
         rest = [batch[1].tolist() for batch in steps]
         loader = make()
         loader.load_state_dict(state)
-        profile(loader, seconds=0.5)
+        profile(loader, seconds=0.1)
         assert loader.state_dict() == state
         assert [batch[1].tolist() for batch in loader] == rest
 
 
+@pytest.mark.usefixtures("brief")
 def test_files_of_a_manifest_are_dropped_from_the_page_cache(tmp_path: Path) -> None:
     names = [f"{number}.jpg" for number in range(12)]
     for name in names:
@@ -224,19 +233,19 @@ def test_files_of_a_manifest_are_dropped_from_the_page_cache(tmp_path: Path) -> 
     (tmp_path / "train.txt").write_text("".join(f"{name} 0\n" for name in names))
     manifest = ps.Manifest.open(tmp_path / "train.txt", root=tmp_path)
     for source in (manifest, ps.RankDataset(manifest, seed=0)):
-        found = profile(ps.DataLoader(ps.ImageDataset(source, size=32), batch_size=6), seconds=0.5)
+        found = profile(ps.DataLoader(ps.ImageDataset(source, size=32), batch_size=6), seconds=0.1)
         assert found.dropped >= 24  # before the first time, and before the rehearsal
         assert {"read", "decode", "collate"} <= {stage.name for stage in found.stages}
         assert {trial.setting.executor for trial in found.trials} == {"inline", "process", "thread"}
-    assert profile(ps.DataLoader(Known(), batch_size=4), seconds=0.5).dropped == 0
+    assert profile(ps.DataLoader(Known(), batch_size=4), seconds=0.1, executors=[]).dropped == 0
 
 
 def test_time_and_progress() -> None:
     told: list[tuple[int, int]] = []
     start = time.perf_counter()
-    found = profile(ps.DataLoader(Known(decode=0.001), batch_size=4), seconds=2, progress=lambda *now: told.append(now))
+    found = profile(ps.DataLoader(Known(decode=0.001), batch_size=4), seconds=1, progress=lambda *now: told.append(now))
     passed = time.perf_counter() - start
     assert found.seconds <= passed < 12
     assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1][0] <= told[-1][1] == 2000
+    assert told[-1][0] <= told[-1][1] == 1000
     assert found.name == "Known"

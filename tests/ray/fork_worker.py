@@ -78,7 +78,7 @@ def serve(name: str) -> Any:
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as Ray does
                 listener.close()
                 connection.detach()  # the system closes it at the worker's end
-                return become(files, *request)
+                return become(files, *request, True)
             for file in files:
                 os.close(file)
         connection.close()

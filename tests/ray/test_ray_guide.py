@@ -15,11 +15,11 @@ def test_python_blocks_run(ray_environment: None, tmp_path: Path) -> None:
 
 
 def test_training_is_the_same(cluster: Any) -> None:
-    """Every step's loss, with two ranks, or in full in all ways and in a cluster that the example starts; the example
-    itself compares them to the last bit.
+    """Every step's loss, in one process, or in full in all ways and in a cluster that the example starts; the example
+    itself compares them to the last bit. Two ranks, too: test_ray_cluster.
     """
     command = ["-W", "ignore", str(ROOT / "examples" / "ray_train_cifar.py"), "--images", "400", "--epochs", "1"]
-    ways = [] if FULL else ["--ways", "DDP, 2 ranks", "--address", cluster.address]
+    ways = [] if FULL else ["--ways", "DataParallel", "--address", cluster.address]
     done = run([*command, *ways], imports=["ray.train", "ray.train.torch"], timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("yes") == (6 if FULL else 2)

@@ -137,22 +137,23 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls"))
 
 
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")  # made faster than one of RSA
+
+
 class Authority:
     """Makes certificates with the openssl command."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.roots = folder / "ca.pem"
-        self._run("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem",
+        self._run("req", "-x509", *_KEY, "-nodes", "-keyout", "ca.key", "-out", "ca.pem",
                   "-days", "2", "-subj", "/CN=Penstock test authority")  # fmt: skip
 
     def certificate(self, name: str, *, expired: bool = False, host: str = "IP:127.0.0.1") -> tuple[Path, Path]:
         """A certificate for loopback, and its key."""
         cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         (self.folder / f"{name}.ext").write_text(f"subjectAltName={host}\n")
-        self._run(
-            "req", "-newkey", "rsa:2048", "-nodes", "-keyout", key.name, "-out", f"{name}.csr", "-subj", f"/CN={name}"
-        )
+        self._run("req", *_KEY, "-nodes", "-keyout", key.name, "-out", f"{name}.csr", "-subj", f"/CN={name}")
         if expired:
             self._ca_database()
             self._run("ca", "-batch", "-config", "ca.cnf", "-in", f"{name}.csr", "-out", cert.name,

@@ -370,13 +370,7 @@ class TestProcesses:
     @pytest.mark.parametrize("name", ["in_the_middle", "of_a_fork", "workers", "beside_a_server"])
     def test_forks(self, elsewhere: Process, manifest: Manifest, name: str) -> None:
         program = Path(__file__).with_name("fork_programs.py")
-        done = subprocess.run(
-            [sys.executable, str(program), name, elsewhere.address, str(manifest.sources[0])],
-            capture_output=True,
-            text=True,
-            timeout=HANG,
-            check=False,
-        )
+        done = run([str(program), name, elsewhere.address, str(manifest.sources[0])], timeout=HANG)
         assert (done.returncode, done.stderr) == (0, "")
 
     @pytest.mark.skipif(not Path("/proc/self/schedstat").is_file(), reason="the system does not tell")

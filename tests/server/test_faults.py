@@ -30,7 +30,7 @@ from penstock.server import Client, Slice
 
 __all__ = ["authority"]  # a fixture
 
-SECONDS = float(os.environ.get("PENSTOCK_TEST_SECONDS", "2"))
+SECONDS = float(os.environ.get("PENSTOCK_TEST_SECONDS", "2" if FULL else "1.2"))
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from interpreter_support import FULL
 from loader_conformance import travelled
 from loader_support import draw_load
+from pairwise import each_value
 
 from penstock import Manifest, RandomSampler, RankDataset, RankServerDataset
 from penstock.errors import ConfigError, OrderError, PartitionError, ServerError, StateError, UnknownDataSetError
@@ -127,8 +128,12 @@ class TestTheSameRows:
             assert served.manifest.fingerprint == manifest.fingerprint
             assert served.manifest.schema == manifest.schema
 
-    @pytest.mark.parametrize("access", ["in order", "in strides", "scattered", "one by one", "backwards", "at once"])
-    @pytest.mark.parametrize("cache_bytes", [1, 20_000, 10 << 20])
+    @pytest.mark.parametrize(
+        ("access", "cache_bytes"),
+        each_value(
+            ["in order", "in strides", "scattered", "one by one", "backwards", "at once"], [1, 20_000, 10 << 20]
+        ),
+    )
     def test_however_it_is_asked(self, service: Service, access: str, cache_bytes: int) -> None:
         local, served = service.both(
             "many", service.many, rank=2, world_size=3, mini_epochs=3, seed=1, page_rows=100, cache_bytes=cache_bytes
@@ -203,7 +208,7 @@ class TestStates:
         remainder=st.sampled_from(["pad", "drop", "uneven"]),
         kind=st.sampled_from(list(SHUFFLES)),
     )
-    @settings(max_examples=50 if FULL else 20)
+    @settings(max_examples=50 if FULL else 10)
     def test_other_numbers_of_ranks(
         self, service: Service, n: int, worlds: list[tuple[int, int]], mini_epochs: int, remainder: str, kind: str
     ) -> None:

@@ -26,7 +26,7 @@ from penstock.errors import ConfigError, PenstockError, ServerAuthError, ServerE
 from penstock.server import Client, Slice
 
 DEADLINE = 120
-MANY, FOREVER = 2_000_000, 3600  # seconds of grace that nobody waits for
+MANY, FOREVER = 1_000_000, 3600  # seconds of grace that nobody waits for
 
 
 class Serve:
@@ -89,7 +89,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A manifest of two million rows, which no buffer on the way holds."""
+    """A manifest of a million rows, which no buffer on the way holds."""
     path = tmp_path_factory.mktemp("many") / "train.txt"
     path.write_text("".join(f"class_{k // 10:06d}/img_{k:07d}.jpg {k // 10}\n" for k in range(MANY)))
     return path

@@ -388,7 +388,7 @@ print(most - begin)
 def test_memory_of_a_process_that_reads_all(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_text(
-        "".join(f"some/folder/with/a/long/name/{i:010d}/image_{i:010d}.jpg {i % 1000}\n" for i in range(400_000))
+        "".join(f"{'folder/with/a/long/name/' * 6}{i:010d}/image_{i:010d}.jpg {i % 1000}\n" for i in range(150_000))
     )
     with Server({"long": path}) as server:
         done = subprocess.run(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pairwise import pairwise
+from pairwise import each_value, pairwise
 from PIL import Image
 from shard_support import make_tar, write_shards
 
@@ -297,8 +297,7 @@ def mixed(paths: list[str], *, seed: int) -> ps.Mixture:
     return ps.Mixture([(parts[0], 0.75), (parts[1], 0.25)], stop=48)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("kind", [StreamShards, mixed])
+@pytest.mark.parametrize(("persistent", "kind"), each_value([False, True], [StreamShards, mixed]))
 def test_a_stream_goes_on_in_a_later_pass(tmp_path: Path, kind: Any, persistent: bool) -> None:
     """Also with workers of which nothing has been delivered in it."""
     paths = write_shards(tmp_path, COUNTS[8])

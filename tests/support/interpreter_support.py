@@ -1,8 +1,9 @@
 """Programs for tests, in forks of an interpreter that has imported torch and Penstock, which takes longer than they do.
 
 A program is the top level of ``__main__`` in a process of its own, whose parent is this one; it ends as interpreters
-do, with all that runs at their end. `Popen` and `run` are those of `subprocess`, with text; their first argument is
-what follows the name of the interpreter on a command line::
+do, but what was imported before it is taken apart with ``destroys=True`` only, since that takes longer. `Popen` and
+`run` are those of `subprocess`, with text; their first argument is what follows the name of the interpreter on a
+command line::
 
     done = run(["-W", "ignore", "-c", "import torch; print(torch.ones(3))"], timeout=60)
 
@@ -12,6 +13,7 @@ Those whose memory counts have one of their own, ``alone=True``; with ``PENSTOCK
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib.util
@@ -24,6 +26,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -42,8 +45,10 @@ SERVES = ["penstock.server.service"]
 _START = """
 import sys
 sys.path.insert(0, {folder!r})
-import torch, penstock.loader.dataloader, penstock.loader.executors.thread, penstock.loader.executors.process.executor
-import interpreter_support{imports}
+import interpreter_support
+interpreter_support.leave_imports()
+import torch, penstock.loader.dataloader, penstock.loader.executors.thread
+import penstock.loader.executors.process.executor{imports}
 exec(interpreter_support.serve({connection}))
 """
 _HEADER = 8  # digits: the length of a request, or a process id
@@ -54,9 +59,15 @@ class Popen(subprocess.Popen[str]):
     """A program: ``["-W", "ignore", "-c", text]``; or ``-m`` with a package, or a script, and arguments."""
 
     def __init__(
-        self, arguments: list[str], *, imports: Iterable[str] = (), alone: bool = False, **options: Any
+        self,
+        arguments: list[str],
+        *,
+        imports: Iterable[str] = (),
+        alone: bool = False,
+        destroys: bool = False,
+        **options: Any,
     ) -> None:
-        self._imports, self._alone = tuple(imports), alone
+        self._imports, self._alone, self._destroys = tuple(imports), alone, destroys
         super().__init__([sys.executable, *arguments], text=True, **options)
 
     if not ALONE:
@@ -69,7 +80,7 @@ class Popen(subprocess.Popen[str]):
             files = [number if given == -1 else given for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
             environment = dict(os.environ if env is None else env)
             try:
-                request = [args[1:], os.path.abspath(cwd or os.curdir), environment, bool(session)]
+                request = [args[1:], os.path.abspath(cwd or os.curdir), environment, bool(session), self._destroys]
                 self.pid = _here(self._imports).start(request, files)
                 self._child_created = True
             finally:
@@ -155,12 +166,41 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 # In that interpreter.
 
+_imported: list[str] = []
 
-def serve(number: int) -> Any:
-    """Fork for each request; in the fork, return the program. What has been imported is no work of its collector."""
-    connection = socket.socket(fileno=number)
+
+def leave_imports() -> None:
+    """At the end of a program, leave alone what was imported before it. Called first, this is the last to be run.
+
+    To take torch apart takes 200 ms of a processor: each page of memory that is touched is copied first.
+    """
+    atexit.register(_leave_imports)
+
+
+def _leave_imports() -> None:
+    if _imported:
+        for name in _imported:
+            sys.modules.pop(name, None)
+        # Nor are objects of C++ destroyed.
+        ctypes.CDLL(None).on_exit(ctypes.CDLL(None)._exit, None)
+
+
+def keep_imports() -> None:
+    """Let nothing that has been imported be work of the garbage collector, or be freed."""
+    for name, module in sys.modules.items():
+        if name.partition(".")[0] not in ("sys", "builtins", "__main__", "penstock"):
+            _imported.append(name)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch has many
     gc.collect()
     gc.freeze()
+
+
+def serve(number: int) -> Any:
+    """Fork for each request; in the fork, return the program."""
+    connection = socket.socket(fileno=number)
+    keep_imports()
     connection.sendall(b"+")
     while True:
         asked = receive(connection)
@@ -187,8 +227,12 @@ def serve(number: int) -> Any:
             os.close(each)
 
 
-def become(files: list[int], arguments: list[str], folder: str, environment: dict[str, str], session: bool) -> Any:
+def become(
+    files: list[int], arguments: list[str], folder: str, environment: dict[str, str], session: bool, destroys: bool
+) -> Any:
     """Make of this process what `python *arguments` is at the first line of its program; its code."""
+    if destroys:
+        _imported.clear()
     if session:
         os.setsid()
     for number, file in enumerate(files):

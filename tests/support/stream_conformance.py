@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from interpreter_support import FULL
 
 from penstock.errors import ConfigError
 from penstock.plan.stream import ResumableDataset, Stream
@@ -55,7 +56,8 @@ def check_every_cursor(make: Make, epoch: int) -> list[Any]:
     assert len(items) > 6
     assert list(stream) == []
     expected, dataset = texts(items), make()
-    for had, cursor in enumerate(cursors):
+    for had in range(0, len(cursors), 1 if FULL else 2):
+        cursor = cursors[had]
         again = dataset.open(cursor)
         assert through_json(again.cursor()) == cursor
         assert texts(again) == expected[had:], had

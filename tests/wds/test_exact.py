@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from interpreter_support import METHODS
-from pairwise import pairwise
+from pairwise import each_value, pairwise
 from wds_support import classes, worker, world, write_shards
 
 import penstock
@@ -35,8 +35,7 @@ def test_every_sample_once(
         assert found == dict.fromkeys(range(shards * 10), 1)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
-@pytest.mark.parametrize("loader", ["wds", "penstock", "torch"])
+@pytest.mark.parametrize(("workers", "loader"), each_value([0, 1, 4], ["wds", "penstock", "torch"]))
 def test_every_sample_once_in_loaders(tmp_path: Path, workers: int, loader: str) -> None:
     urls = write_shards(tmp_path, 8)
     dataset = dataset_of(urls).shuffle(5).decode().to_tuple("txt", "cls").batched(4)

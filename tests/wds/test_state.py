@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
-from pairwise import pairwise
+from pairwise import each_value
 from wds_support import classes, worker, world, write_shards
 
 import penstock
@@ -203,7 +203,7 @@ def test_a_resumed_shuffle_reads_only_what_it_held(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "name", "place"), pairwise([0, 1, 3], ["shuffle", "batched", "epochs"], ["first", "middle", "last"])
+    ("workers", "name", "place"), each_value([0, 1, 3], ["shuffle", "batched", "epochs"], ["first", "middle", "last"])
 )
 def test_loaders_go_on(tmp_path: Path, workers: int, name: str, place: str) -> None:
     urls = write_shards(tmp_path, 6)

@@ -90,7 +90,7 @@ def _plain(value: Any) -> Any:
 
 
 def _in_a_row(loader: Loader, columns: tuple[str, ...], epochs: int = 3) -> list[Any]:
-    torch.manual_seed(11)
+    torch.default_generator.manual_seed(11)
     made = loader.make(0, 1)
     return [_had(made, loader, columns) for _ in range(1 if loader.take else epochs)]
 
@@ -98,7 +98,7 @@ def _in_a_row(loader: Loader, columns: tuple[str, ...], epochs: int = 3) -> list
 def _chosen(loader: Loader, columns: tuple[str, ...]) -> list[Any]:
     found = []
     for rank, world in ((0, 1), (1, 3)) if loader.elastic or loader.dealt else ((0, 1),):
-        torch.manual_seed(11)
+        torch.default_generator.manual_seed(11)
         made = loader.make(rank, world)
         for epoch in 0, 1, 7:
             _choose(made, epoch)
@@ -120,7 +120,7 @@ def _chosen_inside(loader: Loader, attribute: str) -> list[Any]:
 
 
 def _after_a_break(loader: Loader) -> list[Any]:
-    torch.manual_seed(11)
+    torch.default_generator.manual_seed(11)
     made = loader.make(0, 1)
     head = _had(itertools.islice(made, 2), loader, ("index",))
     return [head, *(_had(made, loader, ("index",)) for _ in range(2))]
@@ -134,7 +134,7 @@ def _tails(loader: Loader, positions: tuple[str, ...], before: int, after: int) 
 
 def _states(loader: Loader, world: int) -> dict[str, str]:
     """Return states of one run of the second epoch."""
-    torch.manual_seed(11)
+    torch.default_generator.manual_seed(11)
     made = loader.make(0, world)
     if loader.epochs:
         _choose(made, 1)
@@ -153,14 +153,14 @@ def _states(loader: Loader, world: int) -> dict[str, str]:
 
 
 def _resumed(loader: Loader, state: str, rank: int, world: int) -> list[Any]:
-    torch.manual_seed(99)
+    torch.default_generator.manual_seed(99)
     made = loader.make(rank, world)
     made.load_state_dict(json.loads(state))
     rest = _had(made, loader)
     if loader.take:
         return [rest]
     # An epoch without a seed draws one as it begins.
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
     if loader.epochs and not loader.keys:
         _choose(made, 2)
     return [rest, _had(made, loader)]

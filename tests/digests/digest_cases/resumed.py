@@ -103,7 +103,7 @@ def _tails(make: Make, before: int, after: int, counts: tuple[int, ...] = (0, 1,
     """Return the rest of an epoch and the next one, on every rank, from states after so many items."""
     found = []
     for count, rank in itertools.product(counts, range(after)):
-        torch.manual_seed(11)
+        torch.default_generator.manual_seed(11)
         sampler = make(0, before)
         sampler.set_epoch(1)
         items = iter(sampler)
@@ -111,11 +111,11 @@ def _tails(make: Make, before: int, after: int, counts: tuple[int, ...] = (0, 1,
             for _ in itertools.islice(items, count):
                 pass
         state = json.dumps(sampler.state_dict())
-        torch.manual_seed(99)
+        torch.default_generator.manual_seed(99)
         fresh = make(rank, after)
         fresh.load_state_dict(json.loads(state))
         rest = list(itertools.islice(fresh, 300))
-        torch.manual_seed(5)
+        torch.default_generator.manual_seed(5)
         fresh.set_epoch(2)
         found.append([rest, list(itertools.islice(fresh, 300))])
     return found

@@ -55,7 +55,7 @@ def of_ranks(make: Callable[[int, int], Any], *worlds: int, take: int | None = N
 
 def drawn(make: Callable[[], Any], seed: int = 11) -> list[Any]:
     """Return two passes, drawn from torch's global generator."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     sampler = make()
     return [list(sampler), list(sampler)]
 
