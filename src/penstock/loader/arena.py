@@ -15,7 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Arena", "Column", "Rows", "Shared", "Slot", "aligned", "collating_into", "place", "place_ahead"]
+__all__ = [
+    "Arena",
+    "Column",
+    "Rows",
+    "Shared",
+    "Slot",
+    "aligned",
+    "collating_into",
+    "has_place",
+    "place",
+    "place_ahead",
+]
 
 _ALIGNMENT = 64  # a cache line, and what vector instructions like
 
@@ -182,6 +193,11 @@ class collating_into:
 
     def __exit__(self, *exc: object) -> None:
         _current.arena = self._before
+
+
+def has_place() -> bool:
+    """Whether there is other memory than ordinary one for the batch at hand."""
+    return _current.arena is not None
 
 
 def place(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
