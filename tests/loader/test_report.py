@@ -128,6 +128,11 @@ def test_real_loops() -> None:
         ("data", "batches are made only when the training asks", {"executor": "inline", "workers": 0}),
         ("data", "prefetch_factor=4 rides over that", {**IDLE, "queue": queue(5.0)}),
         ("data", "the sampler", {**IDLE, "queue": queue(0.2)}),
+        (
+            "data",
+            "took 5.00 s; num_workers=0 makes them where they are needed, which can make the run up to 1.8x faster",
+            {**IDLE, "stages": {"fetch": 4.0, "collate": 1.0, "hand-over": 30.0}},
+        ),
         ("data", "handing batches over took 30.0 s", {**IDLE, "stages": {"fetch": 40.0, "hand-over": 30.0}}),
         ("memory", "70% of the batches had to be copied", {**IDLE, "ways": {"ring": 300, "copy": 700}}),
         ("data", "num_workers=", {"ways": {"ring": 300, "copy": 700}}),  # busy workers would not do more

@@ -24,6 +24,7 @@ __all__ = ["Verdict", "diagnose", "print_report", "render"]
 _BATCHES, _SECONDS = 20, 1.0  # fewer say nothing
 _BUSY = 0.7  # workers that are at work for this share of the time cannot do much more: batches are not all alike
 _FULL = 0.9  # cores that work for this share of the time have none left for another worker
+_CLEARLY = 0.8  # share of the time in which the run would have been done without workers, for it to be said
 _STARVED = 0.1  # share of a core that a worker gets where they are scarce, at least
 _MANY = 0.1  # share of the batches that went another way
 _LARGE = 100_000  # bytes of a batch for which it matters how it comes
@@ -88,6 +89,11 @@ class _Run:
         return f"it waited for data {self.share:.{0 if self.share >= ENOUGH else 1}%} of the time"
 
     @property
+    def alone(self) -> float:
+        """Seconds that the run would take without workers."""
+        return max(self.train + self.work, 1e-9)
+
+    @property
     def where(self) -> str:
         """The cores."""
         return counted(self.cores, "core") + (" that have no time left" if self.full else "")
@@ -144,6 +150,8 @@ def diagnose(stats: dict[str, Any]) -> Verdict:
         return Verdict("data", f"Data limits this run: {run.waiting}, and {_pending(run)}.")
     if run.busy < _BUSY and (why := _memory(run)):
         return Verdict("memory", f"Memory limits this run: {run.waiting}, and {why}.")
+    if run.busy < _BUSY and run.here and run.alone < _CLEARLY * run.seconds:
+        return Verdict("data", _needless(run))
     why = _too_few(run) if run.busy >= _BUSY else _idle(run)
     return Verdict("data", f"Data limits this run: {run.waiting}, and {why}.")
 
@@ -212,6 +220,14 @@ def _pending(run: _Run) -> str:
     return (
         f"only {run.started} of its {counted(run.stats['workers'], 'worker')} have found room in the cluster; add "
         "nodes, or ask for less by RayOptions(num_cpus=, resources=, label_selector=)"
+    )
+
+
+def _needless(run: _Run) -> str:
+    return (
+        f"Handing over limits this run: {run.waiting}, and making all of its batches took {_time(run.work)}; "
+        f"num_workers=0 makes them where they are needed, which can make the run up to {run.seconds / run.alone:.1f}x "
+        "faster, and so can larger batches."
     )
 
 
