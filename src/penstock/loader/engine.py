@@ -243,6 +243,8 @@ class Engine:
                 "on_worker_death='restart' cannot bring back a data set or collate function with a state of its own: "
                 "what a worker's copy has seen is gone with it"
             )
+        # Else what a worker draws in its next pass follows from how far ahead it was when the consumer left this one.
+        draws_by_key = config.pure or (isinstance(fetcher, Fetch) and fetcher.seed_globals)
         free = known and not stream and not own_state and config.dispatch != "batch"
         return Plan(
             chunks=free and divisible,
@@ -251,6 +253,7 @@ class Engine:
             in_order=config.in_order,
             restart=restarts,
             eager=config.dispatch == "chunk",
+            ahead=not stream and not own_state and (draws_by_key or not config.persistent_workers),
         )
 
     def released(self, pool: Pool) -> None:

@@ -246,28 +246,35 @@ class Window:
             self._take_in(executor.submit([self._again.popleft()], worker))
         most = executor.depth or 1
         group = executor.group(most) if most > 1 else 1
+        # Where workers take turns, each gets its own batches of so many rounds.
+        together = group * executor.workers if self._policy.turns and group > 1 else group
         while len(self._open) < most and not self._requests.over and executor.has_room(len(self._open)):
-            if group > 1 and self._open and len(self._open) + group > most:
+            if group > 1 and self._open and len(self._open) + together > most:
                 break  # a little later, then all together
-            worker = self._choose(most)
-            if worker is None or not (batches := self._next_batches(group, worker)):
+            shares = self._next_batches(together, most)
+            if not shares:
                 break
-            self._take_in(executor.submit(batches, worker))
+            for worker, batches in shares.items():
+                self._take_in(executor.submit(batches, worker))
         if executor.planned:
             self._requests.plan(executor.planned - len(self._open))
 
-    def _next_batches(self, count: int, worker: int) -> list[PendingBatch]:
-        """Return the next batches, at most so many, to be made by a worker. There is room for the first one."""
-        executor = self.executor
-        batches: list[PendingBatch] = []
-        while (request := self._requests.next()) is not None:
+    def _next_batches(self, count: int, most: int) -> dict[int, list[PendingBatch]]:
+        """Return the next batches, at most so many, by the worker that makes them. There is room for the first one."""
+        executor, turns = self.executor, self._policy.turns
+        shares: dict[int, list[PendingBatch]] = {}
+        worker = self._choose(most)
+        while worker is not None and (request := self._requests.next()) is not None:
             batch = executor.pending(next(self._numbers), request)
             batch.worker = worker
             self._open[batch.number] = batch
-            batches.append(batch)
-            if len(batches) == count or not executor.has_room(len(self._open)):
+            shares.setdefault(worker, []).append(batch)
+            count -= 1
+            if not count or not executor.has_room(len(self._open)):
                 break
-        return batches
+            if turns:
+                worker = self._choose(most)
+        return shares
 
     def _choose(self, most: int) -> int | None:
         """Return who makes the next batch; None if nobody should be given more."""

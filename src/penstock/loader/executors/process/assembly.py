@@ -39,10 +39,11 @@ class Plan:
         in_order: False delivers what is ready.
         restart: whether workers that die are replaced.
         eager: chunks however little work they are.
+        ahead: whether more batches may be begun than were asked for, where they are small and quickly made.
     """
 
     def __init__(
-        self, *, chunks: bool, free: bool, stream: bool, in_order: bool, restart: bool, eager: bool = False
+        self, *, chunks: bool, free: bool, stream: bool, in_order: bool, restart: bool, eager: bool = False, ahead: bool
     ) -> None:
         self.chunks = chunks
         self.free = free
@@ -50,6 +51,7 @@ class Plan:
         self.in_order = in_order
         self.restart = restart
         self.eager = eager
+        self.ahead = ahead
         self.layout: Layout | None = None
         self.misfits = 0
         self.sample_seconds = 0.0  # of work on one sample, smoothed
@@ -192,8 +194,9 @@ class Assembly:
         seconds *= samples
         # What needs no slot may be large all the same: files as bytes, long texts.
         small = max(self._ring.slot_bytes, plan.message_bytes) <= LIGHT
-        plan.light = plan.free and small and seconds < _LITTLE
-        plan.group = int(_LITTLE / seconds) if plan.light and seconds and not plan.eager else 1
+        plan.light = plan.ahead and small and seconds < _LITTLE
+        together = plan.light and not plan.eager and (plan.free or plan.in_order)
+        plan.group = int(_LITTLE / seconds) if together and seconds else 1
 
     def _whole(self, batch: ProcessBatch) -> tuple[Any, str, Any]:
         assert batch.parts[0].answer is not None
