@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from penstock.loader.collate import Collate, is_default
 from penstock.loader.failures import SKIP, OnError, is_tolerable
 from penstock.loader.generators import WorkerGenerators
 from penstock.loader.messages import BatchMetrics, BatchRequest
+from penstock.loader.seeding import Seeding
 from penstock.loader.snapshots import Snapshot, restore, take_first_snapshot, take_snapshot
 from penstock.loader.stateful import WorkerState
 from penstock.plan.opening import Told
@@ -75,7 +76,8 @@ class Fetch:
         collate_fn: takes the list of samples, or the one sample where batching is off.
         batched: False hands each request's only index to the data set and its sample to ``collate_fn``.
         seed_globals: seed Python's, NumPy's and torch's global generators for each sample from its key, for
-            transforms that draw from those. Whoever calls sees to their being restored.
+            transforms that draw from those.
+        keeps_globals: put them back after each batch, since they are the trainer's.
         on_error: what to do about samples that cannot be loaded; None raises.
         owns_generators: the global generators are this fetcher's alone, in a process of its own, and it does not seed
             them: snapshots hold those that were drawn from.
@@ -88,6 +90,7 @@ class Fetch:
         *,
         batched: bool,
         seed_globals: bool,
+        keeps_globals: bool = False,
         on_error: OnError | None = None,
         owns_generators: bool = False,
     ) -> None:
@@ -95,10 +98,15 @@ class Fetch:
         self.collate_fn = collate_fn
         self.batched = batched
         self.seed_globals = seed_globals
+        self._keeps_globals = keeps_globals
+        self._seeding: Seeding | None = None
         self.on_error = on_error
         self._owns_generators = owns_generators
         self._generators: WorkerGenerators | None = None
         self._calls = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seeding": None}  # the generators are those of a process
 
     @cached_property
     def _batched_dataset(self) -> bool:
@@ -126,7 +134,7 @@ class Fetch:
     @cached_property
     def _plain(self) -> bool:
         """Whether the data set is asked for one sample after the other, and nothing else is to be done."""
-        special = self._batched_dataset or self.seed_globals or self.on_error is not None
+        special = self._batched_dataset or self.on_error is not None
         return not special and hasattr(self.dataset, "__getitem__") and (not self.batched or self.divisible)
 
     @cached_property
@@ -159,6 +167,33 @@ class Fetch:
 
     def __call__(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         """The batch of a request."""
+        return self._seeded(self._batch, request, metrics)
+
+    def samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
+        """The samples of a request, or of a part of one: fewer if ``on_error`` skips some."""
+        samples: list[Any] = self._seeded(self._load, request, metrics)
+        return samples
+
+    def collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
+        """The batch that the samples make."""
+        return self._seeded(partial(self._collate, samples), request, metrics)
+
+    def _seeded(
+        self, job: Callable[[BatchRequest, BatchMetrics], Any], request: BatchRequest, metrics: BatchMetrics
+    ) -> Any:
+        """Make something of samples that find the global generators seeded, where that is wanted."""
+        if not self.seed_globals or not request.keys:
+            return job(request, metrics)
+        if self._seeding is None:
+            self._seeding = Seeding(always=self.tells_states, keeps=self._keeps_globals)
+        return self._seeding.make(partial(job, request), metrics, request.keys[0])
+
+    @property
+    def _seed(self) -> Callable[[int], None] | None:
+        """Seeds what a sample draws from; None where there is nothing to seed."""
+        return None if self._seeding is None or self._seeding.idle else self._seeding.seed
+
+    def _batch(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
         if self._whole and request.indices:
             try:
                 return self._counted(self._fetch_batch, request, metrics)
@@ -166,11 +201,11 @@ class Fetch:
                 if self.on_error is None or not is_tolerable(error):
                     raise
                 metrics.samples -= len(request.indices)  # which of them is it?
-        return self.collate(self.samples(request, metrics), request, metrics)
+        return self._collate(self._load(request, metrics), request, metrics)
 
-    def samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
-        """The samples of a request, or of a part of one: fewer if ``on_error`` skips some."""
-        samples: list[Any] = self._counted(self._plainly if self._plain else self._samples, request, metrics)
+    def _load(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
+        plain = self._plain and self._seed is None
+        samples: list[Any] = self._counted(self._plainly if plain else self._samples, request, metrics)
         return samples
 
     def _counted(
@@ -213,8 +248,7 @@ class Fetch:
                 raise
         return samples
 
-    def collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
-        """The batch that the samples make."""
+    def _collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
         start = time.perf_counter()
         key = request.keys[0] ^ _COLLATION if request.indices else 0
         try:
@@ -222,15 +256,15 @@ class Fetch:
                 if not samples and request.indices and self.on_error is not None:
                     samples = [self._fill(request, metrics)]
                     scope.move(key)
-                if self.seed_globals and request.indices:
-                    _seed(key)
+                if request.indices and (seed := self._seed) is not None:
+                    seed(key)
                 return self.collate_fn(samples if self.batched else samples[0])
         finally:
             metrics.collate += time.perf_counter() - start
 
     def _samples(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
         bulk = self._load_bulk()
-        if bulk is None or not request.keys or (self._batched_dataset and self.seed_globals):
+        if bulk is None or not request.keys or (self._batched_dataset and self._seed is not None):
             return self._each(request, metrics)
         try:
             return bulk(request)
@@ -250,8 +284,8 @@ class Fetch:
 
         def load(request: BatchRequest) -> list[Any]:
             with sample_scope(request.keys[0]):
-                if self.seed_globals:
-                    _seed(request.keys[0])
+                if (seed := self._seed) is not None:
+                    seed(request.keys[0])
                 return getitems(request.indices)
 
         return load
@@ -267,18 +301,13 @@ class Fetch:
             return [sample for sample in samples if sample is not SKIP]
 
     def _load_one(self, request: BatchRequest, move: Callable[[int], None]) -> Callable[[Any, int], Any]:
-        dataset, seed_globals, batched_dataset, at = (
-            self.dataset,
-            self.seed_globals,
-            self._batched_dataset,
-            _at(request),
-        )
+        dataset, seed, batched_dataset, at = self.dataset, self._seed, self._batched_dataset, _at(request)
         getitem = None if hasattr(dataset, "__getitem__") else _bulk(dataset)
 
         def load(index: Any, key: int) -> Any:
             move(key)  # a replacement draws what it would have drawn if nothing had failed before
-            if seed_globals:
-                _seed(key)
+            if seed is not None:
+                seed(key)
             try:
                 if batched_dataset:
                     return dataset.load_samples([index], [key], **at)[0]
@@ -322,13 +351,6 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def _at(request: BatchRequest) -> dict[str, Any]:
     return {} if request.place is None else {"place": request.place}
-
-
-def _seed(key: int) -> None:
-    """Seed the global generators; a hundred times cheaper than ``torch.manual_seed``."""
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(key)
 
 
 def _bulk(dataset: Any) -> Callable[[Sequence[Any]], list[Any]] | None:

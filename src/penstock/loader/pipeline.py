@@ -104,6 +104,7 @@ class Pipeline:
             collate_fn,
             batched=self._batched,
             seed_globals=seeds,
+            keeps_globals=config.kind == "inline",
             on_error=policy,
             owns_generators=config.kind == "process" and config.threads == 1 and not seeds,
         )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 from penstock.loader.executors.base import Began, Done, Event, Executor, PendingBatch
-from penstock.loader.fetch import Fetcher, preserved_generators
+from penstock.loader.fetch import Fetcher
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchResult
 from penstock.loader.stream import StreamFetch
@@ -20,7 +19,7 @@ class InlineExecutor(Executor):
     """Makes one batch at a time.
 
     Args:
-        fetcher: makes it; where it seeds the global generators, they are afterwards what they were before.
+        fetcher: makes it.
         epoch: given to the fetcher, which begins a pass here: an iterable data set's ``__iter__`` is called now.
     """
 
@@ -30,7 +29,6 @@ class InlineExecutor(Executor):
         super().__init__()
         self._fetcher = fetcher
         self._stream = isinstance(fetcher, StreamFetch)
-        self._seeds = bool(getattr(fetcher, "seed_globals", False))
         self._asked: PendingBatch | None = None
         self._result: BatchResult | None = None
         self._events: list[Event] = [Began(0, fetcher.begin(epoch))]
@@ -72,8 +70,7 @@ class InlineExecutor(Executor):
     def _made(self, batch: PendingBatch) -> BatchResult:
         metrics = BatchMetrics()
         try:
-            with preserved_generators() if self._seeds else nullcontext():
-                return BatchResult(self._fetcher(batch.request, metrics), metrics, 0, state=self._fetcher.state_dict())
+            return BatchResult(self._fetcher(batch.request, metrics), metrics, 0, state=self._fetcher.state_dict())
         except StopIteration as error:
             batch.ended = self._stream
             return BatchResult(None, metrics, 0, error=error)
