@@ -123,6 +123,41 @@ def test_groups_there_are(how: dict[str, Any]) -> None:
         assert loader.state_dict()["sampler"]["consumed"] < MANY // 2, "none that other tests would see"
 
 
+class Undeclared(Small):
+    """Says which worker made it."""
+
+    pure = False
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        return torch.full((8,), index), info.id
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize("how", [{}, {"seed": 3, "persistent_workers": True}, {"drop_last": True}], ids=str)
+def test_workers_that_take_turns_are_given_their_own_batches_in_groups(how: dict[str, Any]) -> None:
+    loader = DataLoader(Undeclared(), 7, num_workers=3, **how)
+    for _ in range(2):
+        iterator: Any = iter(loader)
+        workers, depth = [], 0
+        for _, makers in iterator:
+            depth = max(depth, iterator._batches.depth)
+            assert len(set(makers.tolist())) == 1
+            workers.append(makers[0].item())
+        assert workers == [number % 3 for number in range(len(loader))]
+        assert depth == 8 * 6, "else the test shows nothing"
+    loader.close()
+
+
+def test_persistent_workers_that_draw_without_a_seed_are_as_far_ahead_as_torchs() -> None:
+    """What they draw in the next pass shows it."""
+    with DataLoader(Undeclared(), 4, num_workers=2, persistent_workers=True) as loader:
+        for _ in range(2):
+            iterator: Any = iter(loader)
+            assert max(iterator._batches.depth for _ in iterator) == 4
+
+
 @pytest.mark.parametrize("how", [{}, {"collate_fn": list}, {"dispatch": "chunk"}], ids=str)
 def test_large_batches_without_a_slot_are_not_begun_by_the_dozen(how: dict[str, Any]) -> None:
     iterator: Any = iter(DataLoader(Files(), 4, num_workers=2, **how))

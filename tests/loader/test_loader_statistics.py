@@ -104,6 +104,7 @@ def test_errors(executor: str) -> None:
         assert loader.stats()["failed_batches"] == 1
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_the_queue_is_full_while_training_is_slow(executor: str) -> None:
     with make(executor, Staged(200), prefetch_factor=3) as loader:

@@ -35,8 +35,8 @@ def requests(n: int, size: int) -> Iterator[BatchRequest]:
         yield BatchRequest(indices, [1000 + index for index in indices])
 
 
-def fetch(data: Any, collate_fn: Any = list, *, seed_globals: bool = False) -> Fetch:
-    return Fetch(data, collate_fn, batched=True, seed_globals=seed_globals)
+def fetch(data: Any, collate_fn: Any = list) -> Fetch:
+    return Fetch(data, collate_fn, batched=True, seed_globals=False)
 
 
 def threads(data: Any, n: int = 12, size: int = 4, *, count: int = 2, **options: Any) -> Each:
@@ -96,7 +96,7 @@ def test_threads_make_what_is_made_inline(n: int, size: int, count: int, lanes: 
 
 def test_inline_seeds_the_global_generators_and_puts_them_back() -> None:
     before = torch.get_rng_state()
-    fetcher = fetch(GlobalDraws(4), seed_globals=True)
+    fetcher = Fetch(GlobalDraws(4), list, batched=True, seed_globals=True, keeps_globals=True)
     first, second = [plain([one.batch for one in inline(requests(4, 2), fetcher)]) for _ in range(2)]
     assert first == second
     assert torch.equal(torch.get_rng_state(), before)
