@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from faults_support import Range, over, within
+from tuned_support import P1, T2, scripted
 
 from penstock import DataLoader
 from penstock.errors import WorkerError
@@ -45,14 +47,14 @@ class Struck:
 
 
 def _is_ours(frame: Any) -> bool:
-    """Return whether `next` is under way, and has not come to hand a batch over. Hypothesis is called by the garbage
-    collector, which swallows what is raised there.
+    """Return whether `next` is under way, and has not come to hand a batch over. Python swallows what is raised in
+    `__del__`, and by the garbage collector, which calls Hypothesis.
     """
     if frame.f_code.co_filename.endswith("loader/dataloader_iter.py"):
         return False
     while frame is not None:
         name = frame.f_code.co_filename
-        if "hypothesis" in name:
+        if "hypothesis" in name or frame.f_code.co_name == "__del__":
             return False
         if name.endswith("loader/dataloader_iter.py"):
             return True
@@ -92,10 +94,10 @@ def struck_in_call(place: int, strike: Callable[[], None]) -> Iterator[list[str]
     """Do something in the function that the loader calls as its so many-th, where handlers of signals may run; say in
     which. Nothing where it calls fewer.
     """
-    calls, struck = itertools.count(), list[str]()
+    calls, struck, here = itertools.count(), list[str](), os.getpid()
 
     def trace(frame: Any, event: str, arg: Any) -> None:
-        if _is_ours(frame) and next(calls) == place:
+        if os.getpid() == here and _is_ours(frame) and next(calls) == place:
             struck.append(frame.f_code.co_qualname)
             strike()
 
@@ -142,6 +144,34 @@ def test_a_handler_that_strikes_in_any_call(how: str, step: int) -> None:
         again.load_state_dict(state)
         if left:
             assert sorted(batch.tolist() for batch in again) == left, struck
+
+
+def test_a_handler_that_strikes_while_settings_are_tried() -> None:
+    """A batch may be out of its window, a setting half begun: then the pass ends, and does not go on without it."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise Alarm
+
+    def make() -> DataLoader[Any]:
+        return scripted(DataLoader(Range(24), 2, seed=1, num_workers="auto", dispatch="batch"), [T2, P1], [3])
+
+    for place in itertools.count(0, 31):
+        loader, got = make(), []
+        with within(60), over(loader) as iterator, handling(handler):
+            with suppress(Alarm), struck_in_call(place, raise_alarm) as struck:
+                for batch in iterator:
+                    got.append(batch.tolist())
+            state = loader.state_dict()
+            rest = goes_on_or_says_why(iterator)
+        if not struck:
+            return
+        left = [[n, n + 1] for n in range(0, 24, 2) if [n, n + 1] not in got]
+        assert got == [[n, n + 1] for n in range(0, 2 * len(got), 2)], struck
+        assert rest in (None, left), struck
+        again = DataLoader(Range(24), 2, seed=1)
+        again.load_state_dict(state)
+        if left:
+            assert [batch.tolist() for batch in again] == left, struck
 
 
 @pytest.mark.parametrize(("how", "step"), [("inline", 2), ("thread", 5), ("process", 29)])
@@ -220,6 +250,21 @@ def test_a_handler_that_strikes_in_a_sample_is_no_error_of_the_sample(on_error: 
     again = DataLoader(Range(20), 4)
     again.load_state_dict(loader.state_dict())
     assert next(iter(again)).tolist() == [8, 9, 10, 11], "its batch was not had"
+
+
+def test_a_handler_that_puts_another_one_in_its_place_before_it_raises() -> None:
+    def once(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        raise Alarm
+
+    for on_error in ("raise", "skip", "replace"):
+        loader, got = DataLoader(Strikes(20), 4, seed=0, on_error=on_error), []
+        with handling(once), pytest.raises(Alarm), over(loader) as iterator:
+            got.extend(batch.tolist() for batch in iterator)
+        assert got in ([], [[0, 1, 2, 3], [4, 5, 6, 7]])
+        again = DataLoader(Range(20), 4, seed=0)
+        again.load_state_dict(loader.state_dict())
+        assert next(iter(again)).tolist() == [8, 9, 10, 11], "its batch was not had"
 
 
 class Sampler:

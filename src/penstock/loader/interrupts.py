@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 
 __all__ = ["holding_back_interrupts", "is_of_signal_handler"]
 
@@ -50,7 +50,23 @@ def is_of_signal_handler(error: BaseException) -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False  # handlers run in the main thread
     codes = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
-    return bool(codes) and any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+    before = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # A handler may have put another one in its place before it raised.
+        if frame.f_code in codes or (before is not None and _is_called_for_signal(frame, before)):
+            return True
+        before = frame
+    return False
+
+
+def _is_called_for_signal(frame: FrameType, caller: FrameType) -> bool:
+    """Return whether a function was given what handlers are: the number of a signal, and the frame that it struck."""
+    values = list(frame.f_locals.values())
+    values += [each for value in values if type(value) is tuple for each in value]
+    numbers = signal.valid_signals()
+    return any(value is caller for value in values) and any(
+        isinstance(value, int) and value in numbers for value in values
+    )
 
 
 def _code_of(handler: object) -> CodeType | None:

@@ -21,13 +21,14 @@ from penstock.loader.autotune import Autotuner
 from penstock.loader.dataloader_iter import ResultIterator
 from penstock.loader.engine import Engine, Run
 from penstock.loader.fetch import Fetcher
+from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.memory import available_memory, private_memory
 from penstock.loader.messages import BatchRequest, BatchResult
 from penstock.loader.setting import Setting
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
 from penstock.loader.throughput import Throughput, ThroughputMeter
-from penstock.loader.window import CLOSED
+from penstock.loader.window import CLOSED, INTERRUPTED
 
 __all__ = ["Follow", "Segment", "TunedBatches"]
 
@@ -97,6 +98,7 @@ class TunedBatches:
         self._next: Segment | None = None
         self._before = 0  # batches of earlier segments
         self._closed = threading.Event()
+        self._broken = False  # a handler of a signal has struck where something may be half done
         self._begin(first)
 
     def _begin(self, segment: Segment) -> None:
@@ -139,33 +141,39 @@ class TunedBatches:
     def next(self) -> BatchResult:
         """Return the next batch, or its error; the segments' numbers become those of the pass."""
         while True:
+            if self._broken:
+                raise WorkerError(INTERRUPTED)
             batches, asked = self._batches, perf_counter()
             if self._meter is None and self._tuner.look_again(asked):
                 self._measure(asked)
-            meter = self._meter
             result: BatchResult | None
             try:
                 result = batches.next()
             except StopIteration:
                 result = None
-            if result is None:  # not above: workers that are forked there would have it in all of their tracebacks
+            # What a handler of a signal raises from here on may leave a batch out, or a segment half begun.
+            try:
+                if result is not None:
+                    return self._note(result, asked)
+                # Not above: workers that are forked here would have the end of the segment in all of their tracebacks.
                 if not self._go_on():
                     raise StopIteration
-                continue
-            # Another thread may have closed this meanwhile.
-            measured = meter is not None and meter is self._meter and result.error is None
-            if measured and meter is not None and meter.add(result.metrics, asked, perf_counter()):
-                self._measured(meter.found, size_of(result.batch))
-            before = self._before  # below, what `_replace` does takes twice as long
-            return BatchResult(
-                result.batch,
-                result.metrics,
-                before + result.number,
-                result.worker,
-                result.state,
-                result.way,
-                result.error,
-            )
+            except StopIteration:
+                raise
+            except BaseException:
+                self._broken = True
+                self.close()
+                raise
+
+    def _note(self, result: BatchResult, asked: float) -> BatchResult:
+        """Measure a batch, and number it."""
+        meter = self._meter
+        if meter is not None and result.error is None and meter.add(result.metrics, asked, perf_counter()):
+            self._measured(meter.found, size_of(result.batch))
+        before = self._before  # below, what `_replace` does takes twice as long
+        return BatchResult(
+            result.batch, result.metrics, before + result.number, result.worker, result.state, result.way, result.error
+        )
 
     def close(self) -> None:
         """Nothing more is wanted. Idempotent."""
@@ -229,6 +237,8 @@ class TunedBatches:
                 self._next = self._follow(start=True)
                 return
             except Exception as error:
+                if is_of_signal_handler(error):
+                    raise
                 if self._tuner.decided:
                     return  # raised when they are needed
                 self._tuner.note(Throughput(), f"{type(error).__name__}: {error}")
