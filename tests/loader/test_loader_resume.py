@@ -419,3 +419,20 @@ def test_a_resume_goes_on_behind_a_batch_that_failed() -> None:
     second = loader()
     second.load_state_dict(first.state_dict())
     assert list(second) == [[16, 25], [36, 49]]
+
+
+@pytest.mark.parametrize("how", [{}, {"seed": 0}, {"shuffle": "global"}, {"shuffle": True}], ids=str)
+def test_a_resumed_run_draws_from_torchs_generator_what_the_other_would_have(how: dict[str, Any]) -> None:
+    """A state has the base seed of the pass: it is drawn once."""
+    torch.manual_seed(0)
+    loader: Any = DataLoader(range(40), 4, **how)  # type: ignore[arg-type]
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+        torch.rand(1)
+    state, generator = loader.state_dict(), torch.get_rng_state()
+    rest = [(batch.tolist(), torch.rand(1).item()) for batch in iterator]
+    resumed: Any = DataLoader(range(40), 4, **how)  # type: ignore[arg-type]
+    resumed.load_state_dict(state)
+    torch.set_rng_state(generator)
+    assert [(batch.tolist(), torch.rand(1).item()) for batch in resumed] == rest

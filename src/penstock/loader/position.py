@@ -319,7 +319,7 @@ class Position:
         if self._under is not None:
             state["dataset"] = self._under.cursor(0).state()
         base_seed = progress.base_seed if progress is not None and running else self._base_seed
-        if base_seed is not None and not self.seeded:
+        if base_seed is not None:
             state["base_seed"] = base_seed
         if (workers := self.states.state(left=left)) is not None:
             state["workers"] = workers
