@@ -156,6 +156,9 @@ def test_use_generator() -> None:
         with pytest.raises(KeyError), ps.use_generator(inner):
             raise KeyError
         assert ps.generator() is own
+    for other in (3, None, torch.Generator()):
+        with pytest.raises(ConfigError, match=r"takes a numpy\.random\.Generator"), ps.use_generator(other):  # type: ignore[arg-type]
+            pass
 
 
 def test_two_threads_never_use_one_generator() -> None:

@@ -258,9 +258,13 @@ def use_generator(generator: np.random.Generator) -> Iterator[None]:
     It serves as well to repeat a transform by hand: ``with penstock.use_generator(np.random.default_rng(0)): ...``.
 
     Raises:
-        ConfigError: another thread uses this generator, such as the one that makes the sample. Their draws would depend
-            on who comes first.
+        ConfigError: it is no generator of NumPy's; or another thread uses it, such as the one that makes the sample.
+            Their draws would depend on who comes first.
     """
+    if not isinstance(generator, np.random.Generator):
+        raise ConfigError(
+            f"use_generator takes a numpy.random.Generator, such as generator().spawn(1)[0], got {generator!r}"
+        )
     scope = _here.scope
     before = scope.key, scope.generator
     scope.key, scope.generator = 0 if scope.key is None else scope.key, generator

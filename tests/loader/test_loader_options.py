@@ -88,6 +88,19 @@ def test_an_unknown_argument_names_the_class_that_was_called() -> None:
         ps.DataLoader(Loads(), 1, nworkers=2)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("name", ["max_bytes_in_flight", "threads_per_worker"])
+@pytest.mark.parametrize("value", ["2", 0, 1.5])
+def test_counts_are_integers_of_one_or_more(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be an integer of 1 or more, got {value!r}"):
+        ps.DataLoader(Loads(), num_workers=1, **{name: value})
+
+
+def test_batches_that_are_never_begun_are_refused_where_torch_does() -> None:
+    loader = ps.DataLoader(Loads(), num_workers=1, prefetch_factor=0)
+    with pytest.raises(AssertionError, match="begins no batch"):
+        iter(loader)
+
+
 def test_seed_over_a_foreign_stream_is_refused() -> None:
     with pytest.raises(ConfigError, match="no effect on Stream"):
         ps.DataLoader(Stream(), batch_size=4, seed=1)

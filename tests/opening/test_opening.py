@@ -54,6 +54,9 @@ def test_shards(tmp_path: Path) -> None:
     (tmp_path / "packed").mkdir()
     packed.rename(tmp_path / "packed" / "a.tar.gz")
     assert len(list(ps.open(tmp_path / "packed"))) == 3  # type: ignore[call-overload]
+    (tmp_path / "b.tar.gz").touch()
+    with pytest.raises(ConfigError, match=r"shards and compressed shards together \(b\.tar\.gz\); give one kind"):
+        ps.open(tmp_path)
 
 
 def test_folders(tmp_path: Path) -> None:
@@ -144,6 +147,8 @@ def test_images_of_shards(tmp_path: Path) -> None:
         ("train.txt", {"shuffle": True}, "shuffle= takes the name of an order"),
         ("train.txt", {"mini_epochs": None, "remainder": 3}, "remainder= takes 'pad'"),
         ("rows.npy", {"labels": 3}, "labels= takes files"),
+        ("rows.npy", {"labels": [0, 1]}, "labels= takes files, .* got a list with 0 in it"),
+        ("rows.npy", {"storage": {"anon": True}}, r"such as Storage\(options=\{'anon': True\}\), got"),
         ("rows.npy", {"sequence_length": "8"}, "sequence_length= takes an integer"),
     ],
 )

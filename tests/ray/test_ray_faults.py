@@ -136,6 +136,29 @@ def test_the_error_policy_passes_over_it(cluster: Any, tmp_path: Path) -> None:
         assert loader.stats()["errors"]["types"] == {"WorkerError": 2}
 
 
+def test_what_a_handler_of_a_signal_raises_comes_as_it_is(cluster: Any) -> None:
+    """Ray makes a SystemError of it."""
+
+    class Tick(Exception):
+        pass
+
+    def handler(number: int, frame: Any) -> None:
+        raise Tick
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with make(Numbers(40, seconds=0.1), 1) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Tick):
+                for _ in iterator:
+                    pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_errors_keep_their_type_and_tell_where(cluster: Any) -> None:
     data = Failing(20, 7, "")
     with make(data) as loader:

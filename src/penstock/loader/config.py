@@ -224,12 +224,19 @@ def _check_executor(config: LoaderConfig) -> None:
         raise ConfigError(f"ray_options is for executor='ray', not {executor!r}")
     if executor == "process" and not PROCESSES:
         raise ConfigError("there are no worker processes on this platform in this version: use executor='thread'")
-    if operator.index(config.threads_per_worker) < 1:
-        raise ConfigError(f"threads_per_worker must be 1 or more, got {config.threads_per_worker}")
+    _check_count("threads_per_worker", config.threads_per_worker)
     _check_processes(config)
     limit = config.max_bytes_in_flight
-    if limit is not None and (num_workers == 0 or operator.index(limit) < 1):
-        raise ConfigError(f"max_bytes_in_flight={limit} must be positive, and is for loaders with workers")
+    if limit is not None:
+        _check_count("max_bytes_in_flight", limit)
+        if num_workers == 0:
+            raise ConfigError(f"max_bytes_in_flight={limit} is for loaders with workers: leave it out")
+
+
+def _check_count(name: str, value: Any) -> None:
+    """Refuse what is no positive integer."""
+    if not isinstance(value, SupportsIndex) or operator.index(value) < 1:
+        raise ConfigError(f"{name} must be an integer of 1 or more, got {value!r}")
 
 
 def _check_processes(config: LoaderConfig) -> None:

@@ -471,6 +471,10 @@ class DataLoader(TorchDataLoader[T_co]):
             check_pass(self, position.plan, chosen=self._chose_sampler)
         if config.kind == "inline" and self.timeout:
             raise AssertionError(f"timeout={self.timeout} is for loaders with workers: leave it out")  # as torch
+        if config.num_workers and config.prefetch_factor is not None and config.prefetch_factor < 1:
+            raise AssertionError(
+                f"prefetch_factor={config.prefetch_factor} begins no batch: give 1 or more"
+            )  # as torch
         kept = engine.keeps_workers and not states.resumes
         fetcher, base_seed = self._fetcher(), position.base_seed(self._draw_base_seed)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed

@@ -145,9 +145,14 @@ def _folder(path: str, options: Mapping[str, Any]) -> Found:
     split = options.get("split")
     if os.path.exists(os.path.join(path, split or "", "index.json")):
         return Found("MDS folders", [path])
-    for endings, kind in ((_TAR, "shards"), (_COMPRESSED, "compressed shards")):
-        if shards := shards_in(path, endings):
-            return Found(kind, shards)
+    shards, compressed = shards_in(path), shards_in(path, _COMPRESSED)
+    if shards and compressed:
+        raise ConfigError(
+            f"{path}: shards and compressed shards together ({os.path.basename(compressed[0])}); give one kind of "
+            f"them, such as {os.path.join(path, '*.tar')!r}"
+        )
+    if shards or compressed:
+        return Found("shards" if shards else "compressed shards", shards or compressed)
     if "sequence_length" in options and (files := shards_in(path, _TOKENS)):
         return Found("tokens", files)
     if is_table_folder(path):

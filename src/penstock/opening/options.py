@@ -251,6 +251,10 @@ def check_types(options: Mapping[str, Any]) -> None:
         value = options.get(name)
         if value is not None and not callable(value) and not (name == "handler" and isinstance(value, bool)):
             raise ConfigError(f"{name}= takes a function, got {value!r}")
+    if isinstance(labels := options.get("labels"), list | tuple):
+        for label in labels:
+            if not isinstance(label, _PATH):
+                raise ConfigError(f"labels= takes {_TYPES['labels'][1]}, got a list with {label!r} in it")
     _check_storage(options.get("storage"))
     _check_folder(options.get("cache_dir"))
 
@@ -260,7 +264,9 @@ def _check_storage(value: Any) -> None:
         from penstock.storage import Storage
 
         if not isinstance(value, Storage):
-            raise ConfigError(f"storage= takes a penstock.storage.Storage, got {value!r}")
+            raise ConfigError(
+                "storage= takes a penstock.storage.Storage, such as Storage(options={'anon': True}), got " + repr(value)
+            )
 
 
 def _check_folder(value: Any) -> None:

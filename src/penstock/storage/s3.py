@@ -28,7 +28,9 @@ __all__ = ["S3Backend"]
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)$")
 _PIECE = 1 << 18
-_CREDENTIALS = "check the credentials (AWS_* variables, ~/.aws); for public data pass the option anon=True"
+_CREDENTIALS = (
+    "check the credentials (AWS_* variables, ~/.aws); for public data give storage=Storage(options={'anon': True})"
+)
 
 
 class S3Backend:

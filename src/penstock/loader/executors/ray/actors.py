@@ -30,6 +30,7 @@ from penstock.loader.executors.ray.cluster import check_attached, nodes, resourc
 from penstock.loader.executors.ray.member import Answer, Call, Counts, Member, Pass
 from penstock.loader.executors.ray.options import RayOptions
 from penstock.loader.executors.ray.worker import Actor, versions
+from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.snapshots import Snapshot
 
 __all__ = ["Actors"]
@@ -266,7 +267,14 @@ class Actors:
             return []
         patience = self._patience(timeout)
         self.waiting = True
-        found, rest = ray.wait(refs, num_returns=1, timeout=patience)
+        try:
+            found, rest = ray.wait(refs, num_returns=1, timeout=patience)
+        except SystemError as error:
+            # Ray says so where a handler of a signal has raised.
+            cause = error.__cause__
+            if cause is None or not (isinstance(cause, KeyboardInterrupt) or is_of_signal_handler(cause)):
+                raise
+            raise cause from None
         if found and rest:
             found += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         self.waiting = False
