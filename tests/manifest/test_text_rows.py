@@ -67,6 +67,8 @@ unusual = st.sampled_from(
     st.lists(usual, min_size=60, max_size=80), st.lists(st.tuples(st.integers(0, 80), unusual), max_size=3), st.data()
 )
 @example([b"a/%d.jpg 1" % k for k in range(99)], [], None)
+@example([b"a/%d.jpg 1" % k for k in range(300)], [(20, b"x" * 510)], None)
+@example([b"a/%d.jpg 1" % k for k in range(300)], [(20, b"x" * 511)], None)
 @one_file
 def test_batches_are_those_of_a_whole_file_split(
     write: WriteFile, content: list[bytes], others: list[tuple[int, bytes]], draw: st.DataObject | None

@@ -118,22 +118,21 @@ class LineIndex:
         ``most`` bytes; a few may have."""
         if 0 < len(rows) <= _FEW:
             return _as_arrow(list(map(self._one, rows.tolist())))
-        if not self._cr and (plain := self._plain(rows, most)) is not None:
-            text, lengths = plain
+        if not self._cr and (plain := self._plain(rows, 0, most)) is not None:
+            data, lengths = plain
             ends = np.zeros(len(rows) + 1, np.int64)
             np.add.accumulate(lengths, out=ends[1:])
-            return _array(text.replace(b"\n", b""), ends)
+            return _array(data, ends)
         slices, one_each = self._take(rows, most)
         if not one_each or self._cr:
             return _as_arrow(self._values(slices))
-        data, offsets = slices
         import pyarrow.compute as pc
 
-        return pc.binary_slice(_array(data, offsets), 0, -1)  # without the line feeds
+        return pc.binary_slice(_array(*slices), 0, -1)  # without the line feeds
 
     def text(self, rows: Rows) -> list[str]:
         """The values of rows as str; bytes that are not UTF-8 become surrogates, as in file names (`os.fsdecode`)."""
-        if (plain := self._plain(rows)) is not None:
+        if (plain := self._plain(rows, 1)) is not None:
             data, _ = plain
         else:
             slices, one_each = self._take(rows)
@@ -220,9 +219,10 @@ class LineIndex:
         if self._index_size_now() != self._index_size:
             self._heal(remove=False)  # nobody takes it for a sound one
 
-    def _plain(self, rows: Rows, most: int | None = None) -> tuple[bytes, Rows] | None:
-        """The slices of a batch of short rows, and the lengths of their values, where each slice is a value and a line
-        feed; None for anything else, which `_take` sees to: too many rows or bytes, the ends of the file, damage.
+    def _plain(self, rows: Rows, feeds: int, most: int | None = None) -> tuple[bytes, Rows] | None:
+        """The values of a batch of short rows, each with so many line feeds (0 or 1), and their lengths without, where
+        each slice is a value and a line feed. None for anything else, which `_take` sees to: too many rows or bytes,
+        the first and the last rows of the file, damage.
 
         It looks at all that `_checked` looks at. What a batch costs is not its bytes but how many calls NumPy gets, so
         rows are copied as a table of equal ones, of which the ends are cut off.
@@ -230,21 +230,22 @@ class LineIndex:
         if not 0 < (count := len(rows)) <= _BATCH:
             return None
         self._check_files()
-        bounds = self._bounds[rows].view(np.uint64)  # without a sign what is negative is huge
-        before, lengths = bounds[::2] - 1, bounds[1::2] - bounds[::2] - 1
+        around = self._bounds[rows].view(np.uint64) - 1  # the line feeds; without a sign what is negative is huge
+        before = around[::2]
+        lengths = around[1::2] - before - 1
         width = int(np.maximum.reduce(lengths)) + 2
         too_much = most is not None and count * width > most
-        if too_much or width > len(_COLUMNS) or int(np.maximum.reduce(before)) + width > self._size:
+        if too_much or width > len(_COLUMNS) or int(np.maximum.reduce(around)) + width > self._size:
             return None
-        # First both ends of each row, by `take`, which lets go of Python's lock: pages may have to come from a disk.
-        first, last = before.view(np.int64), (before + lengths + 1).view(np.int64)
-        feeds = b"\n" * count
-        if self._data_array.take(first).tobytes() != feeds or self._data_array.take(last).tobytes() != feeds:
+        # By `take`, which lets go of Python's lock, since the pages may have to come from a disk.
+        if self._data_array.take(around.view(np.int64)).tobytes() != b"\n\n" * count:
             return None
-        windows = np.ndarray((self._size - width + 1,), f"V{width}", self._data, strides=(1,))[first]
-        inside = _COLUMNS[:width] <= lengths.astype(np.uint16)[:, np.newaxis]
-        data = windows.view(np.uint8).reshape(count, width)[inside].tobytes()
-        return (data, lengths.view(np.int64)) if data.count(b"\n") == count else None
+        windows = np.ndarray((self._size - width + 1,), f"V{width}", self._data, strides=(1,))
+        table = windows[before.view(np.int64)].view(np.uint8).reshape(count, width)
+        inside = _COLUMNS[:width] < (lengths + feeds).astype(np.uint16)[:, np.newaxis]
+        data = table[inside].tobytes()
+        single = data.count(b"\n") == count if feeds else b"\n" not in data
+        return (data, lengths.view(np.int64)) if single else None
 
     def _take(self, rows: Rows, most: int | None = None) -> tuple[_Slices, bool]:
         """The slices of rows, and whether all are a value and a line feed. TooMuch: see `raw`."""
