@@ -5,7 +5,8 @@ epoch, batches of 256 random rows, and single ones; of these the next request is
 "4 under way" (`Client.batches`), before that. Ours is ``penstock serve`` with its status page. The peer keeps the
 list of lines and the order of the epoch in memory, and answers with lists of lines; connections are kept alive, in both
 directions without Nagle's delay. What comes is checked against the file before anything is measured. The client's side
-of JSON is a list of str; ours is a record batch, and with "as str" that list as well.
+of JSON is a list of str; ours is a record batch, and with "as str" that list as well. "Flight alone" is what a round
+trip costs at least: a server that answers every request over the same kind of stream with one batch that it has.
 
 MB/s is what crosses: record batches, or JSON. CPU is microseconds a row, of the client's and of the server's process;
 "ratio" is of rates in the same round. With several clients each is a process that asks for one row after the other.
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,19 @@ def ours(path: Path) -> Iterator[Running]:
         yield Running(ready.read_text().strip(), psutil.Process(process.pid))
 
 
-@contextmanager
-def peer(path: Path) -> Iterator[Running]:
+def peer(path: Path) -> AbstractContextManager[Running]:
     """The peer."""
-    with started([__file__, "--serve-flask", str(path)]) as process:
+    return of_this_file("--serve-flask", path)
+
+
+def alone(path: Path) -> AbstractContextManager[Running]:
+    """Flight, and nothing of ours."""
+    return of_this_file("--serve-flight", path)
+
+
+@contextmanager
+def of_this_file(option: str, path: Path) -> Iterator[Running]:
+    with started([__file__, option, str(path)]) as process:
         assert process.stdout is not None
         yield Running(process.stdout.readline().strip(), psutil.Process(process.pid))
 
@@ -128,6 +138,23 @@ def serve_flask(path: str) -> None:
     server.serve_forever()
 
 
+def serve_flight(path: str) -> None:
+    """The same batch for every request."""
+    import pyarrow.flight as flight
+
+    batch = Manifest.open(path).gather(np.arange(BATCH))
+
+    class Same(flight.FlightServerBase):  # type: ignore[misc]
+        def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+            writer.begin(batch.schema)
+            for _ in reader:
+                writer.write_batch(batch)
+
+    server = Same("grpc://127.0.0.1:0")
+    print(f"grpc://127.0.0.1:{server.port}", flush=True)
+    server.serve()
+
+
 # ------------------------------------------------------------------------------------------------------------ clients
 
 
@@ -159,6 +186,26 @@ class Ours:
         return strings(batch) if self.strings else batch, batch.nbytes
 
     def close(self) -> None:
+        self.client.close()
+
+
+class Alone:
+    """A client of Flight alone."""
+
+    def __init__(self, address: str) -> None:
+        import pyarrow.flight as flight
+
+        self.client = flight.FlightClient(address)
+        self.writer, self.reader = self.client.do_exchange(flight.FlightDescriptor.for_command(b""))
+
+    def batches(self, numbers: Iterator[Any]) -> Answers:
+        for some in numbers:
+            self.writer.write_metadata(pa.py_buffer(some))
+            batch = self.reader.read_chunk().data
+            yield batch, batch.nbytes
+
+    def close(self) -> None:
+        self.writer.close()
         self.client.close()
 
 
@@ -293,8 +340,10 @@ KINDS: dict[str, Callable[[str], Any]] = {
     f"penstock, {AHEAD} under way": lambda address: Ours(address, ahead=AHEAD),
     "Flask": Json,
     "Flask, one by one": lambda address: Json(address, single=True),
+    "Flight alone": Alone,
 }
-PENSTOCK, STRINGS, AT_ONCE, FLASK, FLASK_SINGLE = KINDS
+PENSTOCK, STRINGS, AT_ONCE, FLASK, FLASK_SINGLE, ALONE = KINDS
+SERVERS = {"penstock": ours, "Flask": peer, ALONE: alone}
 PAGES, BATCHES, ROWS, ROWS_TOGETHER = (
     "pages, shuffled",
     f"batches of {BATCH}",
@@ -389,12 +438,13 @@ def middle(results: Sequence[Round], name: str) -> float:
 
 def bars(found: dict[str, dict[str, list[Round]]], start: Sequence[float], memory: float) -> None:
     """Print the medians beside what was to be reached."""
-    pages, _, _, together = (kinds[PENSTOCK] for kinds in found.values())
+    pages, in_turn, _, together = (kinds[PENSTOCK] for kinds in found.values())
     at_once, single = found[BATCHES][AT_ONCE], found[ROWS][AT_ONCE]
     tails = [r.percentile(99) for r in together]
     rows = [
         row("pages, shuffled", "M rows/s", middle(pages, "rate") / 1e6, 6),
         row("pages, shuffled", "MB/s", middle(pages, "megabytes"), 300),
+        row(f"batches of {BATCH}, one after the other", "k rows/s", middle(in_turn, "rate") / 1e3, 600),
         row(f"batches of {BATCH}, {AHEAD} under way", "k rows/s", middle(at_once, "rate") / 1e3, 800),
         row(f"single rows, one client, {AHEAD} under way", "k rows/s", middle(single, "rate") / 1e3, 4),
         row(f"single rows, {CLIENTS} clients", "k rows/s", middle(together, "rate") / 1e3, 4),
@@ -415,16 +465,20 @@ def all_rows(servers: dict[str, Running], options: argparse.Namespace) -> dict[s
     """Ask for every row of the file, and see what memory the servers have then, in MB."""
     with closing(Ours(servers["penstock"].address)) as client:
         assert sum(len(batch) for batch, _ in client.pages()) == options.lines
-    return {name: smaps_rollup(one.process.pid)["Anonymous"] / 1e6 for name, one in servers.items()}
+    return {name: smaps_rollup(servers[name].process.pid)["Anonymous"] / 1e6 for name in ("penstock", "Flask")}
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="of one client in a round (default: %(default)s)")
     parser.add_argument("--serve-flask", metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--serve-flight", metavar="FILE", help=argparse.SUPPRESS)
     options = parse(parser, {"lines": 100_000, "repeat": 1, "seconds": 0.1}, versions=("flask",))
     if options.serve_flask:
         serve_flask(options.serve_flask)
+        return
+    if options.serve_flight:
+        serve_flight(options.serve_flight)
         return
     if importlib.util.find_spec("flask") is None:
         raise SystemExit("the peer needs flask: pip install flask")
@@ -436,7 +490,7 @@ def main() -> None:
         start = {"penstock": [first_answer(ours, Ours, path) for _ in range(2 * options.repeat)]}
         start["Flask"] = [first_answer(peer, Json, path) for _ in range(2)]
         pool = stack.enter_context(context.Pool(CLIENTS, join, [context.Barrier(CLIENTS)]))
-        servers = {name: stack.enter_context(serve(path)) for name, serve in (("penstock", ours), ("Flask", peer))}
+        servers = {name: stack.enter_context(serve(path)) for name, serve in SERVERS.items()}
         check(servers, path)
         found = rounds(servers, pool, options)
         memory = all_rows(servers, options)

@@ -148,6 +148,23 @@ def test_a_forged_offset_at_another_row_is_found_out(write: WriteFile, content: 
         assert sidecar.read_bytes() == sound
 
 
+@pytest.mark.parametrize("read", [lambda index, rows: index.raw(rows).to_pylist(), LineIndex.text])
+@pytest.mark.parametrize("place", [60, 62, 59, 90])
+def test_a_forged_offset_within_a_batch_is_found_out(
+    write: WriteFile, place: int, read: Callable[[LineIndex, np.ndarray], list[object]]
+) -> None:
+    """Row 61 begins where another does: a slice is empty or has several rows, and the line feeds may be as many."""
+    path, rows = write(LINES), np.arange(80, 40, -1)
+    expected = read(LineIndex(SourceFile(str(path)), LineRules()), rows)
+    sidecar = sidecar_of(path)
+    sound = sidecar.read_bytes()
+    data = bytearray(sound)
+    data[DATA + 8 * 61 : DATA + 8 * 62] = data[DATA + 8 * place : DATA + 8 * (place + 1)]
+    sidecar.write_bytes(data)
+    assert read(LineIndex(SourceFile(str(path)), LineRules()), rows) == expected
+    assert sidecar.read_bytes() == sound
+
+
 def test_a_forged_number_of_rows_is_found_out(write: WriteFile) -> None:
     path = write(LINES)
     Manifest.open(path)

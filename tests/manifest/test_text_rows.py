@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ManifestError
 from penstock.manifest import Manifest
-from penstock.manifest.lines import LineIndex
+from penstock.manifest.lines import LineIndex, TooMuch
 from penstock.manifest.scan import LineRules
 from penstock.storage import SourceFile
 
@@ -55,6 +55,42 @@ def test_rows_are_those_of_a_whole_file_split(
         some = np.array(draw.draw(st.lists(st.integers(0, len(expected) - 1), max_size=10)), dtype=np.int64)
         assert index.raw(some).to_pylist() == [expected[k] for k in some]
         assert index.text(some) == [os.fsdecode(expected[k]) for k in some]
+
+
+usual = st.integers(0, 10**6).map(lambda k: b"class/%d.jpg %d" % (k, k % 7))
+unusual = st.sampled_from(
+    [b"x", b"x" * 509, b"x" * 510, b"x" * 511, b"x" * 4096, b"", b"#", b"x\r", b"\xff", b"\xef\xbb\xbf"]
+)
+
+
+@given(
+    st.lists(usual, min_size=60, max_size=80), st.lists(st.tuples(st.integers(0, 80), unusual), max_size=3), st.data()
+)
+@example([b"a/%d.jpg 1" % k for k in range(99)], [], None)
+@example([b"a/%d.jpg 1" % k for k in range(300)], [(20, b"x" * 510)], None)
+@example([b"a/%d.jpg 1" % k for k in range(300)], [(20, b"x" * 511)], None)
+@one_file
+def test_batches_are_those_of_a_whole_file_split(
+    write: WriteFile, content: list[bytes], others: list[tuple[int, bytes]], draw: st.DataObject | None
+) -> None:
+    for place, line in others:
+        content.insert(place, line)
+    data = b"\n".join(content) + (b"" if draw and draw.draw(st.booleans()) else b"\n")
+    index, expected = LineIndex(SourceFile(str(write(data))), LineRules(comment="#")), reference(data, b"#")
+    places = np.arange(9, 50) if draw is None else draw.draw(st.lists(st.integers(0, index.rows - 1), min_size=9))
+    some = np.array(places, dtype=np.int64)
+    assert index.raw(some).to_pylist() == [expected[k] for k in some]
+    assert index.text(some) == [os.fsdecode(expected[k]) for k in some]
+    with pytest.raises(TooMuch):
+        index.raw(some, sum(len(expected[k]) for k in some) - 1)
+
+
+def test_a_usual_batch_takes_the_short_way(write: WriteFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = LineIndex(SourceFile(str(write(b"".join(b"a/%d.jpg 1\n" % k for k in range(999))))), LineRules())
+    monkeypatch.setattr(index, "_take", None)
+    some = np.arange(700, 444, -1)
+    assert index.raw(some).to_pylist() == [b"a/%d.jpg 1" % k for k in some]
+    assert index.text(some) == [f"a/{k}.jpg 1" for k in some]
 
 
 @given(adversarial)

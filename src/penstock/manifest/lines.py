@@ -49,6 +49,7 @@ _Slices = tuple[npt.NDArray[np.uint8], Rows]
 _LF = 10
 _FEW = 8  # rows that are read faster one by one
 _BATCH = 256  # rows that NumPy gathers about as fast as Arrow
+_COLUMNS = np.arange(-1, 511).astype(np.uint16)  # of a table of rows: the byte before them, and then from their first
 _LOOK_EVERY = 1e-3  # seconds; the modification times themselves move in steps of 1 to 10 ms
 
 
@@ -117,22 +118,27 @@ class LineIndex:
         ``most`` bytes; a few may have."""
         if 0 < len(rows) <= _FEW:
             return _as_arrow(list(map(self._one, rows.tolist())))
-        slices, plain = self._take(rows, most)
-        if not plain or self._cr:
+        if not self._cr and (plain := self._plain(rows, 0, most)) is not None:
+            data, lengths = plain
+            ends = np.zeros(len(rows) + 1, np.int64)
+            np.add.accumulate(lengths, out=ends[1:])
+            return _array(data, ends)
+        slices, one_each = self._take(rows, most)
+        if not one_each or self._cr:
             return _as_arrow(self._values(slices))
-        data, offsets = slices
-        if len(rows) <= _BATCH:
-            return _array(data[data != _LF], offsets - np.arange(len(offsets)))
         import pyarrow.compute as pc
 
-        return pc.binary_slice(_array(data, offsets), 0, -1)  # without the line feeds
+        return pc.binary_slice(_array(*slices), 0, -1)  # without the line feeds
 
     def text(self, rows: Rows) -> list[str]:
         """The values of rows as str; bytes that are not UTF-8 become surrogates, as in file names (`os.fsdecode`)."""
-        slices, plain = self._take(rows)
-        if not plain:
-            return [value.decode("utf-8", "surrogateescape") for value in self._values(slices)]
-        data = slices[0].tobytes()
+        if (plain := self._plain(rows, 1)) is not None:
+            data, _ = plain
+        else:
+            slices, one_each = self._take(rows)
+            if not one_each:
+                return [value.decode("utf-8", "surrogateescape") for value in self._values(slices)]
+            data = slices[0].tobytes()
         if self._cr:
             data = data.replace(b"\r\n", b"\n")
         lines = data.decode("utf-8", "surrogateescape").split("\n")
@@ -212,6 +218,34 @@ class LineIndex:
         self.source.check()
         if self._index_size_now() != self._index_size:
             self._heal(remove=False)  # nobody takes it for a sound one
+
+    def _plain(self, rows: Rows, feeds: int, most: int | None = None) -> tuple[bytes, Rows] | None:
+        """The values of a batch of short rows, each with so many line feeds (0 or 1), and their lengths without, where
+        each slice is a value and a line feed. None for anything else, which `_take` sees to: too many rows or bytes,
+        the first and the last rows of the file, damage.
+
+        It looks at all that `_checked` looks at. What a batch costs is not its bytes but how many calls NumPy gets, so
+        rows are copied as a table of equal ones, of which the ends are cut off.
+        """
+        if not 0 < (count := len(rows)) <= _BATCH:
+            return None
+        self._check_files()
+        around = self._bounds[rows].view(np.uint64) - 1  # the line feeds; without a sign what is negative is huge
+        before = around[::2]
+        lengths = around[1::2] - before - 1
+        width = int(np.maximum.reduce(lengths)) + 2
+        too_much = most is not None and count * width > most
+        if too_much or width > len(_COLUMNS) or int(np.maximum.reduce(around)) + width > self._size:
+            return None
+        # By `take`, which lets go of Python's lock, since the pages may have to come from a disk.
+        if self._data_array.take(around.view(np.int64)).tobytes() != b"\n\n" * count:
+            return None
+        windows = np.ndarray((self._size - width + 1,), f"V{width}", self._data, strides=(1,))
+        table = windows[before.view(np.int64)].view(np.uint8).reshape(count, width)
+        inside = _COLUMNS[:width] < (lengths + feeds).astype(np.uint16)[:, np.newaxis]
+        data = table[inside].tobytes()
+        single = data.count(b"\n") == count if feeds else b"\n" not in data
+        return (data, lengths.view(np.int64)) if single else None
 
     def _take(self, rows: Rows, most: int | None = None) -> tuple[_Slices, bool]:
         """The slices of rows, and whether all are a value and a line feed. TooMuch: see `raw`."""

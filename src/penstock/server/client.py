@@ -210,12 +210,11 @@ class Client:
         numbers = as_numbers(indices)
         if not len(numbers):  # there is no message for nothing
             return _empty(self._flight_info(name, fingerprint).schema.remove_metadata())
-        command = encode_key(name, fingerprint)
-        pieces = [numbers[begin : begin + MAX_ROWS] for begin in range(0, len(numbers), MAX_ROWS)]
-        read = self._rows.read
-        batches = [
-            batch for piece in pieces for batch in self._servers.insist(partial(read, command, piece), self.patience)
-        ]
+        read = partial(self._rows.read, encode_key(name, fingerprint))
+        batches: list[pa.RecordBatch] = []
+        while len(numbers):
+            batches += self._servers.insist(partial(read, numbers[:MAX_ROWS]), self.patience)
+            numbers = numbers[MAX_ROWS:]
         return _joined(batches)
 
     def batches(

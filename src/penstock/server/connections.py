@@ -89,13 +89,15 @@ class Call:
     def send(self, request: pa.Buffer) -> None:
         """Send a request over an exchange."""
         with self._lock:
-            self._check()
+            if self._client is None:
+                raise Released
             self._writer.write_metadata(request)
 
     def read(self) -> pa.RecordBatch | None:
         """The next batch, or None after the last."""
         with self._lock:
-            self._check()
+            if self._client is None:
+                raise Released
             try:
                 batch: pa.RecordBatch = self._reader.read_chunk().data
             except StopIteration:

@@ -43,7 +43,7 @@ class Servers:
         self._at = secrets.randbelow(len(addresses))
 
     def insist(
-        self, attempt: Callable[[Address], T], patience: float, asked: Callable[[], Address | None] = lambda: None
+        self, attempt: Callable[[Address], T], patience: float, asked: Callable[[], Address | None] | None = None
     ) -> T:
         """What ``attempt(address)`` gives for one of the servers.
 
@@ -59,7 +59,7 @@ class Servers:
 
         def once() -> T:
             at = self._at
-            address = asked() or self._addresses[at]
+            address = (asked and asked()) or self._addresses[at]
             try:
                 return attempt(address)
             except Released:

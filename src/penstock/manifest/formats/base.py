@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
@@ -94,6 +94,14 @@ class Part(Protocol):
         """The fingerprints that this source may have had with its first ``rows`` rows alone, the likeliest first."""
 
 
+@cache
+def _line_schema() -> pa.Schema:
+    """That of rows that are kept as lines. To make one takes as long as a tenth of a batch."""
+    import pyarrow as pa
+
+    return pa.schema([("line", pa.large_binary())])
+
+
 class Parser(Protocol):
     """From the text of rows to values."""
 
@@ -161,7 +169,7 @@ class ParsedPart:
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
         import pyarrow as pa
 
-        return pa.RecordBatch.from_arrays([self._lines(rows, most)], schema=pa.schema([("line", pa.large_binary())]))
+        return pa.RecordBatch.from_arrays([self._lines(rows, most)], schema=_line_schema())
 
     def _lines(self, rows: Rows, most: int | None) -> pa.LargeBinaryArray:
         lines = self.raw(rows)
