@@ -151,9 +151,22 @@ class Seeding:
         self._drawn = [generator for generator in self._drawn if generator in self._moved]
 
 
-def _memory(address: int) -> memoryview:
-    """Return a view of a Mersenne Twister's words and place. It is only read."""
-    return memoryview((ctypes.c_char * _BYTES).from_address(address)).cast("B")
+class _Words:
+    """The memory of a Mersenne Twister. It is only read.
+
+    Args:
+        address: where it is.
+        place: where in it the number is that says how many words were used; the words are before it, or behind.
+    """
+
+    def __init__(self, address: int, place: int) -> None:
+        self.memory = memoryview((ctypes.c_char * _BYTES).from_address(address)).cast("B")
+        first = 4 - place if place < 4 else 0
+        self._place, self._first = self.memory[place : place + 4], self.memory[first : first + 8]
+
+    def sign(self) -> bytes:
+        """Return what every draw changes, and every other seed: the place and the first words."""
+        return self._place.tobytes() + self._first.tobytes()
 
 
 class _Python:
@@ -163,38 +176,40 @@ class _Python:
 
     def __init__(self) -> None:
         self._instance: Any = random.getstate.__self__  # type: ignore[attr-defined]
-        self._memory = self._found_memory()
+        self._words = self._found_words()
+        self._saved: Any = b"", None  # sign, and the state that was asked for then
 
-    def _found_memory(self) -> memoryview | None:
+    def _found_words(self) -> _Words | None:
         """Return the place and the words in the object of CPython's class, behind its head."""
         base: Any = random.Random.__base__
         if sys.implementation.name != "cpython" or base.__basicsize__ < object.__basicsize__ + _BYTES:
             return None
-        memory = _memory(id(self._instance) + object.__basicsize__)
+        found = _Words(id(self._instance) + object.__basicsize__, 0)
         _, (*words, place), _ = self._instance.getstate()
-        return memory if memory.cast("I").tolist() == [place, *words] else None
+        return found if found.memory.cast("I").tolist() == [place, *words] else None
 
     def seed(self, key: int) -> None:
         random.seed(key)
 
     def look(self) -> Any:
         # A normal number that was drawn in advance is beside the memory.
-        memory, instance = self._memory, self._instance
-        return instance.getstate() if memory is None else (memory.tobytes(), instance.gauss_next)
+        words, instance = self._words, self._instance
+        return (instance.getstate() if words is None else (words.sign(), instance.gauss_next)), None
 
-    save = look
+    def save(self) -> Any:
+        look, _ = self.look()
+        if look != self._saved[0]:
+            self._saved = look, self._instance.getstate()
+        return self._saved
 
     def watch(self, key: int, *, keeps: bool) -> Any:
-        return self.look()
+        return self.save() if keeps else self.look()
 
     def moved(self, since: Any) -> bool:
-        return bool(self.look() != since)
+        return bool(self.look()[0] != since[0])
 
     def put_back(self, to: Any) -> None:
-        if self._memory is not None:
-            place, *words = memoryview(to[0]).cast("I").tolist()
-            to = self._instance.VERSION, (*words, place), to[1]
-        self._instance.setstate(to)
+        self._instance.setstate(to[1])
 
 
 class _NumPy:
@@ -204,47 +219,47 @@ class _NumPy:
 
     def __init__(self) -> None:
         self._source: Any = None
-        self._memory: memoryview | None = None
-        self._saved: Any = b"", None  # words, and the state that was asked for then
+        self._words: _Words | None = None
+        self._saved: Any = b"", None  # sign, and the state that was asked for then
 
     def seed(self, key: int) -> None:
         np.random.seed(key & 0xFFFFFFFF)
 
     def look(self) -> Any:
-        memory = self._found_memory()
-        return (b"", _numpy_state()) if memory is None else (memory.tobytes(), None)
+        words = self._found_words()
+        return (b"", _numpy_state()) if words is None else (words.sign(), None)
 
     def save(self) -> Any:
-        words, state = self.look()
-        if state is None:
-            # A normal number that was drawn in advance is beside the memory, and only behind another draw.
-            known, state = self._saved
-            if words != known or state["has_gauss"]:
-                state = _numpy_state()
-                self._saved = words, state
-        return words, state
+        sign, state = self.look()
+        if state is not None:
+            return sign, state
+        # A normal number that was drawn in advance is beside the memory, and only behind another draw.
+        known, saved = self._saved
+        if sign != known or saved["has_gauss"]:
+            self._saved = sign, _numpy_state()
+        return self._saved
 
     def watch(self, key: int, *, keeps: bool) -> Any:
         return self.save() if keeps else self.look()
 
     def moved(self, since: Any) -> bool:
-        words, state = since
-        memory = self._found_memory()
-        if memory is None or not words or (state is not None and state["has_gauss"]):
+        sign, state = since
+        words = self._found_words()
+        if words is None or not sign or (state is not None and state["has_gauss"]):
             return pickle.dumps(_numpy_state()) != pickle.dumps(state)
-        return bool(memory.tobytes() != words)
+        return bool(words.sign() != sign)
 
     def put_back(self, to: Any) -> None:
         np.random.set_state(to[1])
 
-    def _found_memory(self) -> memoryview | None:
+    def _found_words(self) -> _Words | None:
         """Return the words and the place of NumPy's own generator; None if the program has set another kind."""
         source = np.random.get_bit_generator()  # type: ignore[attr-defined]
         if source is not self._source:
             twister = isinstance(source, np.random.MT19937)
-            self._memory = _memory(source.ctypes.state_address) if twister else None
+            self._words = _Words(source.ctypes.state_address, 4 * _WORDS) if twister else None
             self._source, self._saved = source, (b"", None)
-        return self._memory
+        return self._words
 
 
 def _numpy_state() -> dict[str, Any]:
@@ -252,14 +267,25 @@ def _numpy_state() -> dict[str, Any]:
     return state
 
 
+_HEAD = 24
+"""Bytes of torch's state: the seed, the words that are left, a flag, the next word."""
+
+
 class _Torch:
-    """torch's generator of the processor. It is so cheap to seed and to put back that each batch does."""
+    """torch's generator of the processor. It is so cheap to seed and to put back that each batch does.
+
+    Its state begins with the seed, and with its place among its words, which each draw moves: more is not looked at.
+    """
+
+    def __init__(self) -> None:
+        self._fresh = b""  # the place right after seeding
 
     def seed(self, key: int) -> None:
         torch.default_generator.manual_seed(key)  # a hundred times cheaper than `torch.manual_seed`
 
     def look(self) -> Any:
-        return torch.default_generator.get_state(), None
+        state = torch.default_generator.get_state()
+        return ctypes.string_at(state.data_ptr(), _HEAD), None
 
     def save(self) -> Any:
         return None, torch.default_generator.get_state()
@@ -267,10 +293,12 @@ class _Torch:
     def watch(self, key: int, *, keeps: bool) -> Any:
         saved = torch.default_generator.get_state() if keeps else None
         self.seed(key)
-        return torch.default_generator.get_state(), saved
+        if not self._fresh:
+            self._fresh = self.look()[0][8:]
+        return key.to_bytes(8, sys.byteorder) + self._fresh, saved
 
     def moved(self, since: Any) -> bool:
-        return not torch.equal(torch.default_generator.get_state(), since[0])
+        return bool(self.look()[0] != since[0])
 
     def put_back(self, to: Any) -> None:
         torch.default_generator.set_state(to[1])
