@@ -106,6 +106,11 @@ def test_an_empty_batch_sampler_ends() -> None:
             assert list(sampler) == []
 
 
+def test_more_passes_than_may_be_empty_in_a_row() -> None:
+    batches = BatchSampler(SequentialSampler(range(2)), 2, False)
+    assert list(IterationBasedBatchSampler(batches, 150)) == [[0, 1]] * 150
+
+
 def test_positions_are_unique_over_passes() -> None:
     run = bound(IterationBasedBatchSampler(batches("batch"), 30))
     positions = np.concatenate([positions for _, positions in run])
