@@ -252,7 +252,9 @@ class SaysEpoch(IterableDataset[int]):
         return iter([self.epoch] * 2)
 
 
-@pytest.mark.parametrize("copied", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))], ids=["copied", "pickled"])
+@pytest.mark.parametrize(
+    "copied", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))], ids=["copied", "pickled"]
+)
 def test_a_copy_tells_the_epoch_that_was_chosen_for_its_original(copied: Callable[[Any], Any]) -> None:
     loader = ps.DataLoader(SaysEpoch(), 2)
     loader.set_epoch(3)

@@ -252,6 +252,15 @@ def test_a_change_is_noticed_before_the_next_read(write: WriteFile, change: str)
             read()
 
 
+def test_a_change_behind_the_times_of_a_file_is_no_damage_of_its_index(write: WriteFile) -> None:
+    path = write("a 1\nbbb 2\n")
+    manifest, times = Manifest.open(path), path.stat()
+    path.write_text("aaa 1\nb 2\n")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(ManifestError, match="has been built again; open the manifest again"):
+        manifest.records([1])
+
+
 def test_a_single_row_notices_another_size_at_once(write: WriteFile, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(LINES * 200)
     manifest = Manifest.open(path)
