@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mixture_support import Numbers, StatefulStream, Stream
+from torch.utils.data import IterableDataset
 
 from penstock import DataLoader, Mixture
 from penstock.datasets.mixture_stream import MixtureStream
@@ -104,6 +105,28 @@ def test_errors() -> None:
     with pytest.raises(ConfigError, match=r"source 0 gave no sample at all"):
         list(make(sizes=(0, 3)))
     assert len(list(pickle.loads(pickle.dumps(make(stop=5))))) == 5
+
+
+class Breaks(IterableDataset[int]):
+    """Its third item is an error, and then there are more."""
+
+    def __iter__(self) -> Any:
+        return map(self.item, range(6))
+
+    def item(self, number: int) -> int:
+        if number == 2:
+            raise ValueError("the third")
+        return number
+
+
+def test_an_error_of_a_source_ends_the_iteration() -> None:
+    stream = iter(Mixture([(Breaks(), 1)]))
+    assert [next(stream), next(stream)] == [0, 1]
+    before = stream.cursor()
+    with pytest.raises(ValueError, match="the third"):
+        next(stream)
+    assert stream.cursor() == before
+    assert list(stream) == []
 
 
 def test_each_epoch_and_each_rank_has_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

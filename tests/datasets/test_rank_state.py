@@ -164,3 +164,11 @@ def test_growth_is_no_excuse_for_other_rows(tmp_path: Path) -> None:
     path.write_text("".join(f"{i}.jpg {i}\n" for i in range(10)))
     with pytest.raises(StateError, match="fingerprint"):
         RankDataset(path).load_state_dict(state, allow_growth=True)
+
+
+@pytest.mark.parametrize("dealt", [[4, 0, 0], [0, 61, 0], [0, 0, 61], [0, 0], [0, 0, -1]])
+def test_a_place_that_there_is_not_is_refused(rows: Manifest, dealt: list[int]) -> None:
+    dataset = make(rows)
+    with pytest.raises(StateError, match=r"is damaged.*dealt"):
+        dataset.load_state_dict({**dataset.state_dict(3), "dealt": dealt})
+    assert dataset.state_dict(3) == make(rows).state_dict(3)

@@ -177,6 +177,35 @@ def test_closed_while_a_batch_is_made(executor: str) -> None:
                 assert [int(batch) for batch in resumed] == list(range(len(had), 12))
 
 
+class ClosesIt:
+    """A sampler that closes the loader where its second epoch begins."""
+
+    loader: Any = None
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        if self.epoch == 1:
+            self.loader.close()
+        return iter(range(12))
+
+
+@pytest.mark.parametrize("how", ["thread", "process"])
+def test_closed_while_an_epoch_begins_that_was_chosen_after_iter(how: str) -> None:
+    sampler = ClosesIt()
+    loader = sampler.loader = DataLoader(Range(12), 2, sampler=sampler, **HOW[how])
+    with within(60):
+        iterator = iter(loader)
+        sampler.set_epoch(1)
+        with pytest.raises(WorkerError, match="its DataLoader was closed"):
+            next(iterator)
+
+
 @pytest.mark.parametrize("how", WORKERS)
 def test_the_workers_of_an_iterator_are_shut_down(how: str) -> None:
     """By torch's private names: that is not the end of the epoch either."""

@@ -53,6 +53,7 @@ def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, An
         pids = [worker.pid for worker in iterator._workers]
     assert got == [[2 * k, 2 * k + 1] for k in range(6)]
     assert len(told) == 2
+    assert loader.stats()["failed_batches"] == 0, "it came later"
     for text in told:
         assert "DataLoader timed out after 0.4 seconds" in text
         assert "sample 5" in text

@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, get_worker_inf
 
 from penstock import DataLoader
 from penstock.errors import ConfigError
+from penstock.loader.executors.process.ring import SPARE
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*are being kept")
 
@@ -95,6 +96,20 @@ def test_a_pass_that_is_left_gives_its_slots_back() -> None:
         for batch in iterator:
             del batch
         assert pool.batches == {}
+
+
+def test_passes_that_are_left_lose_no_slots_for_later_workers() -> None:
+    loader = DataLoader(Big(24), 2, num_workers=2)
+    with within(60):
+        for batch in loader:
+            del batch
+        for _ in range(4):
+            left: Any = iter(loader)
+            next(left)
+            ring = left._batches.executor.pool.ring
+            del left
+        assert ring.has_free, "what was let go of is seen when somebody looks"
+        assert len(ring._free) == ring.in_flight + SPARE
 
 
 def test_data_sets_that_cannot_be_forked_are_not() -> None:

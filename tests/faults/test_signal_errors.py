@@ -267,6 +267,21 @@ def test_a_handler_that_puts_another_one_in_its_place_before_it_raises() -> None
         assert next(iter(again)).tolist() == [8, 9, 10, 11], "its batch was not had"
 
 
+def test_a_handler_that_closes_the_loader_and_raises() -> None:
+    def handler(number: int, frame: Any) -> None:
+        loader.close()
+        raise Alarm
+
+    loader = DataLoader(Strikes(20), 4)
+    with handling(handler):
+        iterator = iter(loader)
+        assert [next(iterator).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(Alarm):
+            next(iterator)
+        with pytest.raises(WorkerError, match="its DataLoader was closed"):
+            next(iterator)
+
+
 class Sampler:
     """A signal comes while it draws the third index."""
 

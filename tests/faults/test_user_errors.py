@@ -251,6 +251,34 @@ def test_errors_of_samplers_come_behind_what_was_planned(how: str, count: int) -
     assert got == list(range(count))
 
 
+class NoState(Range):
+    """A sample fails, and then the state behind it."""
+
+    failed = False
+
+    def __getitem__(self, index: int) -> int:
+        if index == 1:
+            self.failed = True
+            raise LookupError("no such sample")
+        return index
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.failed:
+            raise ValueError("no state behind it")
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", ["inline", "thread", "fork"])
+def test_an_error_of_the_state_behind_an_error_is_told(how: str) -> None:
+    with over(DataLoader(NoState(4), **{**ALL[how], "num_workers": 0 if how == "inline" else 1})) as iterator:
+        assert int(next(iterator)) == 0
+        with pytest.raises(ValueError, match="no state behind it"):
+            next(iterator)
+
+
 class NoLength(Range):
     def __len__(self) -> int:
         raise OSError("the length is not known today")

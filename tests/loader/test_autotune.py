@@ -167,6 +167,14 @@ def test_of_settings_as_good_as_the_best_the_smallest_is_chosen() -> None:
     assert tuner.current == INLINE
 
 
+def test_an_estimate_says_nothing_of_the_processor() -> None:
+    """It is known after 64 batches that were made, and not after 40 that count twice."""
+    tuner = Autotuner(["process"], inline="estimate", cores=1, persistent=True, later=0.0)
+    tuner.note(Throughput(40, 4.0, 0.1, BatchMetrics(400, fetch=4.0, cpu=4.0)))
+    assert not tuner.decided
+    assert tuner.current == Setting("process", 2)
+
+
 def test_inline_is_estimated_where_trying_it_is_not_safe() -> None:
     machine = Machine(cores=4, metrics=1e-5, computing=1.0, train=1e-5, hand=1e-4)
     tuner = tuner_of(machine, inline="estimate")

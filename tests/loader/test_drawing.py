@@ -117,6 +117,19 @@ def test_a_pass_over_several_permutations_that_is_left(stop: int, ours_too: bool
     assert ours == run(TorchDataLoader, TorchRandomSampler)
 
 
+def test_an_epoch_that_is_chosen_after_iter_draws_alike_however_far_ahead_the_first_was_read() -> None:
+    found = []
+    for how in ({}, {"executor": "thread", "num_workers": 2}):
+        generator = torch.Generator().manual_seed(5)
+        sampler = RandomSampler(range(23), generator=generator)
+        with DataLoader(Numbers(), 4, sampler=sampler, **how) as loader:
+            iterator = iter(loader)
+            sampler.set_epoch(1)
+            order = torch.cat(list(iterator)).tolist()
+        found.append((order, torch.rand((), generator=generator).item()))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("had", [0, 2])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_resumed_process_leaves_the_global_generator_where_the_first_did(had: int, weighted: bool) -> None:

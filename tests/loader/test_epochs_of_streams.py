@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
 import penstock as ps
 import penstock.wds as wds
@@ -237,6 +238,29 @@ def test_a_copy_begins_the_epoch_of_its_original(make: Callable[[], Any], passes
         assert list(itertools.chain.from_iterable(one)) == keys(expected)
     assert loader.epoch == 1
     assert len(list(loader)) == len(passes[2])
+
+
+class SaysEpoch(IterableDataset[int]):
+    """A user's data set, which is told its epochs."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.epoch] * 2)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))], ids=["copied", "pickled"]
+)
+def test_a_copy_tells_the_epoch_that_was_chosen_for_its_original(copied: Callable[[Any], Any]) -> None:
+    loader = ps.DataLoader(SaysEpoch(), 2)
+    loader.set_epoch(3)
+    other = copied(loader)
+    for one in (other, loader):
+        assert [[batch.tolist() for batch in one] for _ in range(2)] == [[[3, 3]], [[4, 4]]]
 
 
 @pytest.mark.parametrize("how", [INLINE, WORKERS["processes"], WORKERS["persistent"]], ids=str)

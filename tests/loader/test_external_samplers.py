@@ -293,14 +293,14 @@ def test_a_sampler_that_went_on_by_itself_leaves_a_loaded_state_be(end: str) -> 
 class OneShare(Sampler[int]):
     """Somebody's own sampler of one rank's share."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank, self.num_replicas = rank, 2
+    def __init__(self, rank: int, samples: int = 12) -> None:
+        self.rank, self.num_replicas, self.samples = rank, 2, samples
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.rank, 12, 2))
+        return iter(range(self.rank, self.samples, 2))
 
     def __len__(self) -> int:
-        return 6
+        return self.samples // 2
 
 
 def test_a_state_of_one_rank_does_for_another() -> None:
@@ -310,6 +310,17 @@ def test_a_state_of_one_rank_does_for_another() -> None:
     other = ps.DataLoader(Range(12), 2, sampler=OneShare(1))
     other.load_state_dict(loader.state_dict())
     assert [row for batch in other for row in plain(batch)] == [5, 7, 9, 11]
+
+
+def test_a_state_of_one_rank_counts_more_than_another_has() -> None:
+    loader = ps.DataLoader(Range(12), 2, sampler=OneShare(0))
+    running = iter(loader)
+    next(running)
+    next(running)
+    other = ps.DataLoader(Range(12), 2, sampler=OneShare(1, 4))
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="does not repeat its order"):
+        list(other)
 
 
 def test_a_state_of_other_indices_is_refused() -> None:

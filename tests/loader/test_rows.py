@@ -222,6 +222,13 @@ def test_chunks_of_other_kinds_are_not_joined() -> None:
 # Through a loader of two processes.
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_samples_of_chunks_that_do_not_fit_together_are_counted_once() -> None:
+    with DataLoader(Samples("mixed numbers", 14), 7, num_workers=2, dispatch="chunk") as loader:
+        assert len(list(loader)) == 2
+        assert loader.stats()["samples"] == 14
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:more than")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", KINDS)

@@ -547,6 +547,16 @@ def test_what_the_message_of_mixed_data_says_works(rest: Any, tmp_path: Path, jo
     assert together(job(2, shared_out), 0) == sorted([*range(N)] * 2)
 
 
+@pytest.mark.parametrize("options", [{"split": False}, {"sampler": range(4)}])
+def test_a_share_beside_one_that_is_opened_whole_is_refused(options: Any, tmp_path: Path, job: Any) -> None:
+    def refuse() -> None:
+        mixed = ConcatDataset([share(tmp_path, rank=0, world_size=1), share(tmp_path), manifest(tmp_path)])
+        with pytest.raises(ConfigError, match="come on each of the 2 ranks"):
+            loader_over(mixed, **options)
+
+    job(2, refuse)
+
+
 def test_data_of_ours_beside_others_need_a_word(job: Any) -> None:
     """The loader shares out one of them by its rule, and not the other."""
 

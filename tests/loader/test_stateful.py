@@ -428,6 +428,55 @@ def test_a_state_that_cannot_be_pickled_is_an_error_of_its_first_batch() -> None
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
+class Tells(torch.utils.data.IterableDataset[Any]):
+    """Counts its iterators and their items, which tell both."""
+
+    epoch = given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        return Telling(self)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.given = state["epoch"], state["given"]
+
+
+class Telling(Iterator[Any]):
+    place = 0
+
+    def __init__(self, dataset: Tells) -> None:
+        self.dataset = dataset
+
+    def __next__(self) -> Any:
+        if self.place == 6:
+            raise StopIteration
+        self.place += 1
+        self.dataset.given += 1
+        return self.dataset.epoch, self.dataset.given
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_that_both_its_iterators_and_their_items_move(workers: int) -> None:
+    def make() -> ps.DataLoader[Any]:
+        return ps.DataLoader(Tells(), 2, collate_fn=list, num_workers=workers)
+
+    loader, again = make(), make()
+    iterator = iter(loader)
+    assert next(iterator) == [(1, 1), (1, 2)]
+    again.load_state_dict(loader.state_dict())
+    for rest in (iterator, again):
+        assert list(rest) == [[(1, 3), (1, 4)], [(1, 5), (1, 6)]]
+
+
 def test_a_state_holds_no_beginning_of_an_earlier_pass() -> None:
     """Workers that persist tell where they began passes that were left at once, too."""
 

@@ -361,6 +361,29 @@ def test_it_looks_again_later_and_may_choose_more_workers() -> None:
         assert tuner.stats()["dataset_copies"] == 1 + 2
 
 
+class DiesOnce(Pure):
+    """The first worker that comes to a sample dies."""
+
+    def __init__(self, size: int, file: Path) -> None:
+        super().__init__(size)
+        self.file = file
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2 and not self.file.exists():
+            self.file.touch()
+            os._exit(1)
+        return super().__getitem__(index)
+
+
+def test_workers_that_were_replaced_while_settings_are_tried_are_counted(tmp_path: Path) -> None:
+    data = DiesOnce(42, tmp_path / "died")
+    loader = scripted(DataLoader(data, 4, seed=3, num_workers="auto", on_worker_death="restart"), [P1, P2], [4])
+    with loader:
+        assert same(loader, DataLoader(Pure(42), 4, seed=3))
+        assert loader.stats()["workers"] == 2
+        assert loader.stats()["restarts"] == 1
+
+
 def test_what_is_assigned_ends_the_tuning() -> None:
     loader = scripted(pure(num_workers="auto"), [P1, P2], [2])
     with loader:

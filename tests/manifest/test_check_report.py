@@ -69,6 +69,14 @@ def test_duplicates_across_sources(write: WriteFile, tmp_path: Path) -> None:
     assert check([write("a 1\na 2\n")], duplicates=False).ok
 
 
+def test_lines_of_duplicates_are_those_of_their_own_source(write: WriteFile) -> None:
+    first, second = write("a 1\na 2\n", name="first.txt"), write("long-name-b 1\nb 1\na 2\n", name="second.txt")
+    assert check([first, second]).problems["duplicate"].examples == [
+        f"{first}, line 2: 'a' came before, in row 0",
+        f"{second}, line 3: 'a' came before, in row 0",
+    ]
+
+
 def test_bad_rows_of_a_mapped_arrow_file(tmp_path: Path) -> None:
     table = pa.table({"path": ["a", None, "b", ""], "label": [1, 2, None, 4]})
     with pa.ipc.new_file(str(tmp_path / "t.arrow"), table.schema) as writer:

@@ -27,6 +27,7 @@ from penstock.manifest import Manifest
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan
 from penstock.plan.reader import Plan, PlanReader
+from penstock.samplers import RandomSampler
 
 TAKE = 90  # more than any finite case has; of the endless ones, so many
 WORLD = 3
@@ -395,6 +396,17 @@ def test_the_whole_epoch_is_known_anywhere_in_it(make: Maker) -> None:
         assert length(halfway.whole()) == len(everything)
         if step == "before it runs":
             assert rest(halfway) == whole[3:]
+
+
+def test_what_was_drawn_from_a_readers_seed_is_not_used_in_another_epoch() -> None:
+    def order_of(epoch: int, asked: bool) -> list[Any]:
+        reader = PlanReader(RandomSampler(range(40)), seed=3)
+        if asked:
+            reader.cursor(0)
+        reader.set_epoch(epoch)
+        return items(reader.start(advance=False))
+
+    assert order_of(1, True) == order_of(1, False) != order_of(0, True)
 
 
 @settled

@@ -27,3 +27,15 @@ def test_a_copy_has_epochs_of_its_own(copied: Callable[[Any], Any]) -> None:
     other = copied(first)
     other.set_epoch(3)
     assert [list(first), list(other)] == orders
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_draws_for_itself(copied: Callable[[Any], Any]) -> None:
+    first = ps.RandomSampler(range(100))
+    state = first.state_dict()  # which draws what the next pass begins with
+    other = copied(first)
+    again = ps.RandomSampler(range(100))
+    again.load_state_dict(state)
+    expected = list(again)
+    assert list(other) != expected
+    assert list(first) == expected

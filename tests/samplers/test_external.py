@@ -764,6 +764,13 @@ def test_one_warning_if_an_epoch_begins_twice_under_a_seed(sampler: Callable[[An
     assert f"epoch 0 of this {type(sampler(range(N))).__name__} begins a second time" in message
 
 
+def test_no_warning_if_an_order_that_is_always_the_same_begins_twice() -> None:
+    loader = over(DistributedSampler(range(N), 2, 0, shuffle=False), seed=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len([list(loader) for _ in range(2)]) == 2
+
+
 def test_a_sampler_that_takes_epochs_is_advanced_by_a_loader_with_a_seed() -> None:
     sampler = Told(range(N))
     loader = over(sampler, seed=5)

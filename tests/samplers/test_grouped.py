@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,28 @@ def test_a_foreign_sampler_is_drawn_once() -> None:
     assert len(batches) == announced
     assert batches == by_hand(expected, np.arange(40) % 4, 3, False, "completion")
     assert list(sampler) != batches, "the next pass draws anew"
+
+
+class ByEpoch:
+    """A sampler of others, which has another order in each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.default_rng(self.epoch).permutation(40).tolist())
+
+
+def test_what_was_drawn_for_a_length_is_not_used_in_another_epoch() -> None:
+    def batches_of(epoch: int, asked: bool) -> list[list[int]]:
+        sampler = GroupedBatchSampler(ByEpoch(), np.arange(40) % 4, 3, world_size=1)
+        assert not asked or len(sampler) == 16
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert batches_of(1, True) == batches_of(1, False) != batches_of(0, False)
 
 
 def test_positions_are_places_in_the_stream() -> None:

@@ -106,6 +106,21 @@ def test_an_empty_batch_sampler_ends() -> None:
             assert list(sampler) == []
 
 
+def test_more_passes_than_may_be_empty_in_a_row() -> None:
+    batches = BatchSampler(SequentialSampler(range(2)), 2, False)
+    assert list(IterationBasedBatchSampler(batches, 150)) == [[0, 1]] * 150
+
+
+def test_a_generator_stands_alike_wherever_the_iterations_began() -> None:
+    def stands(start: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(3)
+        inner = BatchSampler(RandomSampler(range(4), num_samples=20, generator=generator), 2, False)
+        list(IterationBasedBatchSampler(inner, 5, start))
+        return generator.get_state()
+
+    assert torch.equal(stands(0), stands(2))
+
+
 def test_positions_are_unique_over_passes() -> None:
     run = bound(IterationBasedBatchSampler(batches("batch"), 30))
     positions = np.concatenate([positions for _, positions in run])

@@ -82,6 +82,17 @@ def test_a_manifest_shuffled_and_the_same_for_any_workers(folder: Path, tmp_path
     assert json.loads(shards[0]["json"]) == {"score": keys[0] / 2}
 
 
+def test_each_shard_has_as_many_samples_as_fit(tmp_path: Path) -> None:
+    for number in range(12):
+        path = tmp_path / "in" / "a class" / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1000))
+    for more, counts in ((0, [4, 4, 4]), (-1, [3, 3, 3, 3])):
+        # A header and two blocks of the picture, a header and a block of its class; and the end of the archive.
+        report = pack(tmp_path / "in", tmp_path / f"out{more}", max_bytes=4 * 5 * 512 + 4 * 512 + more, progress=False)
+        assert [len(ShardSet([name])) for name in report.shards] == counts
+
+
 def test_resize(folder: Path, tmp_path: Path) -> None:
     report = pack(folder, tmp_path / "out", resize_max_side=24, progress=False)
     shards = ShardSet(report.shards)

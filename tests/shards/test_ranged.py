@@ -68,6 +68,13 @@ def test_samples_by_ranges(server: Any, paths: list[str], tmp_path: Path) -> Non
     assert size == 0
 
 
+def test_samples_of_shards_here_and_in_a_store(server: Any, paths: list[str], tmp_path: Path) -> None:
+    urls = [put(server, paths[0]), paths[1], put(server, paths[2])]
+    shards, local = ShardSet(urls, copy=False, storage=storage_in(tmp_path)), ShardSet(paths)
+    for order in ([0, 41], [0, 1, 40, 42, 50], [41, 43, 0, 67]):
+        assert list(map(data_of, shards.records(order))) == list(map(data_of, local.records(order)))
+
+
 def test_neighbours_up_to_a_block(server: Any, paths: list[str], tmp_path: Path) -> None:
     url = put(server, paths[0])
     storage = Storage(cache=tmp_path / "cache", block=8192)

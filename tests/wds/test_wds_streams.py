@@ -227,6 +227,43 @@ def test_an_error_at_the_beginning_of_a_pass_leaves_a_state_there() -> None:
     assert had + list(again) == 3 * list(range(5))
 
 
+class Keeps:
+    """Says how many items it has given, which it forgets where the next pass gives its first."""
+
+    begins = had = 0
+
+    def __iter__(self) -> Iterator[int]:
+        begins, self.begins = self.begins, 0
+        for item in range(begins, 5):
+            self.had = item + 1
+            yield item
+
+    def state_dict(self) -> dict[str, int]:
+        return {"had": self.had}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begins = state["had"]
+
+
+def test_a_source_that_has_not_run_yet_is_not_where_its_last_pass_ended() -> None:
+    def make() -> Any:
+        return wds.RandomMix([Keeps(), Keeps()], longest=True)
+
+    dataset = make()
+    assert sorted(dataset) == sorted(2 * list(range(5)))
+    stream = iter(dataset)
+    had: list[int] = []
+    states = [through_json(dataset.state_dict())]
+    for item in stream:
+        had.append(item)
+        states.append(through_json(dataset.state_dict()))
+    assert len(had) == 10
+    for count, state in enumerate(states):
+        again = make()
+        again.load_state_dict(state)
+        assert list(again) == had[count:], count
+
+
 def test_the_data_sets_inside_keep_their_own_epochs(tmp_path: Path) -> None:
     inside = shuffled(write_shards(tmp_path, 4, 5))
     alone = texts(inside.compose())
