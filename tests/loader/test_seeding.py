@@ -254,3 +254,15 @@ def test_a_fetcher_that_has_made_batches_can_be_pickled() -> None:
     made = [fetch(request, BatchMetrics()) for _ in range(2)]
     again = pickle.loads(pickle.dumps(fetch))
     assert repr(again(request, BatchMetrics())) == repr(made[0]) == repr(made[1])
+
+
+def test_pythons_generator_behind_functions_of_a_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is not looked for then."""
+    own = random.getstate
+    monkeypatch.setattr(random, "getstate", lambda: own())
+    data = Drawing(["gauss"], begin=60)
+    expected = truth(data)
+    iterator = iter(DataLoader(data, BATCH, seed=SEED, collate_fn=list))
+    before = states()
+    assert list(iterator) == expected
+    assert states() == before

@@ -175,14 +175,17 @@ class _Python:
     """
 
     def __init__(self) -> None:
-        self._instance: Any = random.getstate.__self__  # type: ignore[attr-defined]
+        # The module where a program has put a function of its own in the place of a method.
+        self._instance: Any = getattr(random.getstate, "__self__", random)
         self._words = self._found_words()
         self._saved: Any = b"", None  # sign, and the state that was asked for then
 
     def _found_words(self) -> _Words | None:
         """Return the place and the words in the object of CPython's class, behind its head."""
         base: Any = random.Random.__base__
-        if sys.implementation.name != "cpython" or base.__basicsize__ < object.__basicsize__ + _BYTES:
+        if sys.implementation.name != "cpython" or type(self._instance) is not random.Random:
+            return None
+        if base.__basicsize__ < object.__basicsize__ + _BYTES:
             return None
         found = _Words(id(self._instance) + object.__basicsize__, 0)
         _, (*words, place), _ = self._instance.getstate()
