@@ -108,7 +108,7 @@ class Assembly:
         if self._plan.layout is None:
             return False
         _, pieces = self._columns_of(size)
-        return sum(pieces[-1]) <= slot.capacity
+        return sum(pieces[-1]) <= slot.size
 
     def _columns_of(self, size: int) -> tuple[list[Column], list[tuple[int, int]]]:
         """Columns of a batch of so many samples, and the pieces of the slot that they are."""
@@ -175,7 +175,7 @@ class Assembly:
             value, way = batch.value, "pipe"
             self.give_back(batch)
             if self._plan.layout is not None:
-                self._ring.fit(self._plan.layout.nbytes(len(batch.request.indices)))
+                self._ring.learn(self._plan.layout.nbytes(len(batch.request.indices)))
         else:
             value, way = self._rows(batch)
         metrics = batch.metrics or BatchMetrics()
@@ -202,11 +202,10 @@ class Assembly:
         here, way = self._take_out(batch, [piece for piece in table if piece[0] >= 0])
         arrays = iter(here)
         value = unpack(data, [next(arrays if offset >= 0 else beside) for offset, _ in table])
+        if table:
+            self._ring.learn(sum(aligned(size) for _, size in table))
         if len(here) == len(table):
             return value, way, state
-        nbytes = sum(aligned(size) for _, size in table)
-        if not self._ring.fit(nbytes):
-            return value, "pipe", state
         if self._plan.chunks and self._plan.layout is None:
             layout = layout_of(value, len(batch.request.indices))
             if layout is None:
@@ -220,8 +219,10 @@ class Assembly:
         assert layout is not None
         assert slot is not None
         columns, pieces = self._columns_of(size)
-        memory, begin = slot.region.memory, slot.begin
-        small = iter([memory[begin + o : begin + o + n].copy() for o, n in pieces if n <= SMALL])
+        memory = self._ring.memory(slot)
+        small = iter([memory[begin : begin + nbytes].copy() for begin, nbytes in pieces if nbytes <= SMALL])
+        del memory
+        self._ring.learn(sum(pieces[-1]))
         arrays, way = self._take_out(batch, [piece for piece in pieces if piece[1] > SMALL])
         large = iter(arrays)
         tensors = [
