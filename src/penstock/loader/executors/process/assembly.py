@@ -19,6 +19,7 @@ from penstock.loader.executors.process.ring import LIGHT, Slot
 from penstock.loader.executors.process.rows import Layout, join, join_texts, layout_of, unflatten
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
+from penstock.loader.sizes import RecentSizes
 
 __all__ = ["Assembly", "Part", "Plan", "ProcessBatch"]
 
@@ -54,7 +55,7 @@ class Plan:
         self.misfits = 0
         self.sample_seconds = 0.0  # of work on one sample, smoothed
         self.sized = False  # whether it is known how large batches are
-        self.message_bytes = 0  # of the largest batch's answers so far, beside what lies in its slot
+        self.messages = RecentSizes()  # of the last batches' answers, beside what lies in their slots
         self.light = False  # whether batches are small and little work, so that many of them may be in flight
         self.group = 1  # batches that are handed over together, where handing over costs more than making
 
@@ -191,7 +192,7 @@ class Assembly:
         plan.sized = True
         seconds *= samples
         # What needs no slot may be large all the same: files as bytes, long texts.
-        small = max(self._ring.slot_bytes, plan.message_bytes) <= LIGHT
+        small = max(self._ring.slot_bytes, plan.messages.largest) <= LIGHT
         plan.light = plan.free and small and seconds < _LITTLE
         plan.group = int(_LITTLE / seconds) if plan.light and seconds and not plan.eager else 1
 

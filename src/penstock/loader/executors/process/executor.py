@@ -105,7 +105,7 @@ class ProcessExecutor(Executor):
         if light and not ring.slot_bytes and config.max_bytes_in_flight is None:
             return config.light  # none has needed a slot
         most = min(config.light if light else config.depth, ring.in_flight)
-        limit, beside = config.max_bytes_in_flight, self._plan.message_bytes
+        limit, beside = config.max_bytes_in_flight, self._plan.messages.largest
         if limit is not None and beside > SMALL:  # pickled objects lie in no slot
             most = min(most, max(1, limit // (ring.slot_bytes + beside)))
         return most
@@ -215,7 +215,7 @@ class ProcessExecutor(Executor):
             self._wanted.pop(number, None)
         if batch.missing:
             return []
-        self._plan.message_bytes = max(self._plan.message_bytes, batch.message_bytes)
+        self._plan.messages.add(batch.message_bytes)
         if self._wanted.get(number) is not batch:
             self._assembly.give_back(batch)
         elif not self._assembly.fits_together(batch):
