@@ -189,3 +189,15 @@ def test_a_child_of_a_program_with_a_loader(persistent: bool) -> None:
             del batch
     loader.close()
     assert [child.end() for child in children] == [0] * 4
+
+
+def test_workers_of_another_loader_take_no_slots() -> None:
+    iterator: Any = iter(DataLoader(Frames([100_000] * 60), 2, num_workers=1, executor="process"))
+    for _ in range(10):
+        batch = next(iterator)
+    with DataLoader(Frames([10] * 8), 2, num_workers=2, executor="process", multiprocessing_context="fork") as other:
+        assert len(list(other)) == 4
+    ring = iterator._batches.executor.pool.ring
+    assert [slot.children for slot in ring._leased] == [[]] * len(ring._leased)
+    assert ring._leased
+    del batch

@@ -234,3 +234,17 @@ def test_slots_take_no_descriptors() -> None:
         assert ring.memory(slot).size == slot.size
     assert len(os.listdir("/proc/self/fd")) == before + 1
     assert all(looks_like(batch, value) for value, batch in enumerate(held))
+
+
+def test_small_batches_that_become_large_leave_no_slots_too_many() -> None:
+    ring = Ring(2, 7, head=HEAD)
+    ring.learn(MIB // 8)
+    lent = [ring.lend() for _ in range(7 + SPARE)]
+    for slot in lent:
+        assert slot is not None
+        ring.give_back(slot)
+    assert allocated(ring) == (7 + SPARE) * MIB // 8
+    for _ in range(16):
+        ring.learn(MIB)
+    assert ring.count == 2 + SPARE
+    assert allocated(ring) == (2 + SPARE) * MIB // 8
