@@ -248,3 +248,17 @@ def test_small_batches_that_become_large_leave_no_slots_too_many() -> None:
         ring.learn(MIB)
     assert ring.count == 2 + SPARE
     assert allocated(ring) == (2 + SPARE) * MIB // 8
+
+
+def test_what_a_worker_took_that_cannot_tell_is_given_back() -> None:
+    ring = ring_of()
+    lent = [ring.lend() for _ in range(2)]
+    for slot in lent:
+        assert slot is not None
+        assert worker_slot(ring, slot).empty((20 * MIB,), torch.uint8) is not None
+    assert allocated(ring) == 40 * MIB
+    for slot in lent:
+        assert slot is not None
+        ring.take_back(slot)
+    assert allocated(ring) == 2 * MIB
+    assert ring.lend() in lent

@@ -384,7 +384,7 @@ class Pool:
         try:
             for batch in self.batches.values():
                 if batch.slot is not None:
-                    self.ring.give_back(batch.slot)
+                    self.ring.take_back(batch.slot)
             self.batches.clear()
         finally:
             if self.pid == os.getpid():

@@ -17,6 +17,7 @@ A slot that is held while somebody else forks is retired when it comes back: see
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import weakref
@@ -267,6 +268,15 @@ class Ring:
         if slot.size > self.slot_bytes * _SLACK:
             self._trim(slot, self.slot_bytes)
         self._free.append(slot)
+
+    def take_back(self, slot: Slot) -> None:
+        """A slot of a worker that has ended, and may have had it grow without saying so, is free again."""
+        if Region.can_discard and not self.file.closed and self.pid == os.getpid():
+            size = paged(min(slot.room, os.fstat(self.file.fd).st_size - slot.begin))
+            if size > slot.size:
+                with contextlib.suppress(OSError):  # so many addresses there are not: it has more memory than we know
+                    Region(self.file.fd, slot.begin, size).discard(slot.size)
+        self.give_back(slot)
 
     @property
     def short(self) -> bool:
