@@ -415,7 +415,9 @@ def test_what_is_assigned_ends_the_tuning() -> None:
     with loader:
         assert same(loader, pure())
         loader.set_epoch(0)
-        assert same(loader, pure())  # where one worker was so quick that no other was worth it, the choice is taken here
+        assert same(
+            loader, pure()
+        )  # where one worker was so quick that no other was worth it, the choice is taken here
         assert (type(loader.num_workers), loader.num_workers) == (int, 2)
         loader.executor = "thread"
         loader.set_epoch(0)
