@@ -47,7 +47,7 @@ class Slot:
         grow: has more of it; None for no more than there is.
 
     Attributes:
-        capacity: bytes that there are by now.
+        address, capacity: of the memory that there is by now.
         grown: whether they have become more.
     """
 
@@ -61,8 +61,8 @@ class Slot:
     def _use(self, memory: npt.NDArray[np.uint8]) -> None:
         self.memory = memory
         self.capacity = memory.size
-        # .ctypes.data takes ten times as long
-        self._maps.append((memory.__array_interface__["data"][0], memory.size))
+        self.address: int = memory.__array_interface__["data"][0]  # .ctypes.data takes ten times as long
+        self._maps.append((self.address, memory.size))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """As in `Arena`."""
