@@ -7,6 +7,11 @@ is the median of the last quarter of the counts minus that of the second quarter
 start does not count. Flat is at most a MiB, no thread, and no more descriptors than come and go. "Left" is what
 remains when the loader is gone: descriptors and threads more than before it was made, and child processes.
 
+Then shared memory where batches differ, with four workers, each loader in a fresh process: one batch of 240 MiB among
+some of 4 MiB, batches that grow from 2 to 20 MiB, and images, all of one size. Counted at each batch, while the queue
+is full: bytes that the system has set aside for files that the program or a worker has open or mapped, each file once.
+"After" is the largest count from the tenth batch on behind the one of 240 MiB.
+
     python benchmarks/loader_memory.py --batches 1000 --epochs 20
 """
 
@@ -21,6 +26,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +63,23 @@ class Images(Dataset[Any]):
         image = np.zeros((3, self.side, self.side), np.uint8)
         image[0, 0, :8] = np.frombuffer(index.to_bytes(8, "little"), np.uint8)
         return image, index
+
+
+MIB = 2**20
+WORKERS = 4
+
+
+class Sized(Dataset[Any]):
+    """Samples of so many bytes."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(self.sizes[index], index % 251, np.uint8)
 
 
 @dataclass
@@ -179,12 +202,77 @@ def report(title: str, cases: dict[tuple[str, bool], Case]) -> None:
     table(title, [*header, "left", "s", "flat"], rows)
 
 
+def odd_sizes(count: int) -> dict[str, list[int]]:
+    """Bytes of so many batches, by case; the odd one is in the middle."""
+    return {
+        "one of 240 MiB": [240 * MIB if k == count // 2 else 4 * MIB for k in range(count)],
+        "2 to 20 MiB": [int(2 * MIB * 10 ** (k / (count - 1))) for k in range(count)],
+        "images, 18 MiB": [128 * 3 * 224 * 224] * (count // 2),
+    }
+
+
+def shared_files() -> float:
+    """MiB of shared memory that this process and its children have, each file once."""
+    found: dict[int, int] = {}
+    for process in (psutil.Process(), *psutil.Process().children()):
+        folder = Path(f"/proc/{process.pid}")
+        with contextlib.suppress(OSError):  # one may end
+            for link in (folder / "fd").iterdir():
+                with contextlib.suppress(OSError):  # or be closed
+                    if str(link.readlink()).startswith(("/memfd:penstock", "/dev/shm/")):
+                        found[link.stat().st_ino] = link.stat().st_blocks * 512
+            for line in (folder / "maps").read_text().splitlines():
+                place, _, _, _, inode, *name = line.split()
+                if name and name[0].startswith("/dev/shm/"):  # torch maps all of a file, and fills it
+                    begin, end = (int(number, 16) for number in place.split("-"))
+                    found.setdefault(int(inode), end - begin)
+    return sum(found.values()) / MIB
+
+
+def run_odd(name: str, sizes: list[int], connection: Any, method: str) -> None:
+    """Shared memory at each batch."""
+    multiprocessing.set_start_method(method, force=True)
+    torch.set_num_threads(1)
+    make, options = LOADERS[name]
+    counts = []
+    for k, batch in enumerate(make(Sized(sizes), batch_size=1, num_workers=WORKERS, **options)):
+        assert batch.shape == (1, sizes[k])
+        assert int(batch[0, 0]) == int(batch[0, -1]) == k % 251, "a batch holds other samples than it says"
+        time.sleep(0.02)  # the step, in which the queue becomes full
+        counts.append(shared_files())
+        del batch
+    connection.send(counts)
+
+
+def report_odd(count: int) -> None:
+    """Batches that differ, beside torch's loader."""
+    rows = []
+    for case, sizes in odd_sizes(count).items():
+        peaks = {}
+        for name in ("torch", "penstock"):
+            end, other = multiprocessing.Pipe()
+            arguments = name, sizes, other, multiprocessing.get_start_method()
+            process = multiprocessing.get_context("spawn").Process(target=run_odd, args=arguments)
+            process.start()
+            other.close()
+            counts: list[float] = end.recv()
+            process.join()
+            peaks[name] = max(counts)
+            large = max(range(len(sizes)), key=sizes.__getitem__)
+            after = f"{max(counts[large + 10 :]):.0f}" if large + 10 < len(counts) and max(sizes) > 200 * MIB else ""
+            middle = f"{statistics.median(counts):.0f}"
+            rows.append((case, name, f"{max(counts):.0f}", middle, after, f"{peaks[name] / peaks['torch']:.2f}x"))
+    header = ["batches", "loader", "peak: shared MiB", "median", "after", "peak beside torch's"]
+    table(f"Batches that differ, {WORKERS} workers", header, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--batches", type=int, default=1000, help="of the long epoch (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=20, help="short ones, of 50 batches (default: %(default)s)")
     parser.add_argument("--side", type=int, default=64, help="of an image (default: %(default)s)")
-    options = parse(parser, {"batches": 100, "epochs": 2})
+    parser.add_argument("--odd", type=int, default=100, help="batches that differ (default: %(default)s)")
+    options = parse(parser, {"batches": 100, "epochs": 2, "odd": 60})
     size = f"{BATCH * 3 * options.side**2 / 1e6:.2f} MB"
     for title, persistence, epochs, batches, look in (
         (f"{options.batches} batches of {size}", (False,), 1, options.batches, 20),
@@ -192,6 +280,7 @@ def main() -> None:
     ):
         kinds = itertools.product(LOADERS, persistence)
         report(title, {(name, kept): fresh(name, kept, epochs, batches, look, options.side) for name, kept in kinds})
+    report_odd(options.odd)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def test_the_tables() -> None:
         r"^1,280,000 samples of 110 kB \(141 GB\), 16 ranks on 2 nodes, global shuffle",
         r" batches of a rank 313, the last of each with 128 samples",
         r" checked 16 ranks, 128 rows of the real order: disjoint, complete, equal counts",
-        r" the ring 387 MB a rank: 11 slots of 35.2 MB",
+        r" the ring 310 MB a rank: 11 slots of 28.2 MB",
         r" index on disk 10.2 MB beside 48.6 MB of manifest",
         r" cores 25.6, so 4 workers a rank",
         r" epoch cache hits read storage CPU hand-over step limit time waiting ",

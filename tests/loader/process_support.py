@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from penstock.loader import arena
+from penstock.loader.executors.process.region import Region, paged
+from penstock.loader.executors.process.ring import Ring, Slot
 from penstock.loader.memory import SharedFile
 
 
@@ -269,3 +272,25 @@ class Samples(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         name = self.names[index * len(self.names) // self.size]
         return (KINDS | _FAULTY)[name](index)
+
+
+def worker_slot(ring: Ring, slot: Slot) -> arena.Slot:
+    """A slot as a worker has it, in maps of its own, which grows as it does there."""
+
+    def grow(size: int, needed: int) -> Any:
+        larger = paged(needed)
+        ring.file.reserve(slot.begin + size, larger - size)
+        return Region(ring.file.fd, slot.begin, larger).memory
+
+    return arena.Slot(Region(ring.file.fd, slot.begin, slot.size).memory, grow)
+
+
+def allocated(ring: Ring) -> int:
+    """Bytes of memory that the slots of a ring have."""
+    assert ring.short in (False, True), "what has come back is looked at"
+    return os.fstat(ring.file.fd).st_blocks * 512
+
+
+def looks_like(tensors: list[torch.Tensor], value: int) -> bool:
+    """Whether all numbers are this one."""
+    return all(bool((tensor == value).all()) for tensor in tensors)

@@ -160,23 +160,24 @@ def test_the_system_refuses() -> None:
         reserve(file.fd, 4096, 8 * MIB)
     assert caught.value.errno == errno.EFBIG
     ring = Ring(4, 4, head=4096)
-    with pytest.raises(RingError, match=r"7 slots of 1\.2 MiB.*the system refuses.*lower prefetch_factor"):
-        ring.fit(MIB)
+    with pytest.raises(RingError, match=r"needs 1\.0 MiB of shared memory.*the system refuses.*lower batch_size"):
+        ring.learn(MIB)
     assert os.fstat(ring.file.fd).st_blocks * 512 < MIB  # nothing is left of the attempt
     assert ring.lend() is None
-    assert ring.fit(100_000)
-    assert ring.lend() is not None
+    ring.learn(100_000)
+    assert len([ring.lend() for _ in range(7)]) == 7
+    assert ring.lend() is None
 
 
 @pytest.mark.usefixtures("small_files")
 def test_too_little_for_larger_slots_leaves_the_old_ones() -> None:
     ring = Ring(4, 4, head=4096)
-    assert ring.fit(100_000)
-    slots = ring.slot_bytes
-    assert not ring.fit(2 * MIB)
-    assert not ring.fit(3 * MIB)
-    assert ring.slot_bytes == slots
-    assert ring.lend() is not None
+    ring.learn(100_000)
+    for _ in range(16):
+        ring.learn(2 * MIB)
+    slot = ring.lend()
+    assert slot is not None
+    assert 100_000 <= slot.size < MIB
 
 
 def test_more_than_the_machine_has() -> None:
@@ -185,5 +186,6 @@ def test_more_than_the_machine_has() -> None:
         pytest.skip("nobody knows how much there is")
     ring = Ring(8, 8, head=4096)
     with pytest.raises(RingError, match="MiB are left on this machine or to this container"):
-        ring.fit(left // 4)
-    assert ring.fit(4096)
+        ring.learn(left * 2)
+    ring.learn(4096)
+    assert ring.lend() is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from process_support import Frames
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
+from penstock.loader.arena import place
 
 
 def loader_of(frames: Frames, **options: Any) -> DataLoader[Any]:
@@ -79,3 +81,77 @@ def test_batches_that_need_no_slot_give_theirs_back() -> None:
     for batch in iterator:
         del batch
     assert ring.has_free
+
+
+def ring_of(iterator: Any) -> Any:
+    return iterator._batches.executor.pool.ring
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("at", [0, 20])
+@pytest.mark.parametrize("pure", [False, True])
+def test_a_batch_unlike_the_others_costs_its_own_memory_and_only_while_it_lives(pure: bool, at: int) -> None:
+    """Three in flight, two held, and room for one more are 600 kB; the large one is 20 MB."""
+    usual, odd = 100_000, 20_000_000
+    frames = Frames([odd if number == at else usual for number in range(60)])
+    frames.pure = pure  # type: ignore[attr-defined]
+    iterator: Any = iter(DataLoader(frames, 1, num_workers=1, prefetch_factor=3, executor="process"))
+    most, after = 0, []
+    for number, batch in enumerate(iterator):
+        assert batch.shape == (1, usual if number != at else odd)
+        assert (batch == number).all()
+        blocks = os.fstat(ring_of(iterator).file.fd).st_blocks * 512
+        most = max(most, blocks)
+        if number > at + 10:
+            after.append(blocks)
+        del batch
+    assert most <= 1.05 * (odd + 6 * usual)
+    assert max(after) <= 1.05 * 7 * usual
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_batch_unlike_the_others_comes_by_the_ring() -> None:
+    loader = loader_of(Frames([100_000] * 40 + [2_000_000] * 2 + [100_000] * 40))
+    for number, batch in enumerate(loader):
+        assert (batch[1] == (2 * number + 1) % 251).all()
+        del batch
+    assert loader.stats()["ways"]["pipe"] <= 4, "the first ones"
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_batches_that_grow_slowly_have_no_more_memory_than_there_are_of_them() -> None:
+    sizes = [int(100_000 * 1.03**number) for number in range(100)]
+    iterator: Any = iter(DataLoader(Frames(sizes), 1, num_workers=1, prefetch_factor=3, executor="process"))
+    for number, batch in enumerate(iterator):
+        assert batch.shape == (1, sizes[number])
+        if number > 5:
+            assert os.fstat(ring_of(iterator).file.fd).st_blocks * 512 <= 6 * 1.2 * 1.03**3 * sizes[number] + 100_000
+        del batch
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", "error:more than")
+def test_an_error_in_a_batch_that_had_its_slot_grow_gives_the_memory_back() -> None:
+    loader = DataLoader(Frames([100_000] * 60), 1, num_workers=2, executor="process", collate_fn=grows_and_fails)
+    iterator: Any = iter(loader)
+    failed = 0
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            break
+        except LookupError:
+            failed += 1
+        else:
+            del batch
+    assert failed == 6
+    ring = ring_of(iterator)
+    assert ring.has_free
+    assert os.fstat(ring.file.fd).st_blocks * 512 <= 8 * 100_352
+
+
+def grows_and_fails(samples: Any) -> Any:
+    """A collate function that asks for much memory, and then sometimes fails."""
+    if samples[0][0] % 10 == 9:
+        assert place((10_000_000,), torch.uint8) is not None or not samples[0][0] > 9
+        raise LookupError("bad luck")
+    return torch.stack(samples)

@@ -45,7 +45,7 @@ def ring_of(loader: ps.DataLoader) -> tuple[int, int]:
     for _ in range(6):
         next(iterator)
     ring = iterator._batches.executor.pool.ring
-    return ring.slot_bytes, ring._count
+    return ring.slot_bytes, ring.count
 
 
 @pytest.mark.parametrize(("size", "workers", "prefetch"), [(150_528, 2, 2), (100_000, 1, 3)])

@@ -395,13 +395,16 @@ def test_a_node_that_joins_and_one_that_is_lost_in_mid_epoch(cluster: Any, hedge
             cluster.remove_node(node, allow_graceful=False)
 
 
-def test_the_largest_batch_so_far_bounds_those_in_flight(ray_environment: None) -> None:
+def test_the_largest_of_the_last_batches_bounds_those_in_flight(ray_environment: None) -> None:
     from penstock.loader.executors.ray.budget import Budget
 
     budget = Budget(1000, None)
     for nbytes in (100, 10):
         budget.learn(nbytes)
     assert (budget.depth(9, nodes=1), budget.on_node(1000)) == (3, 3)
+    for _ in range(7):
+        budget.learn(10)
+    assert (budget.depth(9, nodes=1), budget.on_node(1000)) == (9, 30)
 
 
 def test_workers_become_fewer_only_if_every_batch_was_ready(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -46,18 +46,34 @@ class Arena(Protocol):
         """The memory that `empty` will give when it is next asked for this; asking changes nothing."""
 
 
+Grow = Callable[[int, int], npt.NDArray[np.uint8] | None]
+"""A larger map of the same memory, by the bytes that there are and those that are needed; None if there is no more."""
+
+
 class Slot:
     """Memory for one whole batch.
 
     Args:
         memory: uint8 of shape (capacity,), shared with the consumer's process.
+        grow: has more of it; None for no more than there is.
+
+    Attributes:
+        address, capacity: of the memory that there is by now.
+        grown: whether they have become more.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
-        self.memory = memory
-        self.address: int = memory.__array_interface__["data"][0]  # .ctypes.data takes ten times as long
-        self.capacity = memory.size
+    def __init__(self, memory: npt.NDArray[np.uint8], grow: Grow | None = None) -> None:
+        self.grown = False
         self.used = 0
+        self._grow = grow
+        self._maps: list[tuple[int, int]] = []  # address and size: all begin at the same memory
+        self._use(memory)
+
+    def _use(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory = memory
+        self.capacity = memory.size
+        self.address: int = memory.__array_interface__["data"][0]  # .ctypes.data takes ten times as long
+        self._maps.append((self.address, memory.size))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """As in `Arena`."""
@@ -77,15 +93,24 @@ class Slot:
 
     def reserve(self, nbytes: int) -> int | None:
         """Offset of a piece of this many bytes; None for none at all, and where there is no room."""
-        if nbytes <= 0 or self.used + nbytes > self.capacity:
+        if nbytes <= 0:
             return None
-        offset, self.used = self.used, aligned(self.used + nbytes)
+        end = self.used + nbytes
+        if end > self.capacity:
+            memory = None if self._grow is None else self._grow(self.capacity, end)
+            if memory is None:
+                return None
+            self.grown = True
+            self._use(memory)
+        offset, self.used = self.used, aligned(end)
         return offset
 
     def offset_of(self, address: int, nbytes: int) -> int | None:
         """Where in the slot this memory lies; None if it lies elsewhere."""
-        offset = address - self.address
-        return offset if 0 <= offset <= self.capacity - nbytes else None
+        for begin, size in self._maps:
+            if 0 <= address - begin <= size - nbytes:
+                return address - begin
+        return None
 
 
 class Column(NamedTuple):

@@ -5,6 +5,7 @@ A memory file (memfd) is passed by descriptor and goes away with its last user: 
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import weakref
@@ -15,33 +16,67 @@ from typing import Any
 __all__ = ["SharedFile", "available_memory", "private_memory", "reserve"]
 
 
+_WORTH_A_LOOK = 1 << 20
+"""Bytes from which on it is looked how much there is: a look takes as long as to have some hundred pages made."""
+
+
 class SharedFile:
     """An anonymous file in memory that worker processes inherit, under every start method.
+
+    Args:
+        size: bytes at first.
+        ranks: how many programs like this one share the machine's memory.
 
     Attributes:
         fd: its descriptor; closed with this object.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, ranks: int = 1) -> None:
         if hasattr(os, "memfd_create"):
             self.fd = os.memfd_create("penstock-ring", os.MFD_CLOEXEC)
         else:  # macOS: a file that has no name any more
             self.fd, path = tempfile.mkstemp(prefix="penstock-ring-")
             os.unlink(path)
         self._close = weakref.finalize(self, os.close, self.fd)
+        self._ranks = ranks
         os.ftruncate(self.fd, size)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inherit, (reduction.DupFd(self.fd),)
+        return _inherit, (reduction.DupFd(self.fd), self._ranks)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its descriptor is closed, and perhaps somebody else's by now."""
+        return not self._close.alive
+
+    def reserve(self, begin: int, size: int, *, most: float = 1.0) -> None:
+        """Have memory set aside for a part of the file, which grows as needed.
+
+        Args:
+            most: part of what is left, and falls to this rank, that may be taken.
+
+        Raises:
+            OSError: there is not so much.
+        """
+        left = available_memory() if size >= _WORTH_A_LOOK else None
+        if left is not None and size > left / self._ranks * most:
+            ranks = f", for {self._ranks} ranks" if self._ranks > 1 else ""
+            why = f"{left / 2**20:.0f} MiB are left on this machine or to this container{ranks}"
+            raise OSError(errno.ENOMEM, why)
+        try:
+            reserve(self.fd, begin, size)
+        except OSError as error:
+            raise OSError(error.errno, f"the system refuses: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the descriptor; mappings stay. Idempotent."""
         self._close()
 
 
-def _inherit(dup: Any) -> SharedFile:
+def _inherit(dup: Any, ranks: int) -> SharedFile:
     file = SharedFile.__new__(SharedFile)
     file.fd = dup.detach()
+    file._ranks = ranks
     file._close = weakref.finalize(file, os.close, file.fd)
     return file
 
@@ -54,7 +89,7 @@ def reserve(fd: int, begin: int, size: int) -> None:
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, begin, size)
-    else:
+    elif os.fstat(fd).st_size < begin + size:
         os.ftruncate(fd, begin + size)
 
 

@@ -27,6 +27,7 @@ from penstock.loader.executors.base import Began, Done, Event, Executor, Pending
 from penstock.loader.executors.thread_pool import Failure, ThreadPool, thread_number
 from penstock.loader.fetch import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
+from penstock.loader.sizes import RecentSizes
 from penstock.loader.snapshots import Snapshot
 from penstock.loader.statistics import size_of
 from penstock.loader.workerinfo import worker_scope
@@ -224,7 +225,7 @@ class ThreadExecutor(Executor):
         pool: does the work.
         depth: batches in flight at most.
         epoch: given to the fetchers as they begin their pass.
-        max_bytes: as many batches in flight as fit in there, by the largest so far (one, until there is one).
+        max_bytes: as many batches in flight as fit in there, by the largest of the last ones (one, until there is one).
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class ThreadExecutor(Executor):
         self._most = depth
         self._depth = depth if max_bytes is None else 1
         self._max_bytes = max_bytes
-        self._largest = 1
+        self._sizes = RecentSizes()
         if isinstance(fetcher, Sequence):
             self._lanes = [_Lane(number, one) for number, one in enumerate(fetcher)]
             for lane in self._lanes:
@@ -311,8 +312,8 @@ class ThreadExecutor(Executor):
         result, batch.result = batch.result, None
         assert result is not None
         if self._max_bytes is not None and result.error is None:
-            self._largest = max(self._largest, size_of(result.batch))
-            self._depth = min(self._most, max(1, self._max_bytes // self._largest))
+            self._sizes.add(size_of(result.batch))
+            self._depth = min(self._most, max(1, self._max_bytes // max(1, self._sizes.largest)))
         return BatchResult(result.batch, result.metrics, number, result.worker, result.state, result.way, result.error)
 
     def culprit(self, first: PendingBatch | None, pending: Sequence[PendingBatch]) -> str:

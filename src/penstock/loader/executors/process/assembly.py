@@ -19,6 +19,7 @@ from penstock.loader.executors.process.ring import LIGHT, Slot
 from penstock.loader.executors.process.rows import Layout, join, join_texts, layout_of, unflatten
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
+from penstock.loader.sizes import RecentSizes
 
 __all__ = ["Assembly", "Part", "Plan", "ProcessBatch"]
 
@@ -56,7 +57,7 @@ class Plan:
         self.misfits = 0
         self.sample_seconds = 0.0  # of work on one sample, smoothed
         self.sized = False  # whether it is known how large batches are
-        self.message_bytes = 0  # of the largest batch's answers so far, beside what lies in its slot
+        self.messages = RecentSizes()  # of the last batches' answers, beside what lies in their slots
         self.light = False  # whether batches are small and little work, so that many of them may be in flight
         self.group = 1  # batches that are handed over together, where handing over costs more than making
 
@@ -110,7 +111,7 @@ class Assembly:
         if self._plan.layout is None:
             return False
         _, pieces = self._columns_of(size)
-        return sum(pieces[-1]) <= slot.capacity
+        return sum(pieces[-1]) <= slot.size
 
     def _columns_of(self, size: int) -> tuple[list[Column], list[tuple[int, int]]]:
         """Columns of a batch of so many samples, and the pieces of the slot that they are."""
@@ -177,7 +178,7 @@ class Assembly:
             value, way = batch.value, "pipe"
             self.give_back(batch)
             if self._plan.layout is not None:
-                self._ring.fit(self._plan.layout.nbytes(len(batch.request.indices)))
+                self._ring.learn(self._plan.layout.nbytes(len(batch.request.indices)))
         else:
             value, way = self._rows(batch)
         metrics = batch.metrics or BatchMetrics()
@@ -193,7 +194,7 @@ class Assembly:
         plan.sized = True
         seconds *= samples
         # What needs no slot may be large all the same: files as bytes, long texts.
-        small = max(self._ring.slot_bytes, plan.message_bytes) <= LIGHT
+        small = max(self._ring.slot_bytes, plan.messages.largest) <= LIGHT
         plan.light = plan.ahead and small and seconds < _LITTLE
         together = plan.light and not plan.eager and (plan.free or plan.in_order)
         plan.group = int(_LITTLE / seconds) if together and seconds else 1
@@ -205,11 +206,10 @@ class Assembly:
         here, way = self._take_out(batch, [piece for piece in table if piece[0] >= 0])
         arrays = iter(here)
         value = unpack(data, [next(arrays if offset >= 0 else beside) for offset, _ in table])
+        if table:
+            self._ring.learn(sum(aligned(size) for _, size in table))
         if len(here) == len(table):
             return value, way, state
-        nbytes = sum(aligned(size) for _, size in table)
-        if not self._ring.fit(nbytes):
-            return value, "pipe", state
         if self._plan.chunks and self._plan.layout is None:
             layout = layout_of(value, len(batch.request.indices))
             if layout is None:
@@ -223,8 +223,10 @@ class Assembly:
         assert layout is not None
         assert slot is not None
         columns, pieces = self._columns_of(size)
-        memory, begin = slot.region.memory, slot.begin
-        small = iter([memory[begin + o : begin + o + n].copy() for o, n in pieces if n <= SMALL])
+        memory = self._ring.memory(slot)
+        small = iter([memory[begin : begin + nbytes].copy() for begin, nbytes in pieces if nbytes <= SMALL])
+        del memory
+        self._ring.learn(sum(pieces[-1]))
         arrays, way = self._take_out(batch, [piece for piece in pieces if piece[1] > SMALL])
         large = iter(arrays)
         tensors = [

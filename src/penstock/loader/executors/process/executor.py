@@ -105,7 +105,7 @@ class ProcessExecutor(Executor):
         if light and not ring.slot_bytes and config.max_bytes_in_flight is None:
             return config.light  # none has needed a slot
         most = min(config.light if light else config.depth, ring.in_flight)
-        limit, beside = config.max_bytes_in_flight, self._plan.message_bytes
+        limit, beside = config.max_bytes_in_flight, self._plan.messages.largest
         if limit is not None and beside > SMALL:  # pickled objects lie in no slot
             most = min(most, max(1, limit // (ring.slot_bytes + beside)))
         return most
@@ -169,9 +169,11 @@ class ProcessExecutor(Executor):
             answer = pickle.loads(frame.message)
             answers = answer if type(answer) is list else (answer,)
             nbytes = len(frame.message) // len(answers)
-            for kind, run, number, index, payload, metrics in answers:
+            for kind, run, number, index, payload, metrics, room in answers:
                 if kind != "begun":
-                    events += self._take_in(worker, kind, run, number, index, payload, metrics, frame.buffers, nbytes)
+                    events += self._take_in(
+                        worker, kind, run, number, index, payload, metrics, frame.buffers, nbytes, room
+                    )
                 elif run == self._run:
                     events.append(Began(worker, payload))
         for worker in dead:
@@ -189,10 +191,13 @@ class ProcessExecutor(Executor):
         metrics: Any,
         beside: Any,
         nbytes: int,
+        room: int,
     ) -> list[Event]:
-        """Note an answer of a worker, of so many bytes; ``metrics`` packed, or None."""
+        """Note an answer of a worker, of so many bytes; ``metrics`` packed, or None; ``room``: of a slot that grew."""
         self.pool.load[worker] -= 1
         batch: ProcessBatch = self.pool.batches[run, number]
+        if room and batch.slot is not None:
+            batch.slot.size = max(batch.slot.size, room)
         part = batch.parts[index]
         part.answer = kind, payload
         batch.missing -= 1
@@ -210,7 +215,7 @@ class ProcessExecutor(Executor):
             self._wanted.pop(number, None)
         if batch.missing:
             return []
-        self._plan.message_bytes = max(self._plan.message_bytes, batch.message_bytes)
+        self._plan.messages.add(batch.message_bytes)
         if self._wanted.get(number) is not batch:
             self._assembly.give_back(batch)
         elif not self._assembly.fits_together(batch):
@@ -255,7 +260,7 @@ class ProcessExecutor(Executor):
         if self._plan.stream and worker in self._ended:
             events: list[Event] = []
             for batch, _ in lost:  # there was no more to come from it
-                events += self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [], 0)
+                events += self._take_in(worker, "end", batch.run, batch.number, 0, None, None, [], 0, 0)
             return events
         why = f"{self.pool.obituary(worker)} It was {self._whereabouts(worker)}"
         mine: list[PendingBatch] = [batch for batch, _ in lost if self._wanted.get(batch.number) is batch]

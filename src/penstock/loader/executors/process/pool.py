@@ -30,7 +30,9 @@ import numpy as np
 from penstock.loader.config import LoaderConfig
 from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S
 from penstock.loader.executors.process.channel import Frame, Inbox, Outbox
-from penstock.loader.executors.process.ring import SPARE, Region, Ring
+from penstock.loader.executors.process.forks import our_own
+from penstock.loader.executors.process.region import Region
+from penstock.loader.executors.process.ring import SPARE, Ring
 from penstock.loader.executors.process.worker import Setup, board_bytes, board_width, main
 from penstock.loader.fetch import Fetcher
 from penstock.loader.interrupts import holding_back_interrupts
@@ -227,7 +229,8 @@ class Pool:
             target=main, args=(setup,), name=f"penstock-worker-{member.number}", daemon=True
         )
         try:
-            member.process.start()
+            with our_own():
+                member.process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             _explain(error, setup)
             raise
@@ -381,7 +384,7 @@ class Pool:
         try:
             for batch in self.batches.values():
                 if batch.slot is not None:
-                    self.ring.give_back(batch.slot)
+                    self.ring.take_back(batch.slot)
             self.batches.clear()
         finally:
             if self.pid == os.getpid():

@@ -4,15 +4,21 @@ A slot is lent to a worker for one batch, then leased to that batch: every large
 the slot, and when the last of these arrays is gone, so is the lease, and the slot is used again. Pages that are used
 again cost nothing, which is where the speed comes from.
 
-Invariant: a slot is free, lent or leased, never two of these; so memory that anything aliases is never written to.
+Invariant: a slot is free, lent, leased or retired, never two of these; so memory that anything aliases is never written
+to.
 
-The ring begins without slots. `fit` makes them once the size of a batch is known, and larger ones if batches grow; the
-map of old slots goes away with the last tensor over it.
+    file   | head | slot ========------ | slot =====------ | slot ...      = memory      - room: numbers, and no memory
+
+A slot has as much memory as batches usually need, and room for more behind it. Where a batch needs more, its worker has
+the slot grow, and when it comes back, it is as large as the others again. There are as many slots as are used.
+
+A slot that is held while somebody else forks is retired when it comes back: see `forks`.
 """
 
 from __future__ import annotations
 
-import mmap
+import contextlib
+import errno
 import os
 import weakref
 from collections import deque
@@ -22,179 +28,268 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import RingError
-from penstock.loader.memory import SharedFile, available_memory, reserve
+from penstock.errors import PartitionError, RingError
+from penstock.loader.executors.process.forks import Child, watch
+from penstock.loader.executors.process.region import Region, paged
+from penstock.loader.memory import SharedFile
+from penstock.loader.sizes import RecentSizes
 
-__all__ = ["LIGHT", "SPARE", "Region", "Ring", "Slot", "slots_for"]
+__all__ = ["LIGHT", "SPARE", "Address", "Ring", "Slot", "slots_for"]
 
 SPARE = 3
 """Batches that the consumer may hold on to before they are copied: the one at hand, the one before, and another."""
 
-_PAGE = mmap.ALLOCATIONGRANULARITY
 LIGHT = 1 << 18
 """Bytes up to which batches are small: of these more are made ahead, if they are made quickly, too."""
 
-_ROOM = 1.25  # slots are so much larger than the batch that they were made for
+_SLACK = 1.25  # times the usual size that a slot may keep: batches differ a little
+_ROOM = 1 << 40  # bytes from one slot to the next in the file
+_SWEEP = 64  # batches after which it is looked which slots nobody used
 
 
-def slots_for(nbytes: int, depth: int, light: int, *, max_bytes: int | None = None, had: int = 0) -> tuple[int, int]:
-    """Size in bytes and number of the slots for batches of so many bytes.
+Address = tuple[int, int, int]
+"""Where a slot begins in the file, the bytes that it has, and those that it may have."""
+
+
+def slots_for(
+    nbytes: int, depth: int, light: int, *, max_bytes: int | None = None, largest: int = 0
+) -> tuple[int, int]:
+    """Size in bytes and greatest number of the slots for batches of so many bytes.
 
     Args:
-        nbytes: of the large tensors of a batch, 1 or more.
+        nbytes: of the large tensors of a usual batch, 1 or more.
         depth, light, max_bytes: as for `Ring`.
-        had: size of the slots so far, which grow by half at least.
+        largest: bytes of a large batch, which may be in flight.
 
     >>> slots_for(1_000_000, depth=4, light=32)
-    (1253376, 7)
+    (1003520, 7)
     """
-    size = -(-int(nbytes * _ROOM) // _PAGE) * _PAGE
-    if had:
-        size = max(size, had + had // 2 // _PAGE * _PAGE)
+    size = paged(nbytes)
     count = light if size <= LIGHT else depth
     if max_bytes is not None:
-        count = max(1, min(count, max_bytes // nbytes))
+        count = max(1, min(count, max_bytes // max(nbytes, largest)))
     return size, count + SPARE
 
 
-class Region:
-    """A part of the shared file, mapped. Workers map it when a slot in it is first lent to them."""
-
-    def __init__(self, fd: int, begin: int, size: int) -> None:
-        self.begin = begin
-        self.size = size
-        self._map = mmap.mmap(fd, size, offset=begin)
-        self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
-
-    def discard(self) -> None:
-        """Give the memory back to the system. Whoever has it mapped sees zeros."""
-        if hasattr(mmap, "MADV_REMOVE"):
-            self._map.madvise(mmap.MADV_REMOVE)
-
-
 class Slot:
-    """A piece of a region, for one batch."""
+    """A piece of the file, for one batch.
 
-    __slots__ = ("begin", "capacity", "leases", "refs", "region")
+    Attributes:
+        begin: in the file.
+        room: bytes that it may have.
+        size: bytes that it has.
+        children: of this process, forked while it was leased.
+    """
 
-    def __init__(self, region: Region, begin: int, capacity: int) -> None:
-        self.region = region
-        self.begin = begin  # within the region
-        self.capacity = capacity
+    __slots__ = ("begin", "children", "leases", "refs", "region", "room", "size")
+
+    def __init__(self, begin: int, room: int) -> None:
+        self.begin = begin
+        self.room = room
+        self.size = 0
+        self.region: Region | None = None
         self.leases = 0
         self.refs: list[weakref.ref[Any]] = []
+        self.children: list[Child] = []
 
     @property
-    def address(self) -> tuple[int, int, int, int]:
-        """What a worker needs to find it: begin and size of the region, begin and capacity of the slot."""
-        return self.region.begin, self.region.size, self.begin, self.capacity
+    def address(self) -> Address:
+        """What a worker needs to find it, and to have it grow."""
+        return self.begin, self.size, self.room
 
 
 class Ring:
-    """The consumer's side.
+    """The consumer's side. Begins without slots; their size is known with the first batch.
 
     Args:
         depth: batches in flight at most.
         light: the same for small ones.
         head: bytes at the beginning of the file that are not slots.
         max_bytes: of the batches in flight; None for no limit. One batch is always allowed.
+
+    Attributes:
+        slot_bytes: that a slot has when it is lent, 0 until a batch was seen.
+        in_flight: how many slots may be lent at a time.
+        count: how many may be lent or leased.
     """
 
     def __init__(self, depth: int, light: int, *, head: int, max_bytes: int | None = None) -> None:
         self.depth = depth
         self._light = light
-        self.file = SharedFile(head)
+        self.file = SharedFile(head, _ranks())
         self.pid = os.getpid()
         self.slot_bytes = 0
-        self._end = head
+        self.in_flight, self.count = depth, depth + SPARE
+        self._spare = SPARE
+        self._head = self._end = head
+        self._room = _room(head, self.count)
         self._max_bytes = max_bytes
-        self._region: Region | None = None
+        self._sizes = RecentSizes()
+        self._seen = 0  # batches
         self._free: list[Slot] = []  # a stack: what was used last is still in the cache
-        self._old: dict[int, list[int | Region]] = {}
+        self._least_free = 0  # since the last sweep: so many slots nobody used
+        self._out = 0  # slots that are lent or leased
         self._leased: set[Slot] = set()
         self._returned: deque[Slot] = deque()
-        self._count = 0
-        self._refused: int | None = None
+        self._retired: list[Slot] = []
+        self._most: int | None = None  # slots, once more were refused
+        watch(self)
 
-    def fit(self, nbytes: int) -> bool:
-        """Have slots that a batch of so many bytes fits into; whether that is so.
+    # How large, and how many.
+
+    def learn(self, nbytes: int) -> None:
+        """A batch was so large: 1 byte or more.
 
         Raises:
-            RingError: there is too little memory, and there are no slots yet.
+            RingError: there is too little memory for a first slot.
         """
-        if nbytes <= self.slot_bytes:
-            return True
-        if self._refused is not None and nbytes >= self._refused:
-            return False
-        size, count = slots_for(nbytes, self.depth, self._light, max_bytes=self._max_bytes, had=self.slot_bytes)
-        try:
-            self._make(size, count)
-        except RingError:
-            if not self.slot_bytes:
-                raise
-            self._refused = nbytes
-            return False
-        return True
+        changed = self._sizes.add(nbytes)
+        self._seen += 1
+        if changed:
+            self.slot_bytes = paged(self._sizes.usual)
+        if changed or self._max_bytes is not None:
+            self._bound()
+        if self._end == self._head:
+            self._begin()
+        if changed:
+            self._fit()
+        if not self._seen % _SWEEP:
+            self._sweep()
 
-    def _make(self, size: int, count: int) -> None:
-        left = available_memory()
-        if left is not None and size * count > left:
-            raise RingError(
-                _too_little(size, count, f"{left / 2**20:.0f} MiB are left on this machine or to this container")
-            )
+    def _begin(self) -> None:
+        """Make the first slot."""
         try:
-            reserve(self.file.fd, self._end, size * count)
+            self._add(1.0)
         except OSError as error:
-            raise RingError(_too_little(size, count, f"the system refuses: {error.strerror}")) from error
-        region = Region(self.file.fd, self._end, size * count)
-        old, self._region = self._region, region
-        self._end += size * count
-        if old is not None:
-            self._retire(old)
-        self.slot_bytes, self._count = size, count
-        self._free = [Slot(region, number * size, size) for number in reversed(range(count))]
+            size, self.slot_bytes, self._sizes = self.slot_bytes, 0, RecentSizes()
+            raise RingError(
+                f"a batch needs {size / 2**20:.1f} MiB of shared memory, and {error.strerror}: lower batch_size; and "
+                "prefetch_factor, num_workers or max_bytes_in_flight of the loaders beside it"
+            ) from error
 
-    def _retire(self, region: Region) -> None:
-        self._old[region.begin] = [region, self._count - len(self._free)]
-        self._free = []
-        self._drop_old(region, 0)
+    def _bound(self) -> None:
+        """Have no more slots than are allowed, and than there is memory for."""
+        _, count = slots_for(
+            *(self._sizes.usual, self.depth, self._light), max_bytes=self._max_bytes, largest=self._sizes.largest
+        )
+        most = self._most
+        self.in_flight = count - SPARE if most is None else max(1, min(count - SPARE, most - SPARE))
+        self._spare = SPARE if most is None else max(0, min(SPARE, most - self.in_flight))
+        self.count = self.in_flight + self._spare
 
-    def _drop_old(self, region: Region, count: int) -> None:
-        """So many more of an old region's slots have come back; with the last one its memory goes."""
-        entry = self._old[region.begin]
-        entry[1] = int(entry[1]) - count  # type: ignore[arg-type]
-        if not entry[1]:
-            del self._old[region.begin]
-            region.discard()
+    def _fit(self) -> None:
+        """Free slots that are larger than is usual by now give memory back; those beyond the number give all."""
+        free, most, beyond = self._free, self.slot_bytes * _SLACK, len(self._free) + self._out - self.count
+        for number, slot in enumerate(free):
+            if number < beyond:
+                self._trim(slot, 0)
+            elif slot.size > most:
+                self._trim(slot, self.slot_bytes)
 
-    @property
-    def in_flight(self) -> int:
-        """How many slots may be lent at a time."""
-        return self._count - SPARE if self._count else self.depth
+    def _sweep(self) -> None:
+        """Slots that nobody used of late give their memory back; and what was refused is asked for again."""
+        for slot in self._free[: self._least_free]:
+            self._trim(slot, 0)
+        self._least_free = len(self._free)
+        if self._most is not None:
+            self._most = None
+            self._bound()
+
+    def _trim(self, slot: Slot, size: int) -> None:
+        """Leave a slot that nobody uses so many bytes."""
+        if slot.size <= size or self.file.closed or self.pid != os.getpid() or not Region.can_discard:
+            return
+        if slot.region is None or slot.region.size < slot.size:
+            slot.region = Region(self.file.fd, slot.begin, slot.size)
+        slot.region.discard(size)
+        slot.region, slot.size = None, size
+
+    def _add(self, share: float) -> None:
+        """Make one more slot, of no more than a share of the memory that is left.
+
+        Raises:
+            OSError: there is too little.
+        """
+        slot = Slot(self._end, self._room)
+        self._extend(slot, self.slot_bytes, share)
+        self._end += slot.room
+        self._free.append(slot)
+
+    def _extend(self, slot: Slot, size: int, share: float) -> None:
+        if size > slot.room:
+            raise OSError(errno.EFBIG, f"the system refuses: {os.strerror(errno.EFBIG)}")
+        self.file.reserve(slot.begin + slot.size, size - slot.size, most=share)
+        slot.size = size
+
+    # Free, lent, leased, free.
 
     @property
     def has_free(self) -> bool:
         """Whether a slot can be lent."""
         self._reclaim()
+        if not self.slot_bytes or self._out >= self.count:
+            return False
+        if not self._free:
+            try:
+                self._add(0.5)
+            except OSError:  # fewer will do
+                self._most = self._out
+                self._bound()
         return bool(self._free)
 
-    def lend(self) -> Slot | None:
-        """A free slot, for a worker; None if there is none."""
-        self._reclaim()
-        return self._free.pop() if self._free else None
+    def lend(self, least: int = 0) -> Slot | None:
+        """A free slot, for a worker; None if there is none.
+
+        Args:
+            least: bytes that it has in any case.
+        """
+        if not self.has_free:
+            return None
+        slot = self._free.pop()
+        self._least_free = min(self._least_free, len(self._free))
+        size = max(self.slot_bytes, paged(least))
+        if slot.size < size:
+            try:
+                self._extend(slot, size, 1.0)
+            except OSError:
+                if slot.size < max(1, least):
+                    self._free.append(slot)
+                    return None
+        self._out += 1
+        return slot
 
     def give_back(self, slot: Slot) -> None:
         """A slot that was lent, and is not leased, is free again."""
-        if slot.region is self._region:
-            self._free.append(slot)
-        else:
-            self._drop_old(slot.region, 1)
+        self._out -= 1
+        if slot.children and any(not child.gone for child in slot.children):
+            self._retired.append(slot)
+            return
+        slot.children.clear()
+        if slot.size > self.slot_bytes * _SLACK:
+            self._trim(slot, self.slot_bytes)
+        self._free.append(slot)
+
+    def take_back(self, slot: Slot) -> None:
+        """A slot of a worker that has ended, and may have had it grow without saying so, is free again."""
+        if Region.can_discard and not self.file.closed and self.pid == os.getpid():
+            size = paged(min(slot.room, os.fstat(self.file.fd).st_size - slot.begin))
+            if size > slot.size:
+                with contextlib.suppress(OSError):  # so many addresses there are not: it has more memory than we know
+                    Region(self.file.fd, slot.begin, size).discard(slot.size)
+        self.give_back(slot)
 
     @property
     def short(self) -> bool:
         """Whether the consumer holds as many batches as it may: the next one should be copied."""
         self._reclaim()
-        return len(self._leased) >= SPARE
+        return len(self._leased) >= self._spare
+
+    def memory(self, slot: Slot) -> npt.NDArray[np.uint8]:
+        """All that a slot has."""
+        region = slot.region
+        if region is None or region.size < slot.size:
+            region = slot.region = Region(self.file.fd, slot.begin, slot.size)
+        return region.memory
 
     def lease(self, slot: Slot, pieces: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.uint8]]:
         """Arrays over pieces (offset, size) of a slot. When the last one is gone, the slot is free.
@@ -202,10 +297,9 @@ class Ring:
         Tensors over them keep them; NumPy's views do not, as their base is the base of the array: see `unpack`.
         """
         arrays = []
-        base = slot.region.memory
+        base = self.memory(slot)
         returned = self._returned.append
-        for offset, nbytes in pieces:
-            begin = slot.begin + offset
+        for begin, nbytes in pieces:
             array = base[begin : begin + nbytes]
             slot.refs.append(weakref.ref(array, lambda _, slot=slot: returned(slot)))  # type: ignore[misc]
             arrays.append(array)
@@ -215,8 +309,9 @@ class Ring:
 
     def copy(self, slot: Slot, pieces: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.uint8]]:
         """The same as arrays of their own; the slot is free at once."""
-        begin = slot.begin
-        arrays = [slot.region.memory[begin + o : begin + o + n].copy() for o, n in pieces]
+        memory = self.memory(slot)
+        arrays = [memory[begin : begin + nbytes].copy() for begin, nbytes in pieces]
+        del memory
         self.give_back(slot)
         return arrays
 
@@ -228,15 +323,43 @@ class Ring:
                 slot.refs.clear()
                 self._leased.discard(slot)
                 self.give_back(slot)
+        if self._retired:
+            self._revive()
+
+    # Forks.
+
+    def mark(self, child: Child) -> None:
+        """Retire the slots that are leased now when they come back, as long as a child may look at them."""
+        for slot in list(self._leased):
+            if child not in slot.children and any(ref() is not None for ref in list(slot.refs)):
+                slot.children.append(child)
+
+    def _revive(self) -> None:
+        """Slots whose children are gone are free again, to be lent when all others are."""
+        for slot in [slot for slot in self._retired if all(child.gone for child in slot.children)]:
+            self._retired.remove(slot)
+            slot.children.clear()
+            self._trim(slot, 0)
+            self._free.insert(0, slot)
 
     def close(self) -> None:
         """Close the file. Tensors stay valid, as the map is theirs."""
         self.file.close()
 
 
-def _too_little(size: int, count: int, why: str) -> str:
-    mib = size / 2**20
-    return (
-        f"the batches in flight need {count} slots of {mib:.1f} MiB, {count * mib:.0f} MiB of shared memory, and "
-        f"{why}: lower prefetch_factor, num_workers or batch_size, or set max_bytes_in_flight"
-    )
+def _room(head: int, count: int) -> int:
+    """Bytes from one slot to the next. Where files are limited, so many slots have to lie below the limit."""
+    import resource  # there is none on Windows, where this module is imported and not used
+
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return _ROOM if most == resource.RLIM_INFINITY else (most - head) // count // paged(1) * paged(1)
+
+
+def _ranks() -> int:
+    """How many ranks share this machine. A loader needs none: where they are told wrongly, others say so."""
+    from penstock.distributed import local_ranks  # which imports torch; plans are made without it
+
+    try:
+        return local_ranks()
+    except PartitionError:
+        return 1

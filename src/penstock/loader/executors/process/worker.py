@@ -27,7 +27,8 @@ from penstock.loader.arena import Column, Rows, Slot, collating_into
 from penstock.loader.exceptions import describe
 from penstock.loader.executors.process.channel import Inbox, write
 from penstock.loader.executors.process.pack import Packed, pack
-from penstock.loader.executors.process.ring import Region
+from penstock.loader.executors.process.region import Region, paged
+from penstock.loader.executors.process.ring import Address
 from penstock.loader.executors.process.rows import Layout, flatten
 from penstock.loader.executors.thread_pool import ThreadPool, thread_number
 from penstock.loader.fetch import Fetcher
@@ -75,6 +76,12 @@ class Setup(NamedTuple):
 
 _Chunk = tuple[int, int, int, int]
 """Which part of a batch is to be made: its number, and samples ``begin`` to ``end`` of ``size``."""
+
+_GROWTH = 8
+"""Slots grow by this part of their size at least: a batch of many tensors does not have them grow with each."""
+
+_MAPS = 1024
+"""Slots that are mapped at a time."""
 
 _TOGETHER = 2e-3
 """Seconds after which answers are not kept back any more for those that are to come."""
@@ -222,7 +229,7 @@ class _Worker:
         metrics = BatchMetrics()
         if not self._wanted(run, number, 0, metrics):
             return
-        slot = None if address is None else Slot(self._memory(address))
+        slot = None if address is None else Slot(self._memory(address), partial(self._grow, address))
         try:
             try:
                 with collating_into(slot):
@@ -230,14 +237,13 @@ class _Worker:
             except StopIteration:
                 if not isinstance(self._fetcher, StreamFetch):
                     raise
-                self._send("end", run, number, 0, None, metrics)
+                self._send("end", run, number, 0, None, metrics, slot=slot)
                 return
             packed = pack(batch, slot)
-            self._send(
-                "batch", run, number, 0, (packed.data, packed.table, self._fetcher.state_dict()), metrics, packed
-            )
+            payload = packed.data, packed.table, self._fetcher.state_dict()
+            self._send("batch", run, number, 0, payload, metrics, packed, slot)
         except Exception as error:
-            self._send("error", run, number, 0, self._told(error), metrics)
+            self._send("error", run, number, 0, self._told(error), metrics, slot=slot)
 
     def _part(self, run: int, number: int, address: Any, chunk: _Chunk, request: BatchRequest) -> None:
         metrics, (part, begin, end, _) = BatchMetrics(), chunk
@@ -308,13 +314,27 @@ class _Worker:
         self._mine[2 + 2 * max(0, thread_number())] = number + 1
         return True
 
-    def _memory(self, address: tuple[int, int, int, int]) -> npt.NDArray[np.uint8]:
-        begin, size, offset, capacity = address
+    def _memory(self, address: Address) -> npt.NDArray[np.uint8]:
+        """What a slot has at the moment, or had more of."""
+        begin, size, _ = address
         region = self._regions.get(begin)
-        if region is None:
-            self._regions.clear()  # the consumer has turned to a larger one
+        if region is None or region.size < size:
+            if len(self._regions) >= _MAPS:
+                self._regions.clear()  # most of these slots are not used any more
             region = self._regions[begin] = Region(self._setup.file.fd, begin, size)
-        return region.memory[offset : offset + capacity]
+        return region.memory[:size]
+
+    def _grow(self, address: Address, size: int, needed: int) -> npt.NDArray[np.uint8] | None:
+        """The memory of a slot with more behind it; None if there is no more."""
+        begin, _, room = address
+        larger = paged(max(needed, size + size // _GROWTH))
+        if larger > room:
+            return None
+        try:
+            self._setup.file.reserve(begin + size, larger - size)
+        except OSError:  # it travels beside the answer
+            return None
+        return self._memory((begin, larger, room))
 
     def _told(self, error: Exception) -> tuple[Any, Snapshot | None]:
         """Return an error as it is sent, and a snapshot right after it. If that fails, too, its error tells of both."""
@@ -336,12 +356,14 @@ class _Worker:
         payload: Any,
         metrics: BatchMetrics,
         packed: Packed | None = None,
+        slot: Slot | None = None,
     ) -> None:
         self._mine[2 + 2 * max(0, thread_number())] = 0
         self._sent += 1
         if self._sent % 16 == 1:
             self._mine[0] = _peak_memory()
-        answer = kind, run, number, part, payload, metrics.packed()
+        grown = slot.capacity if slot is not None and slot.grown else 0
+        answer = kind, run, number, part, payload, metrics.packed(), grown
         beside = packed.beside if packed is not None else []
         if self._kept is not None and not beside:
             self._kept.append(answer)

@@ -6,6 +6,8 @@ they are copied out. Half of a store belongs to other users, and some to what Ra
 
 from __future__ import annotations
 
+from penstock.loader.sizes import RecentSizes
+
 __all__ = ["Budget"]
 
 _SHARE = 0.3
@@ -17,19 +19,21 @@ class Budget:
     Args:
         store: bytes of the object store of this program's node.
         max_bytes: that the user allows; None for no limit of theirs.
-
-    Attributes:
-        largest: bytes of the largest batch so far, 0 until there was one.
     """
 
     def __init__(self, store: int, max_bytes: int | None) -> None:
         share = int(store * _SHARE)
         self._bytes = share if max_bytes is None else min(share, max_bytes)
-        self.largest = 0
+        self._sizes = RecentSizes()
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest of the last batches, 0 until there was one."""
+        return self._sizes.largest
 
     def learn(self, nbytes: int) -> None:
         """A batch was so large."""
-        self.largest = max(self.largest, nbytes)
+        self._sizes.add(nbytes)
 
     def depth(self, wanted: int, nodes: int) -> int:
         """Batches in flight, at least one; one a node until a first one has told how large they are."""

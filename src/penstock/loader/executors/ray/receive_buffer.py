@@ -35,9 +35,9 @@ class ReceiveBuffer:
         if not arrays:
             return unpack(data, ()), "message"
         sizes = [array.nbytes for array in arrays]
-        slot = None
-        if self._ring.fit(sum(map(aligned, sizes))) and not self._ring.short:
-            slot = self._ring.lend()
+        nbytes = sum(map(aligned, sizes))
+        self._ring.learn(nbytes)
+        slot = None if self._ring.short else self._ring.lend(nbytes)
         if slot is None:
             return unpack(data, [array.copy() for array in arrays]), "fresh"
         offsets = np.cumsum([0, *map(aligned, sizes)]).tolist()
