@@ -423,7 +423,7 @@ def test_a_resume_goes_on_behind_a_batch_that_failed() -> None:
 
 @pytest.mark.parametrize("how", [{}, {"seed": 0}, {"shuffle": "global"}, {"shuffle": True}], ids=str)
 def test_a_resumed_run_draws_from_torchs_generator_what_the_other_would_have(how: dict[str, Any]) -> None:
-    """A state has the base seed of the pass: it is drawn once."""
+    """The base seed of a pass is drawn once, when it begins."""
     torch.manual_seed(0)
     loader: Any = DataLoader(range(40), 4, **how)  # type: ignore[arg-type]
     iterator = iter(loader)

@@ -131,7 +131,8 @@ def test_batches_that_grow_slowly_have_no_more_memory_than_there_are_of_them() -
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create", "error:more than")
 def test_an_error_in_a_batch_that_had_its_slot_grow_gives_the_memory_back() -> None:
-    loader = DataLoader(Frames([100_000] * 60), 1, num_workers=2, executor="process", collate_fn=grows_and_fails)
+    how: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 2, "executor": "process"}
+    loader = DataLoader(Frames([100_000] * 60), 1, collate_fn=grows_and_fails, **how)
     iterator: Any = iter(loader)
     failed = 0
     while True:

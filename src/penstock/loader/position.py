@@ -319,7 +319,7 @@ class Position:
         if self._under is not None:
             state["dataset"] = self._under.cursor(0).state()
         base_seed = progress.base_seed if progress is not None and running else self._base_seed
-        if base_seed is not None:
+        if base_seed is not None and not self.seeded:
             state["base_seed"] = base_seed
         if (workers := self.states.state(left=left)) is not None:
             state["workers"] = workers
@@ -345,6 +345,9 @@ class Position:
             under = self._under.plan.read(read_mapping(state, "dataset", of=of))
         ahead = self._read_ahead(state)
         base_seed = read_int(state, "base_seed", of=of, below=1 << 63) if "base_seed" in state else None
+        if self.seeded and cursor is not None and cursor.consumed:
+            # The pass drew one when it began: a generator that was saved with this state is behind that.
+            base_seed = mix(cursor.epoch, cursor.consumed) >> 1
         workers = self.states.read(state.get("workers"))
         # All is checked: what follows cannot fail and leave the loader between two states.
         if self._reader is not None and cursor is not None:

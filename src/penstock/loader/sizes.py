@@ -23,7 +23,7 @@ class RecentSizes:
 
     >>> sizes = RecentSizes()
     >>> for nbytes in (4, 240, 4, 4):
-    ...     sizes.add(nbytes)
+    ...     _ = sizes.add(nbytes)
     >>> sizes.largest, sizes.usual
     (240, 4)
     """

@@ -47,6 +47,8 @@ _AT_EXIT = 1.0  # the same when the interpreter exits: Ctrl-C should not have to
 class _Member:
     """One worker, as seen by the consumer."""
 
+    _pidfd = -1  # here, for one whose beginning was interrupted
+
     def __init__(self, number: int, requests: Connection, results: Connection) -> None:
         self.number = number
         self.process: Any = None
@@ -57,7 +59,6 @@ class _Member:
         self.outbox = Outbox(requests.fileno())
         self.inbox = Inbox(results.fileno())
         self.dead = False
-        self._pidfd = -1
 
     @property
     def sentinel(self) -> int:

@@ -43,6 +43,8 @@ _unmap_ours = getattr(_library, "munmap", None)
 class _Map:
     """Memory as NumPy takes it, mapped as long as an array refers to it."""
 
+    address: int | None = None  # here, for one whose beginning was interrupted
+
     def __init__(self, fd: int, begin: int, size: int) -> None:
         access = mmap.PROT_READ | mmap.PROT_WRITE
         self.address = _library.mmap(None, size, access, mmap.MAP_SHARED, fd, begin)
@@ -86,6 +88,7 @@ class Region:
         Raises:
             OSError: the system does not take it.
         """
+        assert self._map.address is not None
         if _library.madvise(self._map.address + begin, self.size - begin, mmap.MADV_REMOVE):
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
