@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from faults_support import Range, over, within
-from tuned_support import P1, T2, scripted
+from tuned_support import T1, T2, scripted
 
 from penstock import DataLoader
 from penstock.errors import WorkerError
@@ -153,9 +153,10 @@ def test_a_handler_that_strikes_while_settings_are_tried() -> None:
         raise Alarm
 
     def make() -> DataLoader[Any]:
-        return scripted(DataLoader(Range(24), 2, seed=1, num_workers="auto", dispatch="batch"), [T2, P1], [3])
+        # No processes: what strikes in a function that is called at a fork is swallowed by Python.
+        return scripted(DataLoader(Range(24), 2, seed=1, num_workers="auto", dispatch="batch"), [T2, T1], [3])
 
-    for place in itertools.count(0, 31):
+    for place in itertools.count(0, 13):
         loader, got = make(), []
         with within(60), over(loader) as iterator, handling(handler):
             with suppress(Alarm), struck_in_call(place, raise_alarm) as struck:

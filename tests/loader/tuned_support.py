@@ -9,7 +9,8 @@ from penstock.loader.autotune import Autotuner
 from penstock.loader.setting import Setting
 from penstock.loader.throughput import Throughput
 
-P1, P2, T2 = Setting("process", 1), Setting("process", 2), Setting("thread", 2)
+P1, P2 = Setting("process", 1), Setting("process", 2)
+T1, T2 = Setting("thread", 1), Setting("thread", 2)
 
 
 class Count:
