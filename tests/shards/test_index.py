@@ -219,9 +219,10 @@ def test_a_batch_out_of_more_shards_than_may_be_open(tmp_path: Path, monkeypatch
     monkeypatch.setattr(shards, "_limit", 4)
     rows = [*random.Random(1).sample(range(80), 80), 3, 3, -1]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 24, hard))
+    free = [os.dup(0) for _ in range(24)]
+    for number in free:
+        os.close(number)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free) + 1, hard))
     try:
         found = shards.records(rows)
     finally:

@@ -76,7 +76,7 @@ def test_no_credentials(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with pytest.raises(StorageAuthError, match=r"no credentials for S3 were found.*anon=True"):
+    with pytest.raises(StorageAuthError, match=r"no credentials for S3 were found.*'anon': True"):
         Storage(idle=29).open("s3://data/a")  # other options, so that a client of its own is made
 
 
