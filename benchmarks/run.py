@@ -56,7 +56,7 @@ class Job:
 _KINDS = '--kind "{}" --repeat 3 --images {} --count {}'
 JOBS = [
     Job("loader_overhead", "loader_overhead", "--parts large small --repeat 3 --seconds 0.7", 1.5, "", 6),
-    Job("loader_undeclared", "loader_undeclared", "--repeat 3 --seconds 0.3", 2.5, "", 8),
+    Job("loader_undeclared", "loader_undeclared", None, 0, "", 6),
     Job("loader_first", "loader_overhead", None, 0, "--parts first second --repeat 3", 5),
     Job("images", "images", "--images 1000 --repeat 3", 3.5, "", 10, data="imagenet-sample"),
     Job("images_web", "images", None, 0, "--kind web --repeat 3 --images 3000", 4, "imagenet-sample"),
