@@ -24,6 +24,9 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+# `take` imports it. In the thread that gathers, while this one forks a worker, the worker would wait for it for ever.
+import pyarrow.compute
 import torch
 
 from penstock.errors import ManifestIOError
