@@ -100,7 +100,9 @@ class Seeding:
             metrics: counts what it takes.
             key: of the first sample.
         """
-        before = [(generator, generator.save()) for generator in self._drawn] if self._keeps else []
+        # torch's is seeded in any case.
+        seeded = dict.fromkeys([*self._drawn, self._torch]) if self._keeps else {}
+        before = [(generator, generator.save()) for generator in seeded]
         try:
             return self._watching(make, metrics, key) if self._quiet else make(metrics)
         finally:
@@ -126,15 +128,15 @@ class Seeding:
         return self.make(make, metrics, key)
 
     def _found(self, before: Sequence[tuple[GlobalGenerator, Any]]) -> bool:
-        """Return whether any of them was moved. Those are seeded from now on; all are where they were before."""
+        """Return whether any of them was moved. Those are seeded from now on, and are where they were before."""
         found = False
         for generator, since in before:
-            if moved := generator.moved(since):
+            if generator.moved(since):
                 found = True
                 self._quiet.remove(generator)
                 self._drawn.append(generator)
-            if self._keeps and (moved or generator is self._torch):
-                generator.put_back(since)
+                if self._keeps and generator is not self._torch:  # which `make` puts back
+                    generator.put_back(since)
         return found
 
     def _learn(self) -> None:
@@ -294,11 +296,10 @@ class _Torch:
         return None, torch.default_generator.get_state()
 
     def watch(self, key: int, *, keeps: bool) -> Any:
-        saved = torch.default_generator.get_state() if keeps else None
         self.seed(key)
         if not self._fresh:
             self._fresh = self.look()[0][8:]
-        return key.to_bytes(8, sys.byteorder) + self._fresh, saved
+        return key.to_bytes(8, sys.byteorder) + self._fresh, None
 
     def moved(self, since: Any) -> bool:
         return bool(self.look()[0] != since[0])
