@@ -80,3 +80,21 @@ def test_tensor_subclasses_and_registered_types_go_to_torch(monkeypatch: pytest.
 
     monkeypatch.setitem(default_collate_fn_map, Named, lambda batch, *, collate_fn_map=None: len(batch))
     assert collate([Named(), Named()]) == 2
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [[1, -2, 3], [0.5, 1.5], [True, False], [1, 2.5], [2**63 - 1, -(2**63)], [1, True], [float("nan"), 1.0]],
+    ids=str,
+)
+def test_pythons_numbers_become_what_torch_makes_of_them(numbers: list[Any]) -> None:
+    made, expected = collate(numbers), default_collate(numbers)
+    assert made.dtype is expected.dtype
+    assert torch.equal(made.nan_to_num(7), expected.nan_to_num(7))
+    made.resize_(100)  # the memory is a tensor's own
+
+
+def test_a_number_beyond_64_bits_is_refused_in_torchs_words() -> None:
+    for make in (collate, default_collate):
+        with pytest.raises(ValueError, match="Overflow"):
+            make([1, 2**63])

@@ -7,6 +7,7 @@ plain tensor, array or number, go torch's own way.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any
@@ -33,7 +34,7 @@ _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 _LARGE = 1 << 14
 """Bytes of an array from which torch's copy, on all cores, is quicker than NumPy's. Workers have one core each."""
 
-_NUMBERS = {int: torch.int64, float: torch.float64}
+_NUMBERS = {int: np.int64, float: np.float64}
 """What torch makes of Python's numbers."""
 
 _Map = dict[type | tuple[type, ...], Callable[..., Any]]
@@ -146,18 +147,14 @@ def _stack_arrays(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -
 def _numbers(batch: Sequence[Any], *, make: Callable[..., Any], collate_fn_map: _Map | None = None) -> Any:
     """Numbers, as torch's function for their type makes a tensor of them."""
     dtype = _NUMBERS.get(type(batch[0]))
+    tensor = None
     if dtype is not None and len(set(map(type, batch))) == 1:
-        shape = (len(batch),)
-        out = place(shape, dtype)
-        if out is None:
-            out = torch.empty(shape, dtype=dtype)
-        try:
-            out.numpy()[:] = batch  # in a fifth of torch's time
-        except OverflowError:  # torch says so
-            pass
-        else:
-            return out
-        out = None
+        with suppress(OverflowError):  # torch says so
+            tensor = torch.from_numpy(np.array(batch, dtype))  # in less than half of torch's time
+    if tensor is not None:
+        out = place(tuple(tensor.shape), tensor.dtype)
+        # Memory of NumPy's cannot be resized.
+        return tensor.clone() if out is None else out.copy_(tensor)
     tensor = make(batch, collate_fn_map=collate_fn_map)
     out = place(tuple(tensor.shape), tensor.dtype) if type(tensor) is torch.Tensor else None
     return tensor if out is None else out.copy_(tensor)
