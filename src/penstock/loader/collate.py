@@ -150,7 +150,7 @@ def _numbers(batch: Sequence[Any], *, make: Callable[..., Any], collate_fn_map: 
     tensor = None
     if dtype is not None and len(set(map(type, batch))) == 1:
         with suppress(OverflowError):  # torch says so
-            tensor = torch.from_numpy(np.array(batch, dtype))  # in less than half of torch's time
+            tensor = torch.from_numpy(np.array(batch, dtype))  # quicker than torch.tensor of a list
     if tensor is not None:
         out = place(tuple(tensor.shape), tensor.dtype)
         # Memory of NumPy's cannot be resized.
