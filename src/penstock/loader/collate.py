@@ -179,6 +179,24 @@ _OURS: _Map = {
 _IMAGES: _Map = {**_OURS, torch.Tensor: _stack_images}
 
 
+def _plain(batch: Sequence[Any], ours: _Map) -> Any:
+    """What torch's function makes of a batch where nobody has registered a type: it asks each value for all kinds of
+    types first, which takes as long as to collate small samples. Types that are not Python's own are left to it.
+    """
+    first = batch[0]
+    kind = type(first)
+    if (function := ours.get(kind)) is not None:
+        return function(batch, collate_fn_map=ours)
+    if kind is dict:
+        return {key: _plain([sample[key] for sample in batch], ours) for key in first}
+    if kind is list or kind is tuple:
+        try:
+            return [_plain(values, ours) for values in zip(*batch, strict=True)]
+        except (TypeError, ValueError):  # of unequal sizes: torch says so
+            pass
+    return collate_by_type(batch, collate_fn_map=ours)
+
+
 class Collate:
     """What ``torch.utils.data.default_collate`` makes of the samples, types that users registered there included.
 
@@ -194,9 +212,7 @@ class Collate:
         """The batch."""
         ours = _IMAGES if self.channels_last else _OURS
         if is_default():
-            if type(samples[0]) is torch.Tensor:
-                return ours[torch.Tensor](samples)
-            return collate_by_type(samples, collate_fn_map=ours)
+            return _plain(samples, ours)
         registered = {key: ours[key] if f is _TORCH.get(key) else f for key, f in default_collate_fn_map.items()}
         if registered.get(torch.Tensor) is not ours[torch.Tensor] and np.ndarray in registered:
             registered[np.ndarray] = default_collate_fn_map[np.ndarray]  # torch's turns arrays into tensors
