@@ -19,7 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from penstock.errors import ConfigError
 from penstock.hashing import derive_key, mix, mix_array, splitmix64
 
 __all__ = [
+    "Samples",
     "call_in_scope",
     "current_key",
     "generator",
@@ -49,13 +50,39 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+class _Keyed(Protocol):
+    @property
+    def keys(self) -> Sequence[int]: ...
+
+
+class Samples:
+    """Samples that a thread makes one after the other: at hand is the one behind those that are made. So nothing is to
+    be done for a sample that draws nothing.
+
+    Args:
+        batch: has their ``keys``, which are asked for if one draws.
+        made: is appended to.
+    """
+
+    __slots__ = ("batch", "drawing", "made")
+
+    def __init__(self, batch: _Keyed, made: list[Any]) -> None:
+        self.batch = batch
+        self.made = made
+        self.drawing = -1  # the sample that has a generator
+
+    def key(self) -> int:
+        """Return that of the sample at hand."""
+        return self.batch.keys[len(self.made)]
+
+
 class _Scope:
     """The sample that a thread is making."""
 
     __slots__ = ("__weakref__", "board", "generator", "key")
 
     def __init__(self) -> None:
-        self.key: int | None = None
+        self.key: int | Samples | None = None
         self.generator: np.random.Generator | None = None
         self.board: memoryview | None = None
 
@@ -185,7 +212,8 @@ def in_sample() -> bool:
 
 def current_key() -> int | None:
     """The key of the sample that this thread is making, None outside of samples."""
-    return _here.scope.key
+    key = _here.scope.key
+    return key.key() if isinstance(key, Samples) else key
 
 
 def generator() -> np.random.Generator:
@@ -209,13 +237,18 @@ def generator() -> np.random.Generator:
     np.True_
     """
     scope = _here.scope
-    if scope.key is None:
+    key = scope.key
+    if key is None:
         if threading.current_thread() is not threading.main_thread():
             _warn_of_own_thread()
         draw = int(torch.empty((), dtype=torch.int64).random_().item())
         return generator_from_key(splitmix64(draw))
-    if scope.generator is None:
-        scope.generator = generator_from_key(scope.key)
+    if isinstance(key, Samples):
+        if key.drawing != len(key.made):
+            key.drawing, scope.generator = len(key.made), generator_from_key(key.key())
+    elif scope.generator is None:
+        scope.generator = generator_from_key(key)
+    assert scope.generator is not None
     return scope.generator
 
 
@@ -267,7 +300,7 @@ def use_generator(generator: np.random.Generator) -> Iterator[None]:
         )
     scope = _here.scope
     before = scope.key, scope.generator
-    scope.key, scope.generator = 0 if scope.key is None else scope.key, generator
+    scope.key, scope.generator = current_key() or 0, generator
     try:
         # Looked for after the generator is set here, so that of two threads at once at least one sees the other.
         if any(other.generator is generator for other in _scopes_of_others()):

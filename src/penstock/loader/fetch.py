@@ -27,7 +27,7 @@ from penstock.loader.snapshots import Snapshot, restore, take_first_snapshot, ta
 from penstock.loader.stateful import WorkerState
 from penstock.plan.opening import Told
 from penstock.plan.user_states import has_state
-from penstock.random import sample_scope
+from penstock.random import Samples, sample_scope
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import collect
 
@@ -238,11 +238,15 @@ class Fetch:
         with sample_scope(0) as scope:
             board = scope.board
             try:
-                for index, key in zip(request.indices, request.keys, strict=True):
-                    scope.key, scope.generator = key, None  # as `move`, whose call would cost as much again
-                    if board is not None:
-                        board[0] = key
-                    add(dataset[index])
+                if board is None:  # nobody else is to see which sample is at hand
+                    scope.key = Samples(request, samples)
+                    for index in request.indices:
+                        add(dataset[index])
+                else:
+                    for index, key in zip(request.indices, request.keys, strict=True):
+                        # As `move`, whose call would cost as much again.
+                        scope.key, scope.generator, board[0] = key, None, key
+                        add(dataset[index])
             except Exception as error:
                 _name_sample(error, index, dataset)
                 raise
