@@ -8,6 +8,9 @@ workers, the same order, and may begin the same number of batches.
 2. One sample in 50 takes 20 times as long. A consumer that does nothing shows the throughput. One that trains as long
    per batch as all workers together need for one, and a tenth more, shows how long a loader that is fast enough on
    average still keeps it waiting.
+3. One sample in 10 takes 20 times as long, 4 and 16 workers, the data set declared pure and not declared: batches a
+   second in order, and of whatever is ready. No loader with so many workers can be faster than the work allows, which
+   the title says. The first batch is not counted, since starting the workers is no part of it.
 
     python benchmarks/loader_dispatch.py --repeat 3
 """
@@ -38,9 +41,7 @@ LOADERS["penstock thread"] = (penstock.DataLoader, {"executor": "thread"})
 
 
 class Slow(Dataset[int]):
-    """Samples that take ``seconds``; one in ``rare`` takes 20 times that."""
-
-    pure = True
+    """Samples that take ``seconds``; one in ``rare`` takes 20 times that. It declares nothing."""
 
     def __init__(self, length: int, seconds: float, rare: int | None = None) -> None:
         self.length, self.seconds, self.rare = length, seconds, rare
@@ -55,6 +56,12 @@ class Slow(Dataset[int]):
     def __getitem__(self, index: int) -> int:
         time.sleep(self.takes(index))
         return index
+
+
+class PureSlow(Slow):
+    """The same, declared."""
+
+    pure = True
 
 
 @dataclass
@@ -98,7 +105,7 @@ def measure(dataset: Slow, options: argparse.Namespace, train: float = 0.0) -> d
 def first(options: argparse.Namespace) -> None:
     """Time to the first batch, and to the batches of one round of all workers."""
     workers, size = options.workers, options.batch_size
-    dataset = Slow(2 * workers * size, options.milliseconds / 1e3)
+    dataset = PureSlow(2 * workers * size, options.milliseconds / 1e3)
     rows = []
     for name, passes in measure(dataset, options).items():
         one = [1e3 * p.waits[0] for p in passes]
@@ -122,7 +129,7 @@ def first(options: argparse.Namespace) -> None:
 def mix(options: argparse.Namespace) -> None:
     """One sample in 50 takes 20 times as long."""
     length = options.batches * options.batch_size
-    dataset = Slow(length, options.mix_milliseconds / 1e3, rare=50)
+    dataset = PureSlow(length, options.mix_milliseconds / 1e3, rare=50)
     ideal = sum(map(dataset.takes, range(length))) / options.batches / options.workers
     idle, busy = measure(dataset, options), measure(dataset, options, train=1.1 * ideal)
     rows = []
@@ -152,6 +159,55 @@ def mix(options: argparse.Namespace) -> None:
     table(title, [*header, "batches > 1 ms: min", "median", "max"], rows, peer="torch")
 
 
+AHEAD: dict[str, tuple[Callable[..., Any], type[Slow], dict[str, Any]]] = {
+    "torch, in order": (torch.utils.data.DataLoader, Slow, {}),
+    "torch, in_order=False": (torch.utils.data.DataLoader, Slow, {"in_order": False}),
+}
+for kind in ("process", "thread"):
+    for declared, of in (("", Slow), (", pure", PureSlow)):
+        for order, in_order in (("in order", True), ("in_order=False", False)):
+            AHEAD[f"penstock {kind}{declared}, {order}"] = (
+                penstock.DataLoader,
+                of,
+                {"executor": kind, "in_order": in_order},
+            )
+
+
+def ahead(options: argparse.Namespace, workers: int) -> None:
+    """One sample in 10 takes 20 times as long."""
+    batches = options.ahead_batches * workers
+    length, seconds = batches * options.batch_size, options.ahead_milliseconds / 1e3
+    work = Slow(length, seconds, rare=10)
+    ideal = workers * batches / sum(map(work.takes, range(length)))
+    rates: dict[str, list[float]] = {name: [] for name in AHEAD}
+    for repeat, (name, (make, of, extra)) in itertools.product(range(options.repeat), AHEAD.items()):
+        loader = make(
+            of(length, seconds, rare=10), batch_size=options.batch_size, shuffle=True, num_workers=workers, **extra
+        )
+        torch.manual_seed(repeat)
+        iterator = iter(loader)
+        next(iterator)
+        start = time.perf_counter()
+        count = sum(1 for _ in iterator)
+        rates[name].append(count / (time.perf_counter() - start))
+        del iterator
+        getattr(loader, "close", lambda: None)()
+    peer = "torch, in order"
+    rows = []
+    for name, rate in rates.items():
+        any_order = rates[name.replace("in order", "in_order=False")]
+        share = [100 * a / b for a, b in zip(rate, any_order, strict=True)]
+        rows.append((name, *spread(rate), f"{100 * sorted(rate)[len(rate) // 2] / ideal:.0f}", *spread(share)))
+    header = ["loader", "batches/s: min", "median", "max", "% of what the work allows"]
+    table(
+        f"{batches} batches of {options.batch_size}, {options.ahead_milliseconds:g} ms a sample, one in 10 20 times "
+        f"that, {workers} workers: at best {ideal:.0f}/s",
+        [*header, "% of any order: min", "median", "max"],
+        rows,
+        peer=peer,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeat", type=int, default=5, help="rounds (default: %(default)s)")
@@ -160,10 +216,15 @@ def main() -> None:
     parser.add_argument("--milliseconds", type=float, default=20.0, help="of a sample in the first part")
     parser.add_argument("--mix-milliseconds", type=float, default=4.0, help="of an ordinary sample in the mix")
     parser.add_argument("--batches", type=int, default=40, help="of the mix (default: %(default)s)")
-    options = parse(parser, {"repeat": 1, "batches": 8, "milliseconds": 2.0, "mix_milliseconds": 1.0})
+    parser.add_argument("--ahead-milliseconds", type=float, default=1.0, help="of an ordinary sample in the last part")
+    parser.add_argument("--ahead-batches", type=int, default=40, help="for each worker (default: %(default)s)")
+    quick = {"repeat": 1, "batches": 8, "milliseconds": 2.0, "mix_milliseconds": 1.0, "ahead_batches": 3}
+    options = parse(parser, quick)
     warnings.filterwarnings("ignore", "This DataLoader will create")  # sleeping needs no cores
     first(options)
     mix(options)
+    for workers in (4, 16):
+        ahead(options, workers)
 
 
 if __name__ == "__main__":

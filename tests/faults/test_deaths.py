@@ -182,7 +182,14 @@ def test_killed_from_outside_at_any_time(persistent: bool) -> None:
     data = Draws(120)
     expected = DataLoader(data, 4, shuffle=True, seed=5)
     loader = DataLoader(
-        data, 4, shuffle=True, seed=5, num_workers=2, on_worker_death="restart", persistent_workers=persistent
+        data,
+        4,
+        shuffle=True,
+        seed=5,
+        num_workers=2,
+        prefetch_factor=2,  # else all batches are made by the time that a few workers have died
+        on_worker_death="restart",
+        persistent_workers=persistent,
     )
     rng = random.Random(3)
     kills = 0

@@ -61,10 +61,10 @@ class Swells(Small):
 
 
 class Files(Small):
-    """Samples of 100 kB that need no slot."""
+    """Samples of 2.5 MB that need no slot: four of their batches are more than may be begun ahead."""
 
     def __getitem__(self, index: int) -> Any:
-        return bytes(100_000), index
+        return bytes(2_500_000), index
 
 
 class Odd:
@@ -161,7 +161,7 @@ def test_persistent_workers_that_draw_without_a_seed_are_as_far_ahead_as_torchs(
 @pytest.mark.parametrize("how", [{}, {"collate_fn": list}, {"dispatch": "chunk"}], ids=str)
 def test_large_batches_without_a_slot_are_not_begun_by_the_dozen(how: dict[str, Any]) -> None:
     iterator: Any = iter(DataLoader(Files(), 4, num_workers=2, **how))
-    depths = {iterator._batches.depth for _, _ in zip(range(100), iterator, strict=False)}
+    depths = {iterator._batches.depth for _, _ in zip(range(20), iterator, strict=False)}
     assert max(depths) == 4
 
 

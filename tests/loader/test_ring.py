@@ -19,7 +19,7 @@ from process_support import worker_slot
 
 from penstock.loader.executors.process.pack import pack, unpack
 from penstock.loader.executors.process.region import Region
-from penstock.loader.executors.process.ring import LIGHT, SPARE, Ring, Slot
+from penstock.loader.executors.process.ring import AHEAD, LIGHT, SPARE, Ring, Slot
 
 HEAD = 4096
 SIZE = 20_000
@@ -288,7 +288,9 @@ def test_max_bytes(batches: int) -> None:
 def test_more_small_slots() -> None:
     assert free_of(Ring(2, 7, head=HEAD), LIGHT // 2) == 7 + SPARE
     assert free_of(Ring(2, 7, head=HEAD), LIGHT) == 7 + SPARE
-    assert free_of(Ring(2, 7, head=HEAD), LIGHT + 1) == 2 + SPARE
+    assert free_of(Ring(2, 7, head=HEAD), AHEAD // 4) == 4 + SPARE
+    assert free_of(Ring(2, 7, head=HEAD), AHEAD // 2 + 1) == 2 + SPARE
+    assert free_of(Ring(2, 7, head=HEAD, max_bytes=AHEAD), AHEAD // 5) == 5 + SPARE
 
 
 def free_of(ring: Ring, nbytes: int) -> int:

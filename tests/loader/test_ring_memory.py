@@ -245,7 +245,7 @@ def test_small_batches_that_become_large_leave_no_slots_too_many() -> None:
         ring.give_back(slot)
     assert allocated(ring) == (7 + SPARE) * MIB // 8
     for _ in range(16):
-        ring.learn(MIB)
+        ring.learn(16 * MIB)
     assert ring.count == 2 + SPARE
     assert allocated(ring) == (2 + SPARE) * MIB // 8
 

@@ -174,10 +174,12 @@ class Window:
                     self._take_in(executor.receive(news))
                 if self._why is not None or executor.over:
                     return self._end_early()
-                head = self._head()
-                result = None if head is None else self._collect(head)
+                result = self._collect_head()
+                if result is None and self._ready >= executor.workers and executor.idle:
+                    executor.ahead += executor.workers
                 if result is None or executor.depth:
                     self._fill()
+                    result = result if result is not None else self._collect_head()  # it may be done at once
                 if not self._open and self._requests.over:
                     if result is None:
                         return self._finish()
@@ -341,8 +343,6 @@ class Window:
 
     def _head(self) -> PendingBatch | None:
         """Return the batch to be handed out next, if it is done."""
-        if not self._ready:
-            return None
         for batch in self._open.values():
             if batch.done:
                 return batch if not self._waits_for_begun or self._all_begun(batch) else None
@@ -364,7 +364,10 @@ class Window:
         self._waits_for_begun = False
         self.first_states = {worker: first for worker, first in self._begun.items() if first is not None}
 
-    def _collect(self, batch: PendingBatch) -> BatchResult:
+    def _collect_head(self) -> BatchResult | None:
+        """Return the next batch, if it is done."""
+        if not self._ready or (batch := self._head()) is None:
+            return None
         del self._open[batch.number]
         self._ready -= 1
         number = self._handed_out if self._policy.stream else batch.number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.loader.executors.process.ring import slots_for
+from penstock.loader.executors.process.ring import LIGHT, slots_for
 from penstock.manifest.sidecar import Header
 from penstock.planning.job import Assumptions, Job
 
@@ -64,14 +64,15 @@ def memory_of(job: Job, assumed: Assumptions) -> Memory:
     """Memory of processes and nodes, and the size of the index.
 
     The ring's slots are the loader's own (`slots_for` in `loader/executors/process/ring.py`), for worker processes and
-    batches that come as one tensor. The index's size is that of its format.
+    batches that come as one tensor. Workers that run ahead of a slow one may take 32 MiB more. The index's size is that
+    of its format.
 
     >>> memory_of(Job(samples=10, sample_bytes=1000), Assumptions()).index_bytes
     216
     """
     depth = job.workers * job.prefetch
     batch = job.out_bytes * min(job.batch_size, job.samples)
-    slot_bytes, slots = slots_for(batch, depth, depth * LIGHT_FACTOR)
+    slot_bytes, slots = slots_for(batch, depth, depth * LIGHT_FACTOR if batch <= LIGHT else depth)
     ring = slot_bytes * slots
     index = Header(0, job.samples, 0, 0, 0, b"").length
     return Memory(

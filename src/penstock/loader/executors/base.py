@@ -93,6 +93,7 @@ class Executor(ABC):
         isolates: whether `isolate` finds the sample that is at fault.
         over: whether somebody has ended the workers: nothing here may be used any more.
         waiting: whether nothing but waiting is under way, so that an interruption does no harm.
+        ahead: batches that may be begun beyond the usual number, since one of them keeps workers idle.
     """
 
     workers = 1
@@ -101,6 +102,7 @@ class Executor(ABC):
     isolates = False
     waiting = False
     over = False
+    ahead = 0
 
     def __init__(self) -> None:
         self._turn = threading.RLock()
@@ -118,6 +120,11 @@ class Executor(ABC):
     def processes(self) -> list[Any] | None:
         """The worker processes; None if there are none on this machine."""
         return None
+
+    @property
+    def idle(self) -> bool:
+        """Whether a worker has nothing to do."""
+        return False
 
     def check(self) -> Exception | None:
         """Return why nobody can be asked any more; None if that is not so."""

@@ -29,7 +29,6 @@ class InlineExecutor(Executor):
         super().__init__()
         self._fetcher = fetcher
         self._stream = isinstance(fetcher, StreamFetch)
-        self._asked: PendingBatch | None = None
         self._result: BatchResult | None = None
         self._events: list[Event] = [Began(0, fetcher.begin(epoch))]
 
@@ -38,12 +37,13 @@ class InlineExecutor(Executor):
         return 0
 
     def submit(self, batches: Sequence[PendingBatch], worker: int) -> list[Event]:
-        """Note the batch; `receive` makes it."""
-        (self._asked,) = batches
-        return []
+        """Make the batch."""
+        (batch,) = batches
+        self._result = self._make(batch)
+        return [Done(batch)]
 
     def wait(self, deadline: float | None) -> None:
-        """Return at once."""
+        """Return at once: the next batch is made by whoever asks for it."""
 
     def arrived(self) -> list[Event]:
         """Return that the pass has begun, once."""
@@ -51,13 +51,8 @@ class InlineExecutor(Executor):
         return events
 
     def receive(self, news: None) -> list[Event]:
-        """Make the batch that was asked for."""
-        events = self.arrived()
-        batch, self._asked = self._asked, None
-        if batch is not None:
-            self._result = self._make(batch)
-            events.append(Done(batch))
-        return events
+        """Return nothing: there is nobody to hear from."""
+        return []
 
     def _make(self, batch: PendingBatch) -> BatchResult:
         """Return the batch, or what was raised in its place; no scope of its samples is left.
@@ -92,4 +87,4 @@ class InlineExecutor(Executor):
 
     def drop(self, pending: Sequence[PendingBatch]) -> None:
         """Make nothing more."""
-        self._asked = self._result = None
+        self._result = None

@@ -20,6 +20,7 @@ from penstock.loader.executors.process.assembly import Assembly, Plan, ProcessBa
 from penstock.loader.executors.process.assign import Assigner
 from penstock.loader.executors.process.pack import SMALL
 from penstock.loader.executors.process.pool import Pool
+from penstock.loader.executors.process.ring import AHEAD
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchRequest, BatchResult
 from penstock.plan.opening import Told
@@ -104,11 +105,20 @@ class ProcessExecutor(Executor):
         light, ring = self._plan.light and self._one_was_had, self.pool.ring  # the first batch is waited for
         if light and not ring.slot_bytes and config.max_bytes_in_flight is None:
             return config.light  # none has needed a slot
-        most = min(config.light if light else config.depth, ring.in_flight)
+        begun = config.light if light else config.depth
         limit, beside = config.max_bytes_in_flight, self._plan.messages.largest
+        if self.ahead and self._plan.ahead and begun < config.light:
+            more = min(config.depth + self.ahead, config.light)
+            begun = max(begun, more if limit is not None else min(more, AHEAD // max(1, ring.slot_bytes + beside)))
+        most = min(begun, ring.in_flight) if ring.slot_bytes else begun
         if limit is not None and beside > SMALL:  # pickled objects lie in no slot
             most = min(most, max(1, limit // (ring.slot_bytes + beside)))
         return most
+
+    @property
+    def idle(self) -> bool:
+        """Whether a worker has nothing to do."""
+        return self._one_was_had and not all(self.pool.load)
 
     def has_room(self, pending: int) -> bool:
         """Return whether there is a slot for one more: unwanted batches of an earlier pass may have all."""

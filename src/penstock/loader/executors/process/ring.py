@@ -34,13 +34,16 @@ from penstock.loader.executors.process.region import Region, paged
 from penstock.loader.memory import SharedFile
 from penstock.loader.sizes import RecentSizes
 
-__all__ = ["LIGHT", "SPARE", "Address", "Ring", "Slot", "slots_for"]
+__all__ = ["AHEAD", "LIGHT", "SPARE", "Address", "Ring", "Slot", "slots_for"]
 
 SPARE = 3
 """Batches that the consumer may hold on to before they are copied: the one at hand, the one before, and another."""
 
 LIGHT = 1 << 18
 """Bytes up to which batches are small: of these more are made ahead, if they are made quickly, too."""
+
+AHEAD = 1 << 25
+"""Bytes of batches up to which more may be begun, where a slow one keeps workers idle and the user set no limit."""
 
 _SLACK = 1.25  # times the usual size that a slot may keep: batches differ a little
 _ROOM = 1 << 40  # bytes from one slot to the next in the file
@@ -61,13 +64,14 @@ def slots_for(
         depth, light, max_bytes: as for `Ring`.
         largest: bytes of a large batch, which may be in flight.
 
-    >>> slots_for(1_000_000, depth=4, light=32)
-    (1003520, 7)
+    >>> slots_for(10_000_000, depth=4, light=32)
+    (10002432, 7)
     """
     size = paged(nbytes)
-    count = light if size <= LIGHT else depth
     if max_bytes is not None:
-        count = max(1, min(count, max_bytes // max(nbytes, largest)))
+        count = max(1, min(light, max_bytes // max(nbytes, largest)))
+    else:
+        count = light if size <= LIGHT else max(depth, min(light, AHEAD // size))
     return size, count + SPARE
 
 
