@@ -14,6 +14,7 @@ from loader_support import plain
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
+from penstock.loader import seeding
 from penstock.loader.collate import Collate
 from penstock.loader.fetch import Fetch
 from penstock.loader.messages import BatchMetrics, BatchRequest
@@ -89,6 +90,20 @@ def test_who_draws_finds_a_generator_of_its_own(ways: list[str], begin: int, eve
     assert states() == before, "they are the trainer's"
 
 
+@pytest.fixture(params=[True, False], ids=["", "memory unknown"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the memory of the generators, and where it is not what it should be."""
+    if not request.param:
+        monkeypatch.setattr(seeding, "_torch_memory", lambda: None)
+        monkeypatch.setattr(seeding._Python, "_found_words", lambda self: None)
+        monkeypatch.setattr(seeding._NumPy, "_found_words", lambda self: None)
+
+
+def test_torchs_memory_is_found() -> None:
+    assert seeding._torch_memory() is not None
+
+
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("advance", [[], ["gauss"], ["normal"], ["randn"], list(DRAWS)], ids="-".join)
 def test_the_trainers_generators_stay_where_they_are(advance: list[str]) -> None:
     """Normal numbers that it drew in advance stay its own, too."""
@@ -108,6 +123,19 @@ def test_the_trainers_generators_stay_where_they_are(advance: list[str]) -> None
     assert found == expected
 
 
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("count", [1, 623, 624, 1248])
+def test_a_trainer_that_draws_all_words_of_torchs_generator_comes_to_others(count: int) -> None:
+    torch.manual_seed(5)
+    expected = [torch.rand(count) for _ in range(4)]
+    batches = iter(DataLoader(Drawing(["torch"], begin=3), BATCH, seed=SEED))
+    torch.manual_seed(5)
+    for numbers in expected:
+        next(batches)
+        assert torch.equal(torch.rand(count), numbers)
+
+
+@pytest.mark.usefixtures("memory")
 def test_a_sample_is_made_once_if_nobody_draws_and_twice_at_most() -> None:
     data = Drawing(["numpy"], begin=N)
     assert len(list(DataLoader(data, BATCH, seed=SEED, collate_fn=list))) == N // BATCH

@@ -222,7 +222,8 @@ class DataLoaderIter:
                 del failure  # its traceback holds this frame
         batches, wait = self._batches, perf_counter() - start
         self._statistics.delivered(result, size_of(result.batch), wait, batches.ready_when_asked, batches.depth)
-        self._states.begun(self._batches.first_states)
+        if batches.first_states:
+            self._states.begun(batches.first_states)
         self._states.delivered(result)
         self.progress.delivered(result.number)
         self._in_hand = False

@@ -182,11 +182,11 @@ class Fetch:
         self, job: Callable[[BatchRequest, BatchMetrics], Any], request: BatchRequest, metrics: BatchMetrics
     ) -> Any:
         """Make something of samples that find the global generators seeded, where that is wanted."""
-        if not self.seed_globals or not request.keys:
+        if not self.seed_globals or not request.indices:
             return job(request, metrics)
         if self._seeding is None:
             self._seeding = Seeding(always=self.tells_states, keeps=self._keeps_globals)
-        return self._seeding.make(partial(job, request), metrics, request.keys[0])
+        return self._seeding.make(partial(job, request), metrics, request.first_key)
 
     @property
     def _seed(self) -> Callable[[int], None] | None:
@@ -227,7 +227,7 @@ class Fetch:
                 metrics.stages[name] = metrics.stages.get(name, 0.0) + seconds
 
     def _fetch_batch(self, request: BatchRequest, metrics: BatchMetrics) -> Any:
-        with sample_scope(request.keys[0]):
+        with sample_scope(request.first_key):
             return self.dataset.fetch_batch(request.indices, request.keys, _memory, **_at(request))
 
     def _plainly(self, request: BatchRequest, metrics: BatchMetrics) -> list[Any]:
@@ -236,16 +236,14 @@ class Fetch:
         samples: list[Any] = []
         add = samples.append
         with sample_scope(0) as scope:
-            board = scope.board
+            scope.key, board = Samples(request, samples), scope.board
             try:
-                if board is None:  # nobody else is to see which sample is at hand
-                    scope.key = Samples(request, samples)
+                if board is None:
                     for index in request.indices:
                         add(dataset[index])
-                else:
+                else:  # somebody else is to see which sample is at hand
                     for index, key in zip(request.indices, request.keys, strict=True):
-                        # As `move`, whose call would cost as much again.
-                        scope.key, scope.generator, board[0] = key, None, key
+                        board[0] = key
                         add(dataset[index])
             except Exception as error:
                 _name_sample(error, index, dataset)
@@ -254,7 +252,7 @@ class Fetch:
 
     def _collate(self, samples: list[Any], request: BatchRequest, metrics: BatchMetrics) -> Any:
         start = time.perf_counter()
-        key = request.keys[0] ^ _COLLATION if request.indices else 0
+        key = request.first_key ^ _COLLATION if request.indices else 0
         try:
             with sample_scope(key) as scope:
                 if not samples and request.indices and self.on_error is not None:
@@ -287,9 +285,9 @@ class Fetch:
             return None
 
         def load(request: BatchRequest) -> list[Any]:
-            with sample_scope(request.keys[0]):
+            with sample_scope(request.first_key):
                 if (seed := self._seed) is not None:
-                    seed(request.keys[0])
+                    seed(request.first_key)
                 return getitems(request.indices)
 
         return load
@@ -328,7 +326,7 @@ class Fetch:
         first, *others = request.indices
         with sample_scope(0) as scope:
             load = self._load_one(request, scope.move)
-            return self.on_error.fill(load, first, request.keys[0], _length(self.dataset), metrics, others)
+            return self.on_error.fill(load, first, request.first_key, _length(self.dataset), metrics, others)
 
 
 def _name_sample(error: Exception, index: Any, dataset: Any) -> None:

@@ -37,6 +37,14 @@ class BatchRequest:
             self._keys = np.frombuffer(packed, np.uint64).tolist() if len(packed) else []
         return self._keys
 
+    @property
+    def first_key(self) -> int:
+        """The key of the first sample; there has to be one."""
+        packed = self._packed
+        if self._keys is not None or not isinstance(packed, np.ndarray):
+            return self.keys[0]
+        return int(packed[0])
+
     def part(self, begin: int, end: int) -> BatchRequest:
         """The same for some of the samples."""
         return BatchRequest(*self.packed(begin, end))
@@ -92,6 +100,16 @@ class BatchMetrics:
         """Arguments of an equal one, to be sent."""
         numbers = self.samples, self.fetch, self.collate, self.hand_over, self.cpu
         return (*numbers, self.stages or None, self.failures or None)
+
+    def copy(self) -> BatchMetrics:
+        """Return an equal one that does not change with this one."""
+        numbers = self.samples, self.fetch, self.collate, self.hand_over, self.cpu
+        return BatchMetrics(*numbers, dict(self.stages), list(self.failures))
+
+    def become(self, other: BatchMetrics) -> None:
+        """Be what another one is, which is not used any more."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
 
     def add(self, other: BatchMetrics) -> None:
         """Add what another part of the same batch took."""

@@ -15,11 +15,13 @@ else that of the batch.
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 import random
+import struct
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +36,12 @@ T = TypeVar("T")
 _WORDS = 624
 """Of a Mersenne Twister, of 32 bits each. Its place among them is another number of 32 bits."""
 _BYTES = 4 * (_WORDS + 1)
+
+_PLACE = 16
+"""Bytes of the sign of torch's generator before its words: the seed, how many words are left, which is the next."""
+
+_REACH = 512
+"""Bytes of torch's generator among which its state begins."""
 
 
 class GlobalGenerator(Protocol):
@@ -73,6 +81,7 @@ class Seeding:
         self._torch = _Torch()
         self._drawn: list[GlobalGenerator] = [_Python(), _NumPy(), self._torch]
         self._quiet: list[GlobalGenerator] = []
+        self._kept = list(self._drawn) if keeps else []  # by `make`, around each batch
         self._learns = not always
         self._seeded: list[tuple[GlobalGenerator, Any]] = []  # while it learns, how they were seeded last
         self._moved: set[GlobalGenerator] = set()
@@ -100,9 +109,7 @@ class Seeding:
             metrics: counts what it takes.
             key: of the first sample.
         """
-        # torch's is seeded in any case.
-        seeded = dict.fromkeys([*self._drawn, self._torch]) if self._keeps else {}
-        before = [(generator, generator.save()) for generator in seeded]
+        before = [(generator, generator.save()) for generator in self._kept]
         try:
             return self._watching(make, metrics, key) if self._quiet else make(metrics)
         finally:
@@ -113,18 +120,17 @@ class Seeding:
 
     def _watching(self, make: Callable[[BatchMetrics], T], metrics: BatchMetrics, key: int) -> T:
         before = [(generator, generator.watch(key, keeps=self._keeps)) for generator in self._quiet]
-        counted = BatchMetrics()
+        counted = metrics.copy()
         try:
-            made = make(counted)
+            made = make(metrics)
         except BaseException as error:
             if not self._found(before) or not isinstance(error, Exception) or is_of_signal_handler(error):
-                metrics.add(counted)
                 raise
         else:
             if not self._found(before):
-                metrics.add(counted)
                 return made
         # Samples drew from a generator that was not seeded for them.
+        metrics.become(counted)
         return self.make(make, metrics, key)
 
     def _found(self, before: Sequence[tuple[GlobalGenerator, Any]]) -> bool:
@@ -137,7 +143,13 @@ class Seeding:
                 self._drawn.append(generator)
                 if self._keeps and generator is not self._torch:  # which `make` puts back
                     generator.put_back(since)
+        if found:
+            self._keep()
         return found
+
+    def _keep(self) -> None:
+        if self._keeps:  # torch's is seeded in any case
+            self._kept = list(dict.fromkeys([*self._drawn, self._torch]))
 
     def _learn(self) -> None:
         """Note what the last sample has moved."""
@@ -151,6 +163,7 @@ class Seeding:
         self._learns, self._seeded = False, []
         self._quiet = [generator for generator in self._drawn if generator not in self._moved]
         self._drawn = [generator for generator in self._drawn if generator in self._moved]
+        self._keep()
 
 
 class _Words:
@@ -272,37 +285,110 @@ def _numpy_state() -> dict[str, Any]:
     return state
 
 
-_HEAD = 24
-"""Bytes of torch's state: the seed, the words that are left, a flag, the next word."""
+class _TorchState(ctypes.Structure):
+    """torch's state as bytes."""
+
+    _fields_: ClassVar = [
+        ("seed", ctypes.c_uint64),
+        ("left", ctypes.c_int32),
+        ("seeded", ctypes.c_int32),
+        ("next", ctypes.c_uint64),
+        ("words", ctypes.c_uint64 * _WORDS),
+        ("normals", ctypes.c_byte * 40),  # that were drawn in advance
+    ]
+
+
+class _TorchTwister(ctypes.Structure):
+    """The same in torch's own memory."""
+
+    _fields_: ClassVar = [
+        ("seed", ctypes.c_uint64),
+        ("left", ctypes.c_int32),
+        ("seeded", ctypes.c_bool),
+        ("next", ctypes.c_uint32),
+        ("words", ctypes.c_uint32 * _WORDS),
+    ]
 
 
 class _Torch:
     """torch's generator of the processor. It is so cheap to seed and to put back that each batch does.
 
-    Its state begins with the seed, and with its place among its words, which each draw moves: more is not looked at.
+    To ask for its state costs as much as to seed it, so the memory behind it is read, if that is where it should be.
     """
 
     def __init__(self) -> None:
         self._fresh = b""  # the place right after seeding
+        self._memory = _torch_memory()
+        self._saved: Any = b"", None  # sign, and the state that was asked for then
 
     def seed(self, key: int) -> None:
         torch.default_generator.manual_seed(key)  # a hundred times cheaper than `torch.manual_seed`
 
     def look(self) -> Any:
-        state = torch.default_generator.get_state()
-        return ctypes.string_at(state.data_ptr(), _HEAD), None
+        return self._sign(), None
+
+    def _sign(self) -> bytes:
+        """Return the seed and the place among the words, which every draw changes; and two words."""
+        memory = self._memory
+        if memory is not None:
+            return memory[:12].tobytes() + memory[16:28].tobytes()  # what is between them is not always written
+        state = _torch_state(torch.default_generator.get_state())
+        return struct.pack("=QiI2I", state.seed, state.left, state.next, *state.words[:2])
 
     def save(self) -> Any:
-        return None, torch.default_generator.get_state()
+        if self._memory is None:
+            return b"", torch.default_generator.get_state()
+        sign = self._sign()
+        if sign != self._saved[0]:
+            state = torch.default_generator.get_state()
+            # A normal number that was drawn in advance is taken without a trace in that memory.
+            self._saved = b"" if any(_torch_state(state).normals) else sign, state
+        return self._saved
 
     def watch(self, key: int, *, keeps: bool) -> Any:
         self.seed(key)
         if not self._fresh:
-            self._fresh = self.look()[0][8:]
+            self._fresh = self._sign()[8:_PLACE]
         return key.to_bytes(8, sys.byteorder) + self._fresh, None
 
     def moved(self, since: Any) -> bool:
-        return bool(self.look()[0] != since[0])
+        sign = since[0]
+        return bool(self._sign()[: len(sign)] != sign)
 
     def put_back(self, to: Any) -> None:
         torch.default_generator.set_state(to[1])
+
+
+def _torch_state(state: torch.Tensor) -> _TorchState:
+    return _TorchState.from_buffer_copy(ctypes.string_at(state.data_ptr(), ctypes.sizeof(_TorchState)))
+
+
+def _torch_memory() -> memoryview | None:
+    """Return the memory of torch's twister, up to its second word; None where it is not found. Nothing is read that may
+    not be there: the system is asked for it.
+    """
+    generator = torch.default_generator
+    state = generator.get_state()
+    if sys.implementation.name != "cpython" or state.nbytes != ctypes.sizeof(_TorchState):
+        return None
+    known = _torch_state(state)
+    words = struct.pack(f"={_WORDS}I", *known.words)
+    try:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            # Behind its head, torch's object of Python has a pointer to that of C++.
+            (address,) = struct.unpack("P", os.pread(memory.fileno(), 8, id(generator) + object.__basicsize__))
+            found = os.pread(memory.fileno(), _REACH, address).find(words[:32]) - _TorchTwister.words.offset
+            if found < 0:
+                return None
+            address += found
+            twister = _TorchTwister.from_buffer_copy(os.pread(memory.fileno(), ctypes.sizeof(_TorchTwister), address))
+    except (OSError, ValueError, OverflowError):  # there is no such file, or nothing at such an address
+        return None
+    if bytes(twister.words) != words or (twister.seed, twister.left, twister.next) != (
+        known.seed,
+        known.left,
+        known.next,
+    ):
+        return None
+    begin = ctypes.c_char * (_TorchTwister.words.offset + 8)
+    return memoryview(begin.from_address(address)).cast("B")

@@ -95,7 +95,7 @@ class Window:
         with executor.turn():
             if executor.depth:
                 self._fill()
-            else:  # what makes each batch when it is asked for has begun its pass by now
+            else:  # it has begun its pass by now
                 self._take_in(executor.arrived())
                 self._note_first_states()
 
@@ -116,7 +116,7 @@ class Window:
         if (error := self.executor.check()) is not None:
             raise error
         try:
-            answer = self._advance()
+            answer = self._advance() if self.executor.depth else self._make_next()
             if isinstance(answer, BatchResult):
                 return answer
         except BaseException as broken:  # not ours: of a signal handler, or a breakdown
@@ -177,9 +177,7 @@ class Window:
                 result = self._collect_head()
                 if result is None and self._ready >= executor.workers and executor.idle:
                     executor.ahead += executor.workers
-                if result is None or executor.depth:
-                    self._fill()
-                    result = result if result is not None else self._collect_head()  # it may be done at once
+                self._fill()
                 if not self._open and self._requests.over:
                     if result is None:
                         return self._finish()
@@ -189,6 +187,21 @@ class Window:
                 if waited and deadline is not None and time.monotonic() >= deadline:
                     return self._late()
             news, waited = executor.wait(deadline), True
+
+    def _make_next(self) -> BatchResult | Exception:
+        """Have the next batch made, where each is made when it is asked for. What is to be raised is returned."""
+        executor = self.executor
+        with executor.turn():
+            request = self._requests.next()
+            if request is not None:
+                batch = executor.pending(next(self._numbers), request)
+                executor.submit([batch], 0)
+                if self._why is not None:  # a handler of a signal has closed the loader meanwhile
+                    return self._end_early()
+                if not (batch.ended and self._policy.stream):
+                    return executor.collect(batch, batch.number)
+                self._end_worker(0)
+            return self._finish()
 
     def _look(self) -> None:
         """Note what has come while the consumer was busy. Behind the last batch, workers may have ended rightly."""
@@ -246,7 +259,7 @@ class Window:
         executor = self.executor
         while self._again and (worker := executor.choose(range(executor.workers), None)) is not None:
             self._take_in(executor.submit([self._again.popleft()], worker))
-        most = executor.depth or 1
+        most = executor.depth
         group = executor.group(most) if most > 1 else 1
         # Where workers take turns, each gets its own batches of so many rounds.
         together = group * executor.workers if self._policy.turns and group > 1 else group

@@ -114,7 +114,7 @@ class Executor(ABC):
     @property
     @abstractmethod
     def depth(self) -> int:
-        """Batches that may be in flight at the moment; 0 if each is made when it is asked for."""
+        """Batches that may be in flight at the moment; 0 if `submit` makes each, when it is asked for."""
 
     @property
     def processes(self) -> list[Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.loader.executors.base import Began, Done, Event, Executor, PendingBatch
+from penstock.loader.executors.base import Began, Event, Executor, PendingBatch
 from penstock.loader.fetch import Fetcher
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchMetrics, BatchResult
@@ -40,7 +40,7 @@ class InlineExecutor(Executor):
         """Make the batch."""
         (batch,) = batches
         self._result = self._make(batch)
-        return [Done(batch)]
+        return []
 
     def wait(self, deadline: float | None) -> None:
         """Return at once: the next batch is made by whoever asks for it."""
