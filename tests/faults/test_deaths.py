@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,7 @@ def test_a_worker_that_died_behind_its_last_item_is_there_in_the_next_pass() -> 
             iterator: Any = iter(loader)
             found = [int(next(iterator)) for _ in range(8)]
             os.kill(iterator._workers[0].pid, signal.SIGKILL)
-            time.sleep(0.05)
+            assert wait([iterator._workers[0].sentinel], 30), "else it dies in the next pass"
             assert sorted([*found, *map(int, iterator)]) == sorted([0, 1, *range(20)])
 
 
