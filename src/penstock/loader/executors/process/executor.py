@@ -62,13 +62,22 @@ class ProcessExecutor(Executor):
         self._plan = plan
         self._persistent = persistent
         self._release: Callable[[], None] | None = release
-        with pool.turn():
-            self._run = pool.begin(epoch, states)
         self._assembly = Assembly(pool, plan)
         self._assigner = Assigner(pool, plan, self._assembly)
         self._wanted: dict[int, ProcessBatch] = {}  # by number
         self._ended: set[int] = set()  # workers whose streams have come to their end
         self._one_was_had = False
+        self._run = 0
+        with pool.turn():
+            self._hear_of_earlier_passes()
+            self._run = pool.begin(epoch, states)
+
+    def _hear_of_earlier_passes(self) -> None:
+        """Take in what was said since the last of them was left. What a dead worker owed them nobody wants."""
+        lost = [event for event in self.receive(self.pool.wait(0.0)) if isinstance(event, Lost)]
+        for event in lost:
+            for batch, part in self._owed(event.worker):
+                self._take_in(event.worker, "skipped", batch.run, batch.number, part, None, None, [], 0, 0)
 
     def turn(self) -> Any:
         """Return the pool's lock: passes share the pool."""
