@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import traceback
@@ -130,6 +131,7 @@ def test_what_has_two_words_keeps_its_text() -> None:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("name", [name for name in RAISERS if name != "stop"])
 def test_through_a_worker(name: str) -> None:
+    gc.collect()  # what others have left ends here, and not in the depths of a recursion
     loader = DataLoader(Raises(name), 2, num_workers=1, executor="process")
     batches = iter(loader)
     assert next(batches).tolist() == [0, 1]

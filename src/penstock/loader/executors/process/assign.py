@@ -36,8 +36,7 @@ class Assigner:
 
     def group(self, depth: int) -> int:
         """How many batches are handed out together, of so many in flight."""
-        config = self._pool.config
-        return max(1, min(self._plan.group, depth // (2 * config.workers))) if config.threads == 1 else 1
+        return max(1, min(self._plan.group, depth // (2 * self._pool.config.workers)))
 
     def least_busy(self) -> int:
         """The worker with the least to do."""

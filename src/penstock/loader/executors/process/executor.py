@@ -74,10 +74,10 @@ class ProcessExecutor(Executor):
 
     def _hear_of_earlier_passes(self) -> None:
         """Take in what was said since the last of them was left. What a dead worker owed them nobody wants."""
-        lost = [event for event in self.receive(self.pool.wait(0.0)) if isinstance(event, Lost)]
-        for event in lost:
-            for batch, part in self._owed(event.worker):
-                self._take_in(event.worker, "skipped", batch.run, batch.number, part, None, None, [], 0, 0)
+        self.receive(self.pool.wait(0.0))
+        for worker in self.pool.dead():
+            for batch, part in self._owed(worker):
+                self._take_in(worker, "skipped", batch.run, batch.number, part, None, None, [], 0, 0)
 
     def turn(self) -> Any:
         """Return the pool's lock: passes share the pool."""
@@ -112,13 +112,12 @@ class ProcessExecutor(Executor):
         if config.max_bytes_in_flight is not None and not self._plan.sized:
             return 1  # until it is known how large they are
         light, ring = self._plan.light and self._one_was_had, self.pool.ring  # the first batch is waited for
-        if light and not ring.slot_bytes and config.max_bytes_in_flight is None:
-            return config.light  # none has needed a slot
         begun = config.light if light else config.depth
         limit, beside = config.max_bytes_in_flight, self._plan.messages.largest
-        if self.ahead and self._plan.ahead and begun < config.light:
-            more = min(config.depth + self.ahead, config.light)
-            begun = max(begun, more if limit is not None else min(more, AHEAD // max(1, ring.slot_bytes + beside)))
+        if self.ahead and self._plan.ahead:
+            begun = max(begun, min(config.depth + self.ahead, config.light))
+        if limit is None and begun > config.depth:
+            begun = max(config.depth, min(begun, AHEAD // max(1, ring.slot_bytes + beside)))
         most = min(begun, ring.in_flight) if ring.slot_bytes else begun
         if limit is not None and beside > SMALL:  # pickled objects lie in no slot
             most = min(most, max(1, limit // (ring.slot_bytes + beside)))

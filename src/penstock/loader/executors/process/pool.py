@@ -342,6 +342,13 @@ class Pool:
                 self._poller.unregister(fd)
         member.close()
 
+    def dead(self) -> list[int]:
+        """The numbers of workers that died and were not replaced. One whose pipe is at its end is waited for."""
+        for member in self.members:
+            if member.inbox.ended and not member.dead:
+                self._reap(member)
+        return [member.number for member in self.members if member.dead]
+
     def restart(self, number: int) -> None:
         """Start a worker in the place of one that died."""
         self.restarts += 1

@@ -43,7 +43,9 @@ LIGHT = 1 << 18
 """Bytes up to which batches are small: of these more are made ahead, if they are made quickly, too."""
 
 AHEAD = 1 << 25
-"""Bytes of batches up to which more may be begun, where a slow one keeps workers idle and the user set no limit."""
+"""Bytes of batches up to which more are begun than the usual number, if the user set no limit: of small ones, and where
+a slow one keeps workers idle.
+"""
 
 _SLACK = 1.25  # times the usual size that a slot may keep: batches differ a little
 _ROOM = 1 << 40  # bytes from one slot to the next in the file
@@ -71,7 +73,7 @@ def slots_for(
     if max_bytes is not None:
         count = max(1, min(light, max_bytes // max(nbytes, largest)))
     else:
-        count = light if size <= LIGHT else max(depth, min(light, AHEAD // size))
+        count = max(depth, min(light, AHEAD // size))
     return size, count + SPARE
 
 

@@ -83,6 +83,11 @@ _GROWTH = 8
 _MAPS = 1024
 """Slots that are mapped at a time."""
 
+_QUICK, _SLOW = 0.5e-3, 1e-3
+"""Seconds of work on a batch below which one thread makes all of them: others would wait for it more than they help;
+and above which they all do again.
+"""
+
 _TOGETHER = 2e-3
 """Seconds after which answers are not kept back any more for those that are to come."""
 
@@ -151,6 +156,7 @@ class _Worker:
         width = board_width(setup.threads)
         begin = 1 + width * setup.number
         self._mine = self._board[begin : begin + width]
+        self._quick = False  # whether batches are too little work for more than one thread
         self._pool = ThreadPool(setup.threads, None) if setup.threads > 1 else None
         show_samples(self._mine[1:])
 
@@ -202,14 +208,14 @@ class _Worker:
 
     def _make(self, run: int, number: int, address: Any, packed: tuple[Any, ...]) -> None:
         request = BatchRequest(*packed)
-        if self._pool is None:
+        if self._pool is None or self._quick or self._kept is not None:
             self._whole(run, number, address, request)
         else:
             self._pool.submit(lambda _: self._in_thread(partial(self._whole, run, number, address, request)))
 
     def _chunk(self, run: int, number: int, address: Any, chunk: _Chunk, packed: tuple[Any, ...]) -> None:
         request = BatchRequest(*packed)
-        if self._pool is None:
+        if self._pool is None or self._quick or self._kept is not None:
             self._part(run, number, address, chunk, request)
         else:
             self._pool.submit(lambda _: self._in_thread(partial(self._part, run, number, address, chunk, request)))
@@ -360,17 +366,20 @@ class _Worker:
     ) -> None:
         self._mine[2 + 2 * max(0, thread_number())] = 0
         self._sent += 1
+        if self._pool is not None and kind in ("batch", "rows"):
+            self._quick = metrics.fetch + metrics.collate < (_SLOW if self._quick else _QUICK)
         if self._sent % 16 == 1:
             self._mine[0] = _peak_memory()
         grown = slot.capacity if slot is not None and slot.grown else 0
         answer = kind, run, number, part, payload, metrics.packed(), grown
         beside = packed.beside if packed is not None else []
-        if self._kept is not None and not beside:
+        if self._kept is not None and not beside and thread_number() < 0:
             self._kept.append(answer)
             if time.perf_counter() - self._since > _TOGETHER:
                 self._flush()
         else:
-            self._flush()
+            if thread_number() < 0:
+                self._flush()
             self._write(pickle.dumps(answer, protocol=5), beside)
 
     def _flush(self) -> None:
