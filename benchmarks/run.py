@@ -78,7 +78,7 @@ JOBS = [
     Job("storage", "storage", "--size 128 --repeat 3", 0.5, "", 2),
     Job("rank_dataset", "rank_dataset", None, 0, "", 1.5),
     Job("mp_dataset", "mp_dataset", None, 0, "", 2),
-    Job("loader_dispatch", "loader_dispatch", None, 0, "", 4),
+    Job("loader_dispatch", "loader_dispatch", None, 0, "--repeat 3", 6),
     Job("loader_policies", "loader_policies", None, 0, "", 20),
     Job("loader_memory", "loader_memory", None, 0, "", 4),
     Job("loader_statistics", "loader_statistics", None, 0, "", 1.5),
