@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,27 @@ def test_the_first_batch_of_a_later_pass_waits_for_few_others() -> None:
         next(iterator)
         while iterator._batches.depth <= 8:
             next(iterator)
+
+
+class Places(Dataset[bool]):
+    """Says whether the main thread makes a sample; little work at first, later more."""
+
+    def __len__(self) -> int:
+        return 900
+
+    def __getitem__(self, index: int) -> bool:
+        if index >= 800:
+            time.sleep(0.003)
+        return threading.current_thread() is threading.main_thread()
+
+
+@pytest.mark.clock
+def test_batches_that_are_little_work_are_made_by_one_thread_of_a_worker() -> None:
+    loader = DataLoader(Places(), 2, num_workers=1, threads_per_worker=2, executor="process")
+    by_main = [bool(batch.any()) for batch in loader]
+    assert not any(by_main[:64])
+    assert sum(by_main[100:400]) > 150
+    assert not any(by_main[-30:])
 
 
 @pytest.mark.parametrize("happens", ["", "raise", "shape"])

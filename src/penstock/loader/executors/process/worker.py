@@ -83,9 +83,9 @@ _GROWTH = 8
 _MAPS = 1024
 """Slots that are mapped at a time."""
 
-_QUICK, _SLOW = 0.5e-3, 1e-3
-"""Seconds of work on a batch below which one thread makes all of them: others would wait for it more than they help;
-and above which they all do again.
+_QUICK, _ENOUGH = 1e-3, 64
+"""Seconds of work on a batch below which several threads wait for each other more than they help; and so many batches
+after which one thread makes all of them, until one takes longer.
 """
 
 _TOGETHER = 2e-3
@@ -156,7 +156,7 @@ class _Worker:
         width = board_width(setup.threads)
         begin = 1 + width * setup.number
         self._mine = self._board[begin : begin + width]
-        self._quick = False  # whether batches are too little work for more than one thread
+        self._quick = 0  # batches in a row that were too little work for more than one thread
         self._pool = ThreadPool(setup.threads, None) if setup.threads > 1 else None
         show_samples(self._mine[1:])
 
@@ -198,7 +198,7 @@ class _Worker:
 
     def _group(self, messages: list[tuple[Any, ...]]) -> None:
         """Several batches that are little work: the answers go together, too."""
-        self._kept, self._since = [], time.perf_counter()
+        self._kept, self._since = [] if self._threads is None else None, time.perf_counter()
         try:
             for kind, *rest in messages:
                 getattr(self, f"_{kind}")(*rest)
@@ -206,19 +206,26 @@ class _Worker:
             self._flush()
             self._kept = None
 
+    @property
+    def _threads(self) -> ThreadPool | None:
+        """The threads that make batches; None where the main thread does."""
+        return None if self._quick >= _ENOUGH else self._pool
+
     def _make(self, run: int, number: int, address: Any, packed: tuple[Any, ...]) -> None:
         request = BatchRequest(*packed)
-        if self._pool is None or self._quick or self._kept is not None:
+        threads = self._threads
+        if threads is None:
             self._whole(run, number, address, request)
         else:
-            self._pool.submit(lambda _: self._in_thread(partial(self._whole, run, number, address, request)))
+            threads.submit(lambda _: self._in_thread(partial(self._whole, run, number, address, request)))
 
     def _chunk(self, run: int, number: int, address: Any, chunk: _Chunk, packed: tuple[Any, ...]) -> None:
         request = BatchRequest(*packed)
-        if self._pool is None or self._quick or self._kept is not None:
+        threads = self._threads
+        if threads is None:
             self._part(run, number, address, chunk, request)
         else:
-            self._pool.submit(lambda _: self._in_thread(partial(self._part, run, number, address, chunk, request)))
+            threads.submit(lambda _: self._in_thread(partial(self._part, run, number, address, chunk, request)))
 
     def _in_thread(self, job: Callable[[], None]) -> None:
         show_samples(self._mine[1 + 2 * thread_number() :])
@@ -367,7 +374,7 @@ class _Worker:
         self._mine[2 + 2 * max(0, thread_number())] = 0
         self._sent += 1
         if self._pool is not None and kind in ("batch", "rows"):
-            self._quick = metrics.fetch + metrics.collate < (_SLOW if self._quick else _QUICK)
+            self._quick = self._quick + 1 if metrics.fetch + metrics.collate < _QUICK else 0
         if self._sent % 16 == 1:
             self._mine[0] = _peak_memory()
         grown = slot.capacity if slot is not None and slot.grown else 0
