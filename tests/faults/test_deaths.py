@@ -299,6 +299,19 @@ def test_a_worker_that_died_behind_its_last_item_is_there_in_the_next_pass() -> 
             assert sorted([*found, *map(int, iterator)]) == sorted([0, 1, *range(20)])
 
 
+def test_a_worker_that_is_new_in_a_pass_knows_what_rows_look_like() -> None:
+    data: Any = Big(60, 3000)
+    data.pure = True
+    with within(60), DataLoader(data, 6, num_workers=2, dispatch="chunk", persistent_workers=True) as loader:
+        for _ in range(3):
+            iterator: Any = iter(loader)
+            executor = iterator._batches.executor
+            assert len(list(iterator)) == 10
+            assert executor._plan.misfits == 0
+            os.kill(executor.processes[0].pid, signal.SIGKILL)
+            executor.processes[0].join()
+
+
 @pytest.mark.parametrize("dispatch", ["batch", "chunk"])
 def test_a_new_worker_is_asked_for_as_much_as_the_others_and_knows_as_much(dispatch: str, tmp_path: Path) -> None:
     data: Any = Dies(Big(60, 3000), {21}, "SIGKILL", tmp_path)

@@ -136,6 +136,20 @@ def test_a_trainer_that_draws_all_words_of_torchs_generator_comes_to_others(coun
 
 
 @pytest.mark.usefixtures("memory")
+def test_a_normal_number_that_a_trainers_state_brings_back_is_its_own() -> None:
+    batches = iter(DataLoader(Drawing(["torch"]), BATCH, seed=SEED))
+    next(batches)
+    torch.manual_seed(1)
+    torch.randn(1)
+    state = torch.get_rng_state()
+    expected = torch.randn(1)
+    next(batches)
+    torch.set_rng_state(state)
+    next(batches)
+    assert torch.equal(torch.randn(1), expected)
+
+
+@pytest.mark.usefixtures("memory")
 def test_a_sample_is_made_once_if_nobody_draws_and_twice_at_most() -> None:
     data = Drawing(["numpy"], begin=N)
     assert len(list(DataLoader(data, BATCH, seed=SEED, collate_fn=list))) == N // BATCH

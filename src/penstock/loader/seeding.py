@@ -319,7 +319,6 @@ class _Torch:
     def __init__(self) -> None:
         self._fresh = b""  # the place right after seeding
         self._memory = _torch_memory()
-        self._saved: Any = b"", None  # sign, and the state that was asked for then
 
     def seed(self, key: int) -> None:
         torch.default_generator.manual_seed(key)  # a hundred times cheaper than `torch.manual_seed`
@@ -336,14 +335,8 @@ class _Torch:
         return struct.pack("=QiI2I", state.seed, state.left, state.next, *state.words[:2])
 
     def save(self) -> Any:
-        if self._memory is None:
-            return b"", torch.default_generator.get_state()
-        sign = self._sign()
-        if sign != self._saved[0]:
-            state = torch.default_generator.get_state()
-            # A normal number that was drawn in advance is taken without a trace in that memory.
-            self._saved = b"" if any(_torch_state(state).normals) else sign, state
-        return self._saved
+        # Asked for each time: a normal number that was drawn in advance comes and goes without a trace in that memory.
+        return None, torch.default_generator.get_state()
 
     def watch(self, key: int, *, keeps: bool) -> Any:
         self.seed(key)
@@ -382,7 +375,7 @@ def _torch_memory() -> memoryview | None:
                 return None
             address += found
             twister = _TorchTwister.from_buffer_copy(os.pread(memory.fileno(), ctypes.sizeof(_TorchTwister), address))
-    except (OSError, ValueError, OverflowError):  # there is no such file, or nothing at such an address
+    except (OSError, ValueError, OverflowError, struct.error):  # there is no such file, or nothing at such an address
         return None
     if bytes(twister.words) != words or (twister.seed, twister.left, twister.next) != (
         known.seed,

@@ -196,8 +196,8 @@ class Window:
             if request is not None:
                 batch = executor.pending(next(self._numbers), request)
                 executor.submit([batch], 0)
-                if self._why is not None:  # a handler of a signal has closed the loader meanwhile
-                    return self._end_early()
+                if self._over or self._why is not None:  # a handler of a signal has closed the loader meanwhile
+                    return self._finish()
                 if not (batch.ended and self._policy.stream):
                     return executor.collect(batch, batch.number)
                 self._end_worker(0)

@@ -104,7 +104,6 @@ class Assembly:
         self._ring = pool.ring
         self._plan = plan
         self._columns: dict[int, tuple[list[Column], list[tuple[int, int]]]] = {}  # by size of the batch
-        self._tell_layout()
 
     def fits(self, size: int, slot: Slot) -> bool:
         """Whether a batch of so many samples, if it looks like those before, has room in a slot."""
@@ -253,9 +252,9 @@ class Assembly:
     def _learn_layout(self, layout: Layout) -> None:
         if self._plan.layout is None:
             self._plan.layout = layout
-            self._tell_layout()
+            self.tell_layout()
 
-    def _tell_layout(self) -> None:
+    def tell_layout(self) -> None:
         if self._plan.layout is not None:
             for number in range(self._pool.config.workers):
                 self._pool.send(number, ("layout_is", self._plan.layout))

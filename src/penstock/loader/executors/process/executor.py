@@ -71,6 +71,7 @@ class ProcessExecutor(Executor):
         with pool.turn():
             self._hear_of_earlier_passes()
             self._run = pool.begin(epoch, states)
+            self._assembly.tell_layout()  # which workers that were replaced do not know
 
     def _hear_of_earlier_passes(self) -> None:
         """Take in what was said since the last of them was left. What a dead worker owed them nobody wants."""

@@ -45,10 +45,11 @@ __all__ = ["Setup", "board_bytes", "board_width", "main"]
 
 
 def board_width(threads: int) -> int:
-    """Numbers (u64) that each worker shows: its peak memory in KiB, then for each of its threads the key of the sample
-    that it is at, and its batch + 1 (0: none). Before them stands, for all, the number of the pass that is wanted.
+    """Numbers (u64) that each worker shows: its peak memory in KiB, then for its main thread and each of the others the
+    key of the sample that it is at, and its batch + 1 (0: none). Before them stands, for all, the number of the pass
+    that is wanted.
     """
-    return 1 + 2 * threads
+    return 3 + 2 * threads
 
 
 def board_bytes(workers: int, threads: int) -> int:
@@ -228,7 +229,7 @@ class _Worker:
             threads.submit(lambda _: self._in_thread(partial(self._part, run, number, address, chunk, request)))
 
     def _in_thread(self, job: Callable[[], None]) -> None:
-        show_samples(self._mine[1 + 2 * thread_number() :])
+        show_samples(self._mine[3 + 2 * thread_number() :])
         try:
             job()
         except _Gone:  # the main thread sees that too
@@ -324,7 +325,7 @@ class _Worker:
             if isinstance(self._fetcher, StreamFetch):
                 self._broken = _TOLD
             return False
-        self._mine[2 + 2 * max(0, thread_number())] = number + 1
+        self._mine[4 + 2 * thread_number()] = number + 1
         return True
 
     def _memory(self, address: Address) -> npt.NDArray[np.uint8]:
@@ -371,7 +372,7 @@ class _Worker:
         packed: Packed | None = None,
         slot: Slot | None = None,
     ) -> None:
-        self._mine[2 + 2 * max(0, thread_number())] = 0
+        self._mine[4 + 2 * thread_number()] = 0
         self._sent += 1
         if self._pool is not None and kind in ("batch", "rows"):
             self._quick = self._quick + 1 if metrics.fetch + metrics.collate < _QUICK else 0
