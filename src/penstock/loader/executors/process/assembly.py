@@ -255,6 +255,7 @@ class Assembly:
             self.tell_layout()
 
     def tell_layout(self) -> None:
+        """Tell all workers what rows look like, if that is known."""
         if self._plan.layout is not None:
             for number in range(self._pool.config.workers):
                 self._pool.send(number, ("layout_is", self._plan.layout))
