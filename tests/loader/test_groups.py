@@ -220,15 +220,21 @@ def test_an_index_that_does_not_pickle_is_an_error_in_its_place() -> None:
     ]
 
 
-def test_a_sample_that_hangs_is_named() -> None:
+WORKERS = [{"num_workers": 2}, {"num_workers": 1, "threads_per_worker": 2, "executor": "process"}]
+"""By the time that something happens, the main thread of a worker with threads makes the batches."""
+
+
+@pytest.mark.parametrize("how", WORKERS, ids=["processes", "threads"])
+def test_a_sample_that_hangs_is_named(how: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match=r"timed out.*at sample 3000"):
-        for _ in DataLoader(Small("hang"), 4, num_workers=2, timeout=3):
+        for _ in DataLoader(Small("hang"), 4, timeout=3, **how):
             pass
 
 
-def test_a_death_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", WORKERS, ids=["processes", "threads"])
+def test_a_death_is_named(how: dict[str, Any]) -> None:
     with pytest.raises(WorkerError, match="at sample 3000"):
-        for _ in DataLoader(Small("die"), 4, num_workers=2):
+        for _ in DataLoader(Small("die"), 4, **how):
             pass
 
 

@@ -294,7 +294,7 @@ class _TorchState(ctypes.Structure):
         ("seeded", ctypes.c_int32),
         ("next", ctypes.c_uint64),
         ("words", ctypes.c_uint64 * _WORDS),
-        ("normals", ctypes.c_byte * 40),  # that were drawn in advance
+        ("normals", ctypes.c_byte * 40),  # that were drawn in advance; not looked at
     ]
 
 
@@ -331,8 +331,9 @@ class _Torch:
         memory = self._memory
         if memory is not None:
             return memory[:12].tobytes() + memory[16:28].tobytes()  # what is between them is not always written
-        state = _torch_state(torch.default_generator.get_state())
-        return struct.pack("=QiI2I", state.seed, state.left, state.next, *state.words[:2])
+        state = torch.default_generator.get_state()
+        seed, left, _, following, *words = struct.unpack("=QiiQ2Q", ctypes.string_at(state.data_ptr(), 40))
+        return struct.pack("=QiI2I", seed, left, *(word & 0xFFFFFFFF for word in (following, *words)))
 
     def save(self) -> Any:
         # Asked for each time: a normal number that was drawn in advance comes and goes without a trace in that memory.
