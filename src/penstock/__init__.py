@@ -44,6 +44,7 @@ _HOMES = {
     "ShardSet": "shards",
     "ShardWriter": "shards",
     "StreamShards": "shards",
+    "Subset": "datasets",
     "TableDataset": "datasets",
     "TableFiles": "tables",
     "TarWriter": "shards",
@@ -92,6 +93,7 @@ __all__ = [
     "ShardSet",
     "ShardWriter",
     "StreamShards",
+    "Subset",
     "TableDataset",
     "TableFiles",
     "TarWriter",
@@ -120,6 +122,7 @@ if TYPE_CHECKING:
         RankServerDataset,
         ServerDataset,
         ShardDataset,
+        Subset,
         TableDataset,
         TokenDataset,
     )

@@ -19,6 +19,7 @@ __all__ = [
     "RankServerDataset",
     "ServerDataset",
     "ShardDataset",
+    "Subset",
     "TableDataset",
     "TokenDataset",
 ]
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.datasets.server import RankServerDataset, ServerDataset
     from penstock.datasets.shards import ShardDataset
     from penstock.datasets.stream import MPDataset
+    from penstock.datasets.subset import Subset
     from penstock.datasets.tables import TableDataset
     from penstock.datasets.tokens import TokenDataset
 
@@ -51,6 +53,7 @@ __getattr__, __dir__ = lazy.names(
         "RankServerDataset": "server",
         "ServerDataset": "server",
         "ShardDataset": "shards",
+        "Subset": "subset",
         "TableDataset": "tables",
         "TokenDataset": "tokens",
     },

@@ -109,8 +109,10 @@ class Pages:
         manifest: Manifest = self._plan.source
         if ahead is None or found is None:
             records = manifest.records(rows)
-            with self._lock:
-                self._answered(place, at)
+            # A server knows whole slices, of which a filter leaves some rows.
+            if not self._plan.filters:
+                with self._lock:
+                    self._answered(place, at)
             return records
         self._expected = None
         if not ahead.useful:

@@ -86,6 +86,15 @@ class SourceDataset(BatchedDataset):
         made.__dict__ = {name: copies.get(id(value), value) for name, value in self.__dict__.items()}
         return made
 
+    def filtered(self, keep: Any) -> Self:
+        """Return a data set of some of the rows, in an order of their own. See `penstock.Subset`."""
+        # Filters need Arrow's functions, which take a while to import.
+        from penstock.datasets.keep import Filterable, kept_rows
+
+        made = copy.copy(self)
+        made.plan.keep(kept_rows(keep, Filterable.of(self.source, self.fingerprint, self.plan.samples, self.plan.kept)))
+        return made
+
     # What it is.
 
     def __repr__(self) -> str:
@@ -94,7 +103,7 @@ class SourceDataset(BatchedDataset):
     @property
     def fingerprint(self) -> str:
         """Identity of the rows: content alone, neither names nor times."""
-        return self.source.fingerprint
+        return self.plan.fingerprint
 
     @property
     def rank(self) -> int:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch.distributed as dist
+import xxhash
 
 from penstock import distributed
 from penstock.errors import ConfigError, PartitionError, StateError
@@ -29,6 +30,9 @@ from penstock.plan.reader import Plan, Wish
 from penstock.plan.shared import SharedIntegers
 from penstock.random import sample_key, sample_keys
 from penstock.wording import counted
+
+if TYPE_CHECKING:
+    from penstock.plan.filter import KeptRows
 
 __all__ = ["EpochView", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
 
@@ -239,6 +243,8 @@ class SharePlan(Plan[ShareEpoch]):
         self.mini_epochs = operator.index(mini_epochs)
         self.seed = checked_seed(seed)
         self.remainder = remainder
+        self.filters: tuple[KeptRows, ...] = ()
+        """What is left of the rows: the last one takes of what those before it keep."""
         self.shuffle, self.block = _block_options(shuffle, len(source), group, block_size, window)
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
         self._prepare = prepare
@@ -252,6 +258,30 @@ class SharePlan(Plan[ShareEpoch]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_views": {}}
+
+    @property
+    def samples(self) -> int:
+        """How many rows there are to go through."""
+        return len(self.filters[-1]) if self.filters else len(self.source)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of these rows."""
+        if not self.filters:
+            return str(self.source.fingerprint)
+        names = [self.source.fingerprint, *(kept.fingerprint for kept in self.filters)]
+        return xxhash.xxh3_128_hexdigest(" ".join(names).encode())
+
+    def kept(self, rows: Indices) -> Indices:
+        """Return the rows of the source that stand at these places among the rows that the filters keep."""
+        for kept in reversed(self.filters):
+            rows = kept.find(rows)
+        return rows
+
+    def keep(self, kept: KeptRows) -> None:
+        """Go through some of the rows alone, from the beginning of the epoch that is shown."""
+        self.filters, self._views = (*self.filters, kept), {}
+        self.wish_for(MiniEpoch(self.shown.epoch, 0, self.samples))
 
     @property
     def world(self) -> distributed.World:
@@ -284,7 +314,10 @@ class SharePlan(Plan[ShareEpoch]):
 
     def make_view(self, place: MiniEpoch) -> EpochView:
         """Return the view at a place, anew; nothing is kept."""
-        return EpochView(self.seed, place, self._partition(place, self.world), self.make_order(place))
+        order = self.make_order(place)
+        if self.filters:
+            order = cast(Order, _Kept(order, self.kept))
+        return EpochView(self.seed, place, self._partition(place, self.world), order)
 
     def _partition(self, place: MiniEpoch, world: distributed.World) -> Partition:
         rest = self.mini_epochs - place.mini_epochs_done
@@ -309,7 +342,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Return the place of the next mini-epoch, or of the next epoch after the last one."""
         if place.mini_epoch + 1 < self.mini_epochs:
             return place._replace(mini_epoch=place.mini_epoch + 1, skip=0)
-        return MiniEpoch(place.epoch + 1, 0, len(self.source))
+        return MiniEpoch(place.epoch + 1, 0, self.samples)
 
     def __repr__(self) -> str:
         """Return order and share in words. Asking settles neither rank nor world size."""
@@ -339,7 +372,7 @@ class SharePlan(Plan[ShareEpoch]):
         """
         epoch = checked_epoch(epoch)
         if not (self._loaded and epoch == self.shown.epoch):
-            self.wish_for(MiniEpoch(epoch, 0, len(self.source)))
+            self.wish_for(MiniEpoch(epoch, 0, self.samples))
             # A loader that is in another mini-epoch of this epoch stays there.
             self._wish = Wish(Cursor(epoch=epoch), loaded=False)
 
@@ -375,7 +408,7 @@ class SharePlan(Plan[ShareEpoch]):
         self.running, self._loaded = running, loaded
         if running and self._wish.loaded and self._wish.cursor == ShareCursor.at(place):
             # A loaded state is used once.
-            whole = MiniEpoch(place.epoch, place.mini_epoch, len(self.source))
+            whole = MiniEpoch(place.epoch, place.mini_epoch, self.samples)
             self._wish = Wish(ShareCursor.at(whole), loaded=False)
         self.prepare()
 
@@ -423,7 +456,7 @@ class SharePlan(Plan[ShareEpoch]):
         self._show(self._place(cursor), loaded=loaded, running=running)
 
     def _place(self, cursor: Cursor) -> MiniEpoch:
-        return cursor.place if isinstance(cursor, ShareCursor) else MiniEpoch(cursor.epoch, 0, len(self.source))
+        return cursor.place if isinstance(cursor, ShareCursor) else MiniEpoch(cursor.epoch, 0, self.samples)
 
     # States.
 
@@ -431,7 +464,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Return what a state must agree with."""
         return {
             "order_version": ORDER_VERSION,
-            "fingerprint": self.source.fingerprint,
+            "fingerprint": self.fingerprint,
             "shuffle": self.shuffle,
             **self.block,
             "seed": self.seed,
@@ -445,7 +478,7 @@ class SharePlan(Plan[ShareEpoch]):
         Raises:
             StateError: the state is of another source, order or partition, or damaged.
         """
-        return self._read(state, len(self.source))
+        return self._read(state, self.samples)
 
     def read_grown(self, state: Mapping[str, Any]) -> ShareCursor:
         """Return the same over a source that has grown since: the epoch in progress ends on the rows it began with.
@@ -454,6 +487,8 @@ class SharePlan(Plan[ShareEpoch]):
             StateError: as `read`, and rows were changed, not only appended.
         """
         samples = state.get("samples") if isinstance(state, Mapping) else None
+        if self.filters:  # which were made of all the rows there were
+            return self.read(state)
         if type(samples) is not int or not 0 <= samples < len(self.source):
             return self.read(state)
         if not self.source.is_prefix_of_current(str(state.get("fingerprint")), samples):
@@ -477,6 +512,21 @@ class SharePlan(Plan[ShareEpoch]):
             return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip))
         done = mini_epoch + 1 if state.get("finished") else mini_epoch
         return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, consumed, 0))
+
+
+class _Kept:
+    """``order[positions]``: rows of a source, of which filters keep some."""
+
+    def __init__(self, order: Order, kept: Callable[[Indices], Indices]) -> None:
+        self._order, self._kept = order, kept
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, positions: Any) -> Any:
+        places = np.asarray(self._order[positions])
+        rows = self._kept(places.reshape(-1))
+        return rows.reshape(places.shape) if places.ndim else int(rows[0])
 
 
 def _block_options(

@@ -249,12 +249,13 @@ class TableFiles(FilesTable):
         name = f"{self.maps.files[file].path}, row {row - int(self.starts[file])}"
         return f"{name} ({image})" if image else name
 
-    def take(self, indices: Any) -> pa.RecordBatch:
-        """The rows at several indices as columns of Arrow."""
+    def take(self, indices: Any, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """The rows at several indices as columns of Arrow: all columns that are read, or these."""
         rows = normalise(indices, len(self))
+        numbers = list(range(len(self.schema))) if columns is None else list(map(self.columns.index, columns))
         if not len(rows):
-            return plain_batch(pa.RecordBatch.from_pylist([], schema=self.schema))
-        return self._pieces.take(self._pieces.locate(rows), list(range(len(self.schema))))
+            return plain_batch(pa.RecordBatch.from_pylist([], schema=self.schema)).select(numbers)
+        return self._pieces.take(self._pieces.locate(rows), numbers)
 
     def read(self, rows: Indices, room: Callable[[str, tuple[int, ...], np.dtype[Any]], Any]) -> Columns:
         """The columns of rows, which are checked. Numbers that lie in mapped files are copied once, to where

@@ -1,0 +1,159 @@
+"""What to keep of a data set: a mask, an array of rows, or an expression over its columns, as `KeptRows`.
+
+An expression is evaluated once, over the columns that it names, in pieces; the rows that it keeps go to the cache under
+the fingerprint of the data and the text of the expression.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+import xxhash
+
+from penstock.errors import ConfigError, DataFileError
+from penstock.order.permutation import Indices
+from penstock.plan.filter import CHUNK, KeptRows, Mask
+from penstock.progress import progress_bar
+from penstock.tables.table import TableFiles
+
+__all__ = ["Filterable", "kept_rows"]
+
+_ROWS = 1 << 16  # of which the columns are in memory at once
+
+
+@runtime_checkable
+class HasColumns(Protocol):
+    """Rows with columns: a `penstock.Manifest`, `penstock.TableFiles`."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names."""
+
+    def take(self, indices: Any, /) -> Any:
+        """Return rows as a table of Arrow."""
+
+
+class Filterable(NamedTuple):
+    """What is filtered: so many rows, and where their columns are.
+
+    Attributes:
+        fingerprint: identity of the rows; None where nobody knows.
+        samples: how many rows there are.
+        source: what has their columns, or None.
+        row: the rows of the source at these places.
+    """
+
+    fingerprint: str | None
+    samples: int
+    source: HasColumns | None
+    row: Callable[[Indices], Indices]
+
+    @classmethod
+    def of(
+        cls, source: Any, fingerprint: str | None, samples: int, row: Callable[[Indices], Indices] = lambda rows: rows
+    ) -> Filterable:
+        """Return the rows of a source, whether it has columns or not."""
+        return cls(fingerprint, samples, source if isinstance(source, HasColumns) else None, row)
+
+    def table(self, rows: Indices, names: list[str]) -> pa.Table:
+        """Return some columns of rows."""
+        assert self.source is not None
+        if isinstance(self.source, TableFiles):
+            return pa.Table.from_batches([self.source.take(self.row(rows), names)])
+        return self.source.take(self.row(rows)).select(names)
+
+
+def kept_rows(keep: Any, of: Filterable) -> KeptRows:
+    """Return the rows that ``keep`` says, see `penstock.Subset`.
+
+    Raises:
+        ConfigError: something else than a mask, rows or an expression, a mask of another length, an expression over
+            columns that are not there or that does not give truth values.
+        IndexError: a row outside.
+    """
+    if isinstance(keep, KeptRows):
+        return keep
+    if isinstance(keep, pc.Expression):
+        return _evaluated(keep, of)
+    if isinstance(keep, str | os.PathLike):
+        keep = _loaded(keep)
+    array = keep.numpy() if isinstance(keep, torch.Tensor) else np.asarray(keep)
+    if array.ndim == 1 and array.dtype == np.bool_:
+        if len(array) != of.samples:
+            raise ConfigError(
+                f"keep is a mask of {len(array)} values for a data set of {of.samples} rows: it needs one for each row"
+            )
+        return KeptRows.of_mask(array)
+    if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
+        return KeptRows.of_rows(array.astype(np.int64) if not array.size else array, of.samples)
+    raise ConfigError(
+        "keep takes a mask (one truth value for each row), an array of row numbers, the path of an .npy file with one "
+        f"of these, or an expression over columns such as pyarrow.compute.field('label') > 3; got {_said(keep, array)}"
+    )
+
+
+def _said(keep: Any, array: Any) -> str:
+    if isinstance(keep, np.ndarray | torch.Tensor) or array.dtype != object:
+        return f"{array.dtype} of shape {array.shape}"
+    return repr(keep)
+
+
+def _loaded(path: str | os.PathLike[str]) -> Any:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataFileError(f"{os.fspath(path)} is no .npy file with a mask or row numbers: {error}") from error
+
+
+def _evaluated(keep: pc.Expression, of: Filterable) -> KeptRows:
+    if of.source is None:
+        raise ConfigError(
+            f"keep={keep} is an expression over columns, and these data have none: give a mask or an array of rows"
+        )
+    names = _named(keep, of.source.columns)
+    # Data without a fingerprint may be others next time.
+    said = f"{of.fingerprint} {of.samples} {keep}"
+    name = None if of.fingerprint is None else xxhash.xxh3_128_hexdigest(said.encode())
+    return KeptRows.of_masks(lambda: _masks(keep, names, of), of.samples, name=name)
+
+
+def _named(keep: pc.Expression, columns: Sequence[str]) -> list[str]:
+    """Return the columns that an expression may be over: those whose names stand in its text, or else all."""
+    text = str(keep)
+    return [name for name in columns if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)] or list(columns)
+
+
+def _masks(keep: pc.Expression, names: list[str], of: Filterable) -> Iterator[Mask]:
+    with progress_bar("evaluating the filter", of.samples, None, in_bytes=False) as advance:
+        for begin in range(0, of.samples, CHUNK):
+            mask = np.zeros(min(CHUNK, of.samples - begin), np.bool_)
+            for at in range(begin, begin + len(mask), _ROWS):
+                rows = np.arange(at, min(at + _ROWS, begin + len(mask)))
+                mask[_matching(keep, of, names, rows) - begin] = True
+                advance(len(rows))
+            yield mask
+
+
+def _matching(keep: pc.Expression, of: Filterable, names: list[str], rows: Indices) -> Indices:
+    table = of.table(rows, names)
+    number = "row"
+    while number in names:
+        number += "_"
+    try:
+        found = table.append_column(number, pa.array(rows)).filter(keep)[number]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, TypeError) as error:
+        assert of.source is not None
+        raise ConfigError(
+            f"keep={keep} cannot be evaluated: {str(error).partition(chr(10))[0]}. The columns are: "
+            + ", ".join(
+                f"{name} ({table.schema.field(name).type})" if name in names else name for name in of.source.columns
+            )
+        ) from error
+    return cast(Indices, found.to_numpy())

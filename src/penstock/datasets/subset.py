@@ -1,0 +1,158 @@
+"""`Subset`: some rows of a data set, without writing it anew.
+
+clean = Subset(TableDataset("web-*.parquet", seed=0), pc.field("score") > 0.7)
+loader = DataLoader(clean, batch_size=256)              # ranks, epochs, states: as without the filter
+
+train = Subset(my_dataset, mask)                        # any map-style data set: torch's Subset, in constant memory
+
+A filter is a function of the place among the kept rows, and a part of the data set's plan::
+
+    position -> order of the kept rows (seed, epoch) -> place among them -> row -> item
+
+Memory: none for each row in any process; see `penstock.plan.filter.KeptRows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import xxhash
+from torch.utils.data import IterableDataset
+from torch.utils.data import Subset as TorchSubset
+
+from penstock.datasets.keep import Filterable, kept_rows
+from penstock.datasets.source_dataset import SourceDataset
+from penstock.errors import ConfigError
+from penstock.order.permutation import Indices, normalise
+from penstock.plan.filter import KeptRows
+from penstock.random import in_sample, sample_scope
+from penstock.samplers.identity import fingerprint_of
+from penstock.sources.batched import BatchedDataset
+
+__all__ = ["Subset"]
+
+
+class Subset(BatchedDataset, TorchSubset[Any]):
+    """The rows of a map-style data set that ``keep`` says.
+
+    Args:
+        dataset: any map-style data set. Of one of ours that has an order of its own (`penstock.RankDataset`,
+            `penstock.TableDataset`, ...) the result is a data set of the same class with the same options, whose
+            epochs hold the kept rows alone. Of a `penstock.Mixture` it is the mixture of the filtered sources, in the
+            same proportions; its rows are those of its sources, one source after the other. Of all others, the result
+            has no order of its own: put a sampler on top, or ``shuffle=``.
+        keep: which rows. A mask (one truth value for each row), an array of row numbers, the path of an ``.npy`` file
+            with one of the two, or an expression over columns (`pyarrow.compute.field`) where the data have columns:
+            tables, manifests, and filters of these. Rows may come in any order and repeatedly, as with torch's
+            ``Subset``; negative ones count from the end. Rows are those of the source, whatever order the data set
+            gives them.
+
+    Raises:
+        ConfigError: an iterable-style data set, a mask of another length, an expression that cannot be evaluated.
+        IndexError: a row outside the data set.
+        DataFileError: the path is of no ``.npy`` file with a mask or rows.
+
+    The fingerprint is of the data and the kept rows, so a state of other rows is refused. An expression is evaluated
+    once, with a bar, over the columns that it names; its rows stay in the user's cache under the fingerprint of the
+    data. Rows are kept as a mapped file of row numbers, or of one bit for each row where that is smaller (51 million
+    rows: 7.2 MB).
+
+    >>> Subset(list("abcdef"), [True, False, True, True, False, False])[1]
+    'c'
+    """
+
+    def __new__(cls, dataset: Any, keep: Any) -> Subset:
+        """Return a filtered view of a data set with an order of its own, else a plain subset."""
+        if cls is Subset and isinstance(dataset, SourceDataset):
+            return cast(Subset, dataset.filtered(keep))
+        return super().__new__(cls)
+
+    def __init__(self, dataset: Any, keep: Any) -> None:
+        if (
+            isinstance(dataset, IterableDataset)
+            or not hasattr(dataset, "__getitem__")
+            or not hasattr(dataset, "__len__")
+        ):
+            raise ConfigError(
+                f"a Subset takes a data set with length and items, got a {type(dataset).__name__}: filter streams "
+                "where they are made, with a condition in their __iter__ or a select() in their pipeline"
+            )
+        kept = kept_rows(keep, filterable(dataset))
+        super().__init__(dataset, cast(Sequence[int], kept))
+        self.kept: KeptRows = kept
+        """The rows, by their place in this data set."""
+        self.pure = bool(getattr(dataset, "pure", False))
+        self.releases_gil = bool(getattr(dataset, "releases_gil", False))
+        self.channels_last = bool(getattr(dataset, "channels_last", False))
+        self.fork_safe = bool(getattr(dataset, "fork_safe", True))
+        ours = isinstance(dataset, BatchedDataset)
+        self.makes_batches = ours and dataset.makes_batches
+        self.fills_rows = ours and dataset.fills_rows
+
+    def __getnewargs__(self) -> tuple[Any, Any]:
+        return [], []
+
+    def __repr__(self) -> str:
+        return f"Subset of {len(self):,} of the {self.kept.rows:,} rows of {self.dataset!r}"
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Identity of the kept rows; None where nobody knows that of the data."""
+        inner = fingerprint_of(self.dataset)
+        return None if inner is None else xxhash.xxh3_128_hexdigest(f"{inner} {self.kept.fingerprint}".encode())
+
+    def rows(self, indices: Any) -> Indices:
+        """Return the rows of the data set at these places: int64 of the shape of ``indices``."""
+        return self.kept.find(normalise(indices, len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, list):
+            return Subset.__getitems__(self, index)
+        return self.dataset[self.kept[index]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the items at several indices at once."""
+        return Subset.load_samples(self, indices, None)
+
+    def load_samples(self, indices: Sequence[int], keys: Sequence[int] | None, **into: Any) -> list[Any]:
+        """Return the items at several indices, each made in the scope of its key."""
+        rows, dataset = self.rows(indices).tolist(), self.dataset
+        if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]
+            return list(dataset.load_samples(rows, keys, **into))  # type: ignore[attr-defined]
+        many = getattr(dataset, "__getitems__", None)
+        if keys is None or in_sample():
+            return list(many(rows)) if many is not None else [dataset[row] for row in rows]
+        with sample_scope(keys[0] if keys else 0) as scope:
+            if many is not None:
+                return list(many(rows))
+            items = []
+            for row, key in zip(rows, keys, strict=True):
+                scope.move(key)
+                items.append(self._item(row))
+            return items
+
+    def _item(self, row: int) -> Any:
+        try:
+            return self.dataset[row]
+        except Exception as error:
+            error.add_note(f"while loading row {row} of {type(self.dataset).__name__}")
+            raise
+
+    def fetch_batch(self, indices: Sequence[int], keys: Sequence[int] | None, empty: Any) -> Any:
+        """Return the batch of the items at several indices, see `penstock.sources.batched.BatchedDataset`."""
+        return self.dataset.fetch_batch(self.rows(indices).tolist(), keys, empty)  # type: ignore[attr-defined]
+
+
+def filterable(dataset: Any) -> Filterable:
+    """Return what a filter has to know of a map-style data set without an order of its own."""
+    if isinstance(dataset, Subset):
+        inner = filterable(dataset.dataset)
+        return inner._replace(
+            fingerprint=dataset.fingerprint, samples=len(dataset), row=lambda rows: inner.row(dataset.kept.find(rows))
+        )
+    source = getattr(dataset, "source", getattr(dataset, "manifest", dataset))
+    return Filterable.of(source, fingerprint_of(dataset), len(dataset))
