@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loader_conformance import check_chain, check_elastic, check_end_of_pass, check_load_into_used, check_resume
 from mixture_support import Drawing, Failing, Numbers
 
-from penstock import DataLoader, Manifest, MDSFolder, Mixture, RankDataset
+from penstock import DataLoader, Manifest, MDSFolder, Mixture, RankDataset, Subset
 from penstock.errors import ConfigError, PartitionError, StateError
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=5)
@@ -310,7 +310,7 @@ def test_states_of_other_mixtures_are_refused(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(StateError, match="fingerprint"):
             other.load_state_dict(state)
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.datasets.mixture.MIXTURE_ORDER", "of another version")
+        patch.setattr("penstock.datasets.mixed_rows.MIXTURE_ORDER", "of another version")
         other = make([11, 20], [3, 2])
     with pytest.raises(StateError, match="fingerprint"):
         other.load_state_dict(state)
@@ -431,3 +431,122 @@ def test_epochs_of_any_number(epoch: int) -> None:
         assert mine == [(epoch * share + had) % size for had in range(share)]
     with pytest.raises(ConfigError, match=r"epoch must be below 2\*\*62"):
         mixture.set_epoch(2**62)
+
+
+# Weights that change.
+
+
+def _staged(rank: int = 0, world: int = 1, **options: Any) -> Mixture:
+    sources = [Numbers(0, 5000), Numbers(10_000, 4000), Numbers(20_000, 300)]
+    given = {"stop": 20_000, "names": ["web", "books", "code"], "seed": 5, **options}
+    return Mixture(list(zip(sources, (2, 1, 1), strict=True)), rank=rank, world_size=world, **given)
+
+
+def _sources(mixture: Mixture, begin: int = 0, end: int | None = None) -> list[int]:
+    return [item // 10_000 for item in mixture.__getitems__(range(begin, len(mixture) if end is None else end))]
+
+
+def test_a_schedule_counts_samples_of_the_job() -> None:
+    schedule = [(9_000, [1, 1, 0]), (30_000, {"code": 1})]
+    mixture = _staged(schedule=schedule)
+    first = Counter(_sources(mixture, 0, 9_000))
+    assert first == {0: 4500, 1: 2250, 2: 2250}
+    assert Counter(_sources(mixture, 9_000)) == {0: 5500, 1: 5500}
+    assert _sources(mixture, 0, 4096) == _sources(_staged(), 0, 4096)
+    mixture.set_epoch(1)
+    assert set(_sources(mixture, 10_000)) == {2}
+    had = {found.name: (found.had, found.per_epoch) for found in mixture.statistics()}
+    assert had == {"web": (10_000, 5000), "books": (7_750, 5000), "code": (2250, 10_000)}
+    state = mixture.state_dict(12_000)
+    assert [found.share for found in mixture.statistics(state)] == [0, 0, 1]
+
+
+def test_a_schedule_from_the_beginning_needs_no_weights() -> None:
+    sources = [Numbers(0, 50), Numbers(10_000, 50)]
+    mixture = Mixture(sources, schedule=[(0, [3, 1]), (40, [0, 1])], stop=80, rank=0, world_size=1)
+    assert Counter(_sources(mixture)) == {0: 30, 1: 50}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 2, "executor": "thread"}], ids=str)
+def test_weights_that_change_while_a_loader_runs(options: dict[str, Any]) -> None:
+    """What comes before stays as it is, and every executor and resume sees what comes after."""
+    batch_size = 16
+    mixture = _staged()
+    plain_run = [batch.tolist() for batch in DataLoader(_staged(), batch_size=batch_size)]
+    loader = DataLoader(mixture, batch_size=batch_size, **options)
+    got, state, begin = [], None, 0
+    for number, batch in enumerate(loader):
+        got.append(batch.tolist())
+        if number == 10:
+            begin = mixture.set_weights([0, 0, 1], at=5_000)
+        if number == 600:
+            state = json.loads(json.dumps(loader.state_dict()))
+    loader.close()
+    assert begin == 8192
+    had = [item for batch in got for item in batch]
+    assert had[:begin] == [item for batch in plain_run for item in batch][:begin]
+    assert {item // 10_000 for item in had[begin:]} == {2}
+    again = DataLoader(_staged(), batch_size=batch_size, **options)
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == got[601:]
+    assert {item // 10_000 for batch in again for item in batch.tolist()} == {2}, "and the next epoch"
+    again.close()
+
+
+def test_a_change_at_a_position_that_is_planned_is_an_error() -> None:
+    mixture = _staged()
+    iterator = iter(DataLoader(mixture, batch_size=16))
+    for _ in range(300):
+        next(iterator)
+    with pytest.raises(ConfigError, match=r"first position that is possible is 8192"):
+        mixture.set_weights([1, 1, 1], at=4_000)
+    assert mixture.set_weights([1, 1, 1], at=8_000) == 8192
+    assert len(json.dumps(mixture.state_dict())) < 600
+
+
+def test_a_source_may_be_added() -> None:
+    old = Mixture([(Numbers(0, 500), 2), (Numbers(10_000, 500), 1)], stop=20_000, rank=0, world_size=1)
+    state = old.state_dict(4096)
+    sources = [(Numbers(0, 500), 2), (Numbers(10_000, 500), 1), (Numbers(20_000, 500), 0)]
+    new = Mixture(sources, stop=20_000, rank=0, world_size=1)
+    new.load_state_dict(state)
+    assert new.set_weights([1, 1, 2], at=4000) == 4096
+    assert Counter(_sources(new)) == {0: 3976, 1: 3976, 2: 7952}
+    with pytest.raises(StateError, match="weights for 3 sources"):
+        old.load_state_dict(new.state_dict(10))
+    assert new.fingerprint == old.fingerprint
+
+
+def test_every_document_once_through_filters_of_filters_mixed() -> None:
+    web, books = Subset(Numbers(0, 40), range(0, 40, 2)), Numbers(1000, 30)
+    mixed = Mixture([(web, 1), (books, 1)], mode="repeat", rank=0, world_size=1, seed=2)
+    mask = [number % 3 > 0 for number in range(50)]
+    kept = Subset(mixed, mask)
+    assert isinstance(kept, Mixture)
+    rows = [*range(0, 40, 2), *range(1000, 1030)]
+    assert sorted(items(kept)) == [row for row, keep in zip(rows, mask, strict=True) if keep]
+    again = Subset(mixed, [49, 0, 1])
+    assert sorted(items(again)) == [0, 2, 1029]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": [(5, [1, 1])]}, "each of the 3 sources"),
+        ({"schedule": [(5, [1, 1, 1]), (5, [1, 1, 2])]}, "ascend"),
+        ({"schedule": [(5, {"other": 1})]}, "no source 'other'"),
+        ({"schedule": [(5, [0, 0, 0])]}, "not all 0"),
+        ({"schedule": [(5, [1, 1, 1])], "stop": None}, "needs stop="),
+        ({"schedule": [(5, [1, 1, 1])], "mode": "choose", "stop": None}, "mode='proportion'"),
+        ({"schedule": [(0, [1, 1, 1])]}, "without weights"),
+        ({"schedule": [5]}, "pairs"),
+    ],
+)
+def test_schedules_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _staged(**options)
+
+
+def test_counts_cannot_change() -> None:
+    with pytest.raises(ConfigError, match="counts of samples"):
+        make([11, 20], [1, 1], mode="repeat").set_weights([1, 2], at=0)

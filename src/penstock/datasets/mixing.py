@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.order.mixture import BlockMixture, exact_counts
+from penstock.order.mixture import BlockMixture
 from penstock.order.permutation import MAX_N
+from penstock.order.stages import Stage, Stages, staged_counts
 
-__all__ = ["MODES", "Proportions", "SourceStatistics", "make_proportions", "split_sources"]
+__all__ = [
+    "MODES",
+    "Proportions",
+    "SourceStatistics",
+    "make_proportions",
+    "read_schedule",
+    "read_weights",
+    "split_sources",
+    "whole_numbers",
+]
 
 _FINEST = 1 << 40  # shares are exact as long as their common denominator is below this, else to within one in 10 ** 12
 
@@ -30,18 +40,24 @@ class Proportions(NamedTuple):
     @property
     def per_epoch(self) -> tuple[int, ...]:
         """How many samples of each source an epoch has, the same in all epochs."""
-        return exact_counts(self.weights, self.length)
+        return staged_counts(self.weights, self.length)
 
     def order(self, key: int, length: int | None) -> BlockMixture:
         """Return which source stands at each position of an epoch with this key."""
         return _order(self.weights, key, length)
 
+    def stages(self, schedule: Sequence[tuple[int, Sequence[Fraction]]]) -> Stages:
+        """Return these weights from the beginning on, and those of a schedule behind them."""
+        later = (Stage(begin, whole_numbers(weights)) for begin, weights in schedule)
+        return (Stage(0, self.weights), *later)
+
 
 class SourceStatistics(NamedTuple):
     """One source of a mixture.
 
-    ``samples`` is its length, ``share`` its part of the mixture, ``per_epoch`` its samples in an epoch, ``had`` how
-    many of them the whole job has had since epoch 0, and ``passes`` how often it has been through the source.
+    ``samples`` is its length, ``share`` its part of the mixture at the state's position, ``per_epoch`` its samples in
+    the state's epoch, ``had`` how many of them the whole job has had since epoch 0, and ``passes`` how often it has
+    been through the source.
     """
 
     name: str
@@ -90,8 +106,12 @@ MODES: dict[str, Callable[[Sequence[Fraction], Sequence[int | None]], list[Fract
 _COUNTED = ("repeat", "choose")  # the shares are numbers of samples, which add up to an epoch
 
 
-def split_sources(sources: Any) -> tuple[list[Any], list[Fraction]]:
+def split_sources(sources: Any, *, least: int = 1) -> tuple[list[Any], list[Fraction]]:
     """The data sets and their weights.
+
+    Args:
+        sources: pairs ``(dataset, weight)``.
+        least: 0 takes weights of 0, too.
 
     Raises:
         ConfigError: no pairs, or weights that are not positive.
@@ -99,16 +119,63 @@ def split_sources(sources: Any) -> tuple[list[Any], list[Fraction]]:
     pairs = list(sources)
     if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise ConfigError("a Mixture takes pairs (dataset, weight), at least one")
-    weights = []
-    for number, (_, weight) in enumerate(pairs):
-        try:
-            fraction = Fraction(weight) if isinstance(weight, int | Fraction) else Fraction(repr(float(weight)))
-        except (TypeError, ValueError):  # infinite, not a number, no number at all
-            fraction = Fraction(0)
-        if fraction <= 0:
-            raise ConfigError(f"the weight of source {number} has to be a positive number, got {weight!r}")
-        weights.append(fraction)
+    weights = [fraction_of(weight) for _, weight in pairs]
+    for number, (weight, (_, given)) in enumerate(zip(weights, pairs, strict=True)):
+        if weight < 0 or (not weight and least):
+            raise ConfigError(f"the weight of source {number} has to be a positive number, got {given!r}")
+    if not any(weights):
+        raise ConfigError("one weight at least has to be a positive number, got 0 for all sources")
     return [dataset for dataset, _ in pairs], weights
+
+
+def fraction_of(weight: Any) -> Fraction:
+    """Return a weight as it is written in decimals; -1 for what is no finite number."""
+    try:
+        return Fraction(weight) if isinstance(weight, int | Fraction) else Fraction(repr(float(weight)))
+    except (TypeError, ValueError):
+        return Fraction(-1)
+
+
+def read_schedule(schedule: Any, names: Sequence[str]) -> list[tuple[int, list[Fraction]]]:
+    """Return the positions and weights of a schedule.
+
+    Raises:
+        ConfigError: no pairs (position, weights) in ascending order.
+    """
+    found: list[tuple[int, list[Fraction]]] = []
+    for entry in schedule:
+        if not isinstance(entry, tuple | list) or len(entry) != 2 or not hasattr(entry[0], "__index__"):
+            raise ConfigError(f"schedule takes pairs (position, weights), got {entry!r}")
+        begin = operator.index(entry[0])
+        if begin < 0 or (found and begin <= found[-1][0]):
+            raise ConfigError(f"the positions of a schedule ascend from 0 on, got {[pair[0] for pair in schedule]}")
+        found.append((begin, read_weights(entry[1], names)))
+    return found
+
+
+def read_weights(weights: Any, names: Sequence[str]) -> list[Fraction]:
+    """Return a weight for each source, given in order or by name; 0 takes a source out.
+
+    Raises:
+        ConfigError: others than the sources', negative ones, or none above 0.
+    """
+    if isinstance(weights, Mapping):
+        unknown = [name for name in weights if name not in names]
+        if unknown:
+            raise ConfigError(f"there is no source {unknown[0]!r} in this mixture: its sources are {list(names)}")
+        weights = [weights.get(name, 0) for name in names]
+    fractions = [fraction_of(weight) for weight in weights]
+    if len(fractions) != len(names) or min(fractions) < 0 or not any(fractions):
+        raise ConfigError(
+            f"weights are a number of 0 or more for each of the {len(names)} sources, and not all 0: got {weights!r}"
+        )
+    return fractions
+
+
+def whole_numbers(weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return coprime integers in the proportions of the weights, 0 for a weight of 0."""
+    positive = iter(_integers([weight for weight in weights if weight], exact=False))
+    return tuple(next(positive) if weight else 0 for weight in weights)
 
 
 def make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str, stop: Stop) -> Proportions:
@@ -118,7 +185,10 @@ def make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], m
         ConfigError: a mode or stop that is unknown, or that does not go with the other arguments; an epoch that has no
             end in practice.
     """
-    found = _make_proportions(weights, sizes, mode, stop)
+    present = [number for number, weight in enumerate(weights) if weight]
+    found = _make_proportions([weights[n] for n in present], [sizes[n] for n in present], mode, stop)
+    integers = dict(zip(present, found.weights, strict=True))
+    found = found._replace(weights=tuple(integers.get(number, 0) for number in range(len(weights))))
     if found.length > MAX_N:
         raise ConfigError(f"an epoch of this mixture would have {found.length} samples, which is more than 2**62")
     return found

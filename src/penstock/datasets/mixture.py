@@ -1,4 +1,4 @@
-"""`Mixture`: several data sets as one, in fixed proportions all through an epoch.
+"""`Mixture`: several data sets as one, in proportions that hold all through an epoch, or change by a schedule.
 
 mixture = Mixture([(web, 0.7), (books, 0.2), (code, 0.1)], stop=1_000_000, seed=0)
 loader = DataLoader(mixture, batch_size=256, num_workers=8)
@@ -13,37 +13,40 @@ Position p of an epoch belongs to one source and to one of its samples, both com
 Which source stands where is random (`penstock.order.mixture`), so every rank and batch sees each source by its weight.
 
 Invariant: an epoch holds each source in its proportion, rounded, and a prefix of it to within `Mixture.bound` samples,
-whatever the ranks and workers. All epochs have the same counts, and a source goes on in the next one where it stopped,
-so all of its samples are had equally often.
+whatever the ranks and workers. Without a schedule all epochs have the same counts. A source goes on in the next epoch
+where it stopped, so all of its samples are had equally often.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Unpack, cast
 
-import numpy as np
 import xxhash
 from torch.utils.data import IterableDataset
 
-from penstock.datasets.mixing import SourceStatistics, make_proportions, split_sources
+from penstock.datasets.mixed_rows import MixedOrder, MixedRows, check_source
+from penstock.datasets.mixing import (
+    SourceStatistics,
+    make_proportions,
+    read_schedule,
+    read_weights,
+    split_sources,
+    whole_numbers,
+)
 from penstock.datasets.mixture_stream import MixtureStream
 from penstock.datasets.source_dataset import SourceDataset
-from penstock.errors import ConfigError, PartitionError, StateError
-from penstock.hashing import checked_seed, derive_key, mix
-from penstock.order import SHUFFLES, Order, make_order
-from penstock.order.mixture import MIXTURE_ORDER, BlockMixture
-from penstock.order.permutation import Indices, normalise
+from penstock.errors import ConfigError, StateError
+from penstock.hashing import checked_seed
+from penstock.order import SHUFFLES, Order
+from penstock.order.permutation import normalise
+from penstock.order.stages import Stage, boundary, check_stages
 from penstock.plan.cursor import State
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import DealOptions, check_share
-from penstock.random import in_sample, sample_scope
-from penstock.samplers.identity import fingerprint_of, shares_in
+from penstock.random import in_sample
 from penstock.samplers.orders import block_options
-from penstock.sources.batched import BatchedDataset
-from penstock.stages import stage
-from penstock.wording import counted
 
 __all__ = ["Mixture"]
 
@@ -51,11 +54,12 @@ _OPTIONS = DealOptions.__annotations__.keys() | {"shuffle", "block_size", "windo
 
 
 class Mixture(SourceDataset):
-    """The samples of one rank, of several data sets in fixed proportions; a map-style data set of exactly that length.
+    """The samples of one rank, of several data sets in their proportions; a map-style data set of exactly that length.
 
     Args:
-        sources: pairs ``(dataset, weight)``. Map-style data sets of the whole data, not of one rank's share: the
-            mixture shares out itself. If they are all iterable-style, so is the result, see `MixtureStream`.
+        sources: pairs ``(dataset, weight)``; with a schedule that begins at 0, data sets alone. Map-style data sets of
+            the whole data, not of one rank's share: the mixture shares out itself. If they are all iterable-style, so
+            is the result, see `MixtureStream`. A weight of 0 is of a source that may come later.
         mode: what the weights are. ``"proportion"``: parts of the mixture; ``"upsample"``: how often a sample of this
             source comes compared with one of another, so a part is weight times length; ``"repeat"``: how often an
             epoch goes through the source; ``"choose"``: how many of its samples an epoch has.
@@ -63,9 +67,12 @@ class Mixture(SourceDataset):
             come twice by the proportions; ``"all"`` (default): as soon as by them every sample came at least once; or
             a number of samples. A source goes on in the next epoch where it stopped. Where it begins anew in the
             middle of one, samples may come twice in that epoch, with ``"first"`` too.
+        schedule: pairs ``(position, weights)``: from this sample of the job on, all epochs and ranks counted, other
+            weights hold: a number for each source, or a dict by name; 0 takes a source out. Needs ``stop=`` as a number
+            of samples.
         shuffle: how each source is gone through: ``"global"``, ``"block"`` (with ``block_size`` and ``window``) or
             ``"none"``; another order each time.
-        names: of the sources, for statistics and errors; by default ``source 0`` and so on.
+        names: of the sources, for statistics, weights by name, and errors; by default ``source 0`` and so on.
         tag: items are ``(item, number of the source)``.
         rank, world_size, process_group, mini_epochs, seed, remainder: see `penstock.RankDataset`.
 
@@ -74,6 +81,11 @@ class Mixture(SourceDataset):
 
     A state is a few integers, and fits another number of ranks. Loaders' statistics have the seconds of each source as
     a stage under its name; `statistics` has the samples. Memory: none a sample.
+
+    >>> data = Mixture([range(9), range(9)], schedule=[(0, [1, 0]), (4, [1, 3])], stop=8, shuffle="none", tag=True,
+    ...                rank=0, world_size=1)
+    >>> [source for _, source in data][:4], data.counts(8)
+    ([0, 0, 0, 0], {'source 0': 5, 'source 1': 3})
     """
 
     def __new__(cls, sources: Any = (), *args: Any, **options: Any) -> Mixture:
@@ -83,8 +95,10 @@ class Mixture(SourceDataset):
         if isinstance(sources, Iterator):  # which __init__ would find at its end
             raise ConfigError(f"a Mixture takes a list of pairs (dataset, weight), got a {type(sources).__name__}")
         sources = list(sources)
-        streams = [isinstance(pair[0], IterableDataset) for pair in sources if isinstance(pair, tuple | list) and pair]
+        streams = [isinstance(_dataset_of(entry), IterableDataset) for entry in sources]
         if streams and all(streams):
+            if options.pop("schedule", None) is not None:
+                raise ConfigError("schedule= is for map-style data sets: streams have no position of the job")
             return cast(Mixture, MixtureStream(sources, **options))
         if any(streams):
             raise ConfigError("a Mixture takes map-style data sets or iterable ones, not both")
@@ -92,10 +106,11 @@ class Mixture(SourceDataset):
 
     def __init__(
         self,
-        sources: Sequence[tuple[Any, Any]],
+        sources: Sequence[Any],
         *,
         mode: str = "proportion",
         stop: str | int | None = None,
+        schedule: Sequence[tuple[int, Any]] | None = None,
         shuffle: str = "global",
         block_size: int | None = None,
         window: int | None = None,
@@ -105,10 +120,23 @@ class Mixture(SourceDataset):
     ) -> None:
         order = {"shuffle": shuffle, "block_size": block_size, "window": window}
         check_share(type(self), {**order, **deal}, known=_OPTIONS)
-        self._mix = _Mix(sources, mode, stop, shuffle, block_size, window, names, checked_seed(deal.get("seed", 0)))
+        if shuffle not in SHUFFLES:
+            raise ConfigError(f"unknown shuffle {shuffle!r}: use one of {', '.join(map(repr, SHUFFLES))}")
+        block = block_options(shuffle, block_size, window)
+        self._options: dict[str, Any] = {"names": names, "tag": tag, **order, **deal}
+        self._mode, self._stop = mode, stop
+        datasets, self._weights, self._schedule, names = _read(sources, schedule, names, mode, stop)
+        for name, dataset in zip(names, datasets, strict=True):
+            check_source(name, dataset)
+        proportions = make_proportions(self._weights, [len(dataset) for dataset in datasets], mode, stop)
+        stages = proportions.stages(self._schedule)
+        check_stages(stages)
+        seed = checked_seed(deal.get("seed", 0))
+        self._rows = MixedRows(datasets, names, proportions, stages, shuffle, block, seed)
         self.tag = tag
-        super().__init__(self._mix, _MixturePlan(self._mix, shuffle="none", **deal))
-        datasets = self._mix.datasets
+        plan = _MixturePlan(self._rows, shuffle="none", **deal)
+        super().__init__(self._rows, plan)
+        self._plan = plan
         self.pure = not self.own_items and all(bool(getattr(dataset, "pure", False)) for dataset in datasets)
         self.releases_gil = all(bool(getattr(dataset, "releases_gil", False)) for dataset in datasets)
         self.channels_last = all(bool(getattr(dataset, "channels_last", False)) for dataset in datasets)
@@ -120,13 +148,16 @@ class Mixture(SourceDataset):
     @property
     def sources(self) -> list[Any]:
         """The data sets."""
-        return list(self._mix.datasets)
+        return list(self._rows.datasets)
 
     @property
     def bound(self) -> float:
         """No prefix of an epoch is off by this many samples of a source: about one for every two binary digits of the
-        size of a block, see `penstock.order.mixture.BlockMixture`. At the epoch's end it is off by less than one."""
-        return float(self._mix.order(0).bound)
+        size of a block, see `penstock.order.mixture.BlockMixture`. At the epoch's end it is off by less than one. With
+        a schedule this is so in each of its stages."""
+        return float(self._rows.order(0).mixture.bound)
+
+    # Items.
 
     def __getitem__(self, index: int) -> Any:
         return Mixture.__getitems__(self, [index])[0]
@@ -141,19 +172,61 @@ class Mixture(SourceDataset):
         """The items at several indices, each made in the scope of its key; at another `place` than the present one if
         that is given. Each source is asked for all of its own at once."""
         view = self.plan.view(place)
-        numbers, rows = self._mix.source_of(view.rows(normalise(indices, len(view))))
-        items: list[Any] = [None] * len(rows)
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            mine = None if keys is None else [keys[at] for at in places.tolist()]
-            found = self._mix.load(number, rows[places].tolist(), mine)
-            for at, item in zip(places.tolist(), found, strict=True):
-                items[at] = (item, number) if self.tag else item
+        positions = view.positions_of(normalise(indices, len(view))) % max(1, view.partition.n)
+        turns = list(cast(MixedOrder, view.order).turns(positions))
+        items = self._rows.load(turns, keys)
+        if self.tag:
+            for number, _, places, _ in turns:
+                for at in places.tolist():
+                    items[at] = items[at], number
         return items
+
+    # Weights that change.
+
+    def set_weights(self, weights: Any, *, at: int) -> int:
+        """Let other weights hold from a sample of the job on, until those of the schedule that come next.
+
+        Args:
+            weights: a number for each source, or a dict by name; 0 takes a source out.
+            at: the first sample that they may hold for, counted over all epochs and ranks. They begin there or at the
+                next bound of a block (see `penstock.order.mixture.BlockMixture.block_size`), so that nothing before
+                that changes, bit for bit.
+
+        Returns:
+            The position where they begin.
+
+        Raises:
+            ConfigError: weights that make no sense, a mixture of counted samples (``mode="repeat"``, ``"choose"``), or
+                a position that a loader of this process has planned already; the message says which one is possible.
+
+        Every rank has to call it with the same arguments, at a position that no rank has planned: loaders plan ahead
+        of what they deliver, up to 64 batches. Loaders of ours that run hear of it; other libraries' workers keep the
+        weights that they were started with. A state holds the change: 24 bytes, and the weights.
+        """
+        self._check_may_change()
+        whole = whole_numbers(read_weights(weights, self._rows.names))
+        length, stages = len(self._rows), self._rows.stages_with(self._plan.changes)
+        begin = boundary(stages, length, at)
+        least = self._plan.planned
+        if begin < least:
+            raise ConfigError(
+                f"weights cannot begin at sample {at} of the job: samples up to {least} are planned on rank "
+                f"{self.rank}. The first position that is possible is {boundary(stages, length, least)}; leave room "
+                "for what the other ranks have planned"
+            )
+        self._plan.change(Stage(begin, whole))
+        return begin
+
+    def _check_may_change(self) -> None:
+        if self._mode in ("repeat", "choose"):
+            raise ConfigError(
+                f"the weights of mode={self._mode!r} are counts of samples, which make up an epoch's length"
+            )
 
     def counts(self, position: int) -> dict[str, int]:
         """How many samples of each source are among the first ones of the present epoch, of all ranks together."""
-        return dict(zip(self._mix.names, self._mix.order(self.epoch).counts(position), strict=True))
+        mixture = self._rows.order(self.epoch, self._plan.changes).mixture
+        return dict(zip(self._rows.names, mixture.counts(position), strict=True))
 
     def statistics(self, state: Mapping[str, Any] | None = None) -> list[SourceStatistics]:
         """Each source, and what the whole job has had of it.
@@ -167,7 +240,27 @@ class Mixture(SourceDataset):
         found = _own_state(self.state_dict() if state is None else state, self.fingerprint)
         if found is None:
             raise StateError("this is no state of this Mixture, nor of a loader over it")
-        return self._mix.statistics(int(found["epoch"]), int(found["consumed"]))
+        changes = self._plan.read_changes(found)
+        return self._rows.statistics(int(found["epoch"]), int(found["consumed"]), changes)
+
+    # Filters.
+
+    def filtered(self, keep: Any) -> Mixture:
+        """Return the mixture of the filtered sources, see `penstock.Subset`: rows are those of the sources, one source
+        after the other."""
+        from penstock.datasets.keep import filtered_parts
+
+        return self.over(filtered_parts(keep, self._rows.datasets))
+
+    def over(self, datasets: Sequence[Any]) -> Mixture:
+        """Return a mixture of other data sets with the same weights, order and share."""
+        return Mixture(
+            list(zip(datasets, self._weights, strict=True)),
+            mode=self._mode,
+            stop=self._stop,
+            schedule=self._schedule or None,
+            **self._options,
+        )
 
 
 class _MixturePlan(SharePlan):
@@ -175,7 +268,7 @@ class _MixturePlan(SharePlan):
 
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the order of an epoch."""
-        return _MixedOrder(self.source, place.epoch)
+        return cast(Order, self.source.order(place.epoch, place.changes))
 
     def _order_in_words(self) -> str:
         return f"mixture, each source {self.source.shuffle}"
@@ -184,153 +277,63 @@ class _MixturePlan(SharePlan):
         """Return whether a loader asks for this order: a mixture is always one that is shuffled."""
         return shuffle is True or bool(self.source.shuffle == shuffle)
 
+    def write_changes(self, changes: tuple[Stage, ...]) -> State:
+        """Return the entry of a state for weights that were changed."""
+        return {"weights": [[begin, self._hash(weights), *weights] for begin, weights in changes]} if changes else {}
 
-class _MixedOrder:
-    """``order[positions]``: rows of the sources, one source after the other, at positions of one epoch."""
+    def read_changes(self, state: Mapping[str, Any]) -> tuple[Stage, ...]:
+        """Return the changes of weights that a state holds.
 
-    def __init__(self, mix: _Mix, epoch: int) -> None:
-        self._mix = mix
-        self._epoch = epoch
-        self._order = mix.order(epoch)
+        Raises:
+            StateError: they are damaged, or those of other sources.
+        """
+        changes = []
+        for entry in state.get("weights", ()):
+            if not isinstance(entry, list | tuple) or len(entry) < 3 or not all(isinstance(n, int) for n in entry[2:]):
+                raise StateError(f"this state is damaged: {entry!r} is no change of weights")
+            begin, identity, *weights = entry
+            if len(weights) > len(self.source.sizes) or self._hash(weights) != identity:
+                raise StateError(
+                    f"this state has weights for {len(weights)} sources from sample {begin} of the job on, and they "
+                    f"are not those of this mixture of {len(self.source.sizes)}: resume with the same sources in the "
+                    "same order"
+                )
+            missing = len(self.source.sizes) - len(weights)
+            changes.append(Stage(int(begin), (*weights, *[0] * missing)))
+        return tuple(changes)
 
-    def __len__(self) -> int:
-        return len(self._mix)
-
-    def __getitem__(self, positions: Any) -> Any:
-        numbers, rows = self._mix.locate(self._order, self._epoch, np.asarray(positions))
-        return rows + self._mix.starts[numbers]
-
-
-class _Mix:
-    """The sources one after the other, as the rows of one, and which of them is at a position of an epoch."""
-
-    def __init__(
-        self,
-        sources: Any,
-        mode: str,
-        stop: str | int | None,
-        shuffle: str,
-        block_size: int | None,
-        window: int | None,
-        names: Sequence[str] | None,
-        seed: int,
-    ) -> None:
-        self.datasets, weights = split_sources(sources)
-        self.names = [f"source {i}" for i in range(len(self.datasets))] if names is None else list(names)
-        if len(set(self.names)) != len(self.datasets):
-            raise ConfigError(f"{len(self.datasets)} sources need as many different names, got {self.names}")
-        for name, dataset in zip(self.names, self.datasets, strict=True):
-            _check_source(name, dataset)
-        self.sizes = [len(dataset) for dataset in self.datasets]
-        self.starts = np.cumsum([0, *self.sizes[:-1]], dtype=np.int64)
-        self.proportions = make_proportions(weights, self.sizes, mode, stop)
-        self.per_epoch = self.proportions.per_epoch
-        if shuffle not in SHUFFLES:
-            raise ConfigError(f"unknown shuffle {shuffle!r}: use one of {', '.join(map(repr, SHUFFLES))}")
-        self.shuffle, self._block = shuffle, block_options(shuffle, block_size, window)
-        self._seed = seed
-        self.fingerprint = self._identity()
-
-    def __len__(self) -> int:
-        return self.proportions.length
-
-    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Never."""
-        return False
-
-    def __repr__(self) -> str:
-        return f"<{counted(len(self.datasets), 'source')}: {', '.join(map(str, self.names))}>"
-
-    def source_of(self, rows: Indices) -> tuple[Indices, Indices]:
-        """Return the source of each row, and its number in that."""
-        numbers: Indices = self.starts.searchsorted(rows, "right") - 1
-        return numbers, rows - self.starts[numbers]
-
-    def records(self, rows: Indices) -> list[Any]:
-        """Return the items of rows."""
-        return [
-            self._one(number, row) for number, row in zip(*map(np.ndarray.tolist, self.source_of(rows)), strict=True)
-        ]
-
-    def order(self, epoch: int) -> BlockMixture:
-        """Which source stands at each position of an epoch."""
-        return self.proportions.order(derive_key(self._seed, epoch, MIXTURE_ORDER), self.proportions.length)
-
-    def locate(self, order: BlockMixture, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the source at each position of an epoch, and which of its samples."""
-        numbers, ordinals = order.locate(positions)
-        rows = np.empty_like(ordinals)
-        for number in np.unique(numbers).tolist():
-            mine = numbers == number
-            # What earlier epochs had may be more than 64 bits, so it is added as a Python int.
-            before, had = divmod(epoch * self.per_epoch[number], self.sizes[number])
-            rounds, places = np.divmod(ordinals[mine] + had, self.sizes[number])
-            chosen = np.empty_like(places)
-            for turn in np.unique(rounds).tolist():
-                here = rounds == turn
-                chosen[here] = self._order(number, before + turn)[places[here]]
-            rows[mine] = chosen
-        return numbers, rows
-
-    def _order(self, number: int, turn: int) -> Any:
-        """The order in which a source is gone through for the ``turn``-th time."""
-        return make_order(self.shuffle, self.sizes[number], seed=mix(self._seed, number), epoch=turn, **self._block)
-
-    def load(self, number: int, rows: list[int], keys: Sequence[int] | None) -> list[Any]:
-        """Some items of a source."""
-        dataset = self.datasets[number]
-        with stage(self.names[number]):
-            if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]
-                return list(dataset.load_samples(rows, keys))  # type: ignore[attr-defined]
-            if keys is None:
-                return [self._one(number, row) for row in rows]
-            items = []
-            with sample_scope(0) as scope:
-                for row, key in zip(rows, keys, strict=True):
-                    scope.move(key)
-                    items.append(self._one(number, row))
-            return items
-
-    def _one(self, number: int, row: int) -> Any:
-        try:
-            return self.datasets[number][row]
-        except Exception as error:
-            error.add_note(f"while loading sample {row} of {self.names[number]}")
-            raise
-
-    def statistics(self, epoch: int, consumed: int) -> list[SourceStatistics]:
-        """See `Mixture.statistics`."""
-        weights = self.proportions.weights
-        rows = zip(self.names, self.sizes, weights, self.per_epoch, self.order(epoch).counts(consumed), strict=True)
-        found = []
-        for name, size, weight, per_epoch, count in rows:
-            had = epoch * per_epoch + count
-            found.append(SourceStatistics(name, size, weight / sum(weights), per_epoch, had, had / size))
-        return found
-
-    def _identity(self) -> str:
-        identity = {
-            "sources": [
-                [size, fingerprint_of(dataset)] for size, dataset in zip(self.sizes, self.datasets, strict=True)
-            ],
-            "order": MIXTURE_ORDER,
-            "weights": self.proportions.weights,
-            "length": self.proportions.length,
-            "shuffle": self.shuffle,
-            **self._block,
-        }
-        return xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())
+    def _hash(self, weights: Sequence[int]) -> str:
+        """Return a hash of the sources that weights are for."""
+        return xxhash.xxh3_64_hexdigest(repr(self.source.identities()[: len(weights)]).encode())
 
 
-def _check_source(name: str, dataset: Any) -> None:
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(f"{name} is a {type(dataset).__name__}, and a Mixture takes data sets with length and items")
-    share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
-    if share is not None:
-        raise PartitionError(
-            f"{name} is one rank's share of a {type(share).__name__}, and the Mixture shares out itself: give it the "
-            "whole, with rank=0, world_size=1, or what is below it (a Manifest's images, an MDSFolder)"
+def _dataset_of(entry: Any) -> Any:
+    """Return the data set of a pair, or of an entry without a weight."""
+    return entry[0] if isinstance(entry, tuple | list) and entry else entry
+
+
+def _read(
+    sources: Any, schedule: Any, names: Sequence[str] | None, mode: str, stop: Any
+) -> tuple[list[Any], list[Fraction], list[tuple[int, list[Fraction]]], list[str]]:
+    """Return data sets, their weights at the beginning, the schedule behind that, and names."""
+    entries = list(sources)
+    names = [f"source {i}" for i in range(len(entries))] if names is None else list(names)
+    if len(set(names)) != len(entries):
+        raise ConfigError(f"{len(entries)} sources need as many different names, got {names}")
+    later = read_schedule(schedule or [], names)
+    if later and (mode != "proportion" or isinstance(stop, str | None)):
+        raise ConfigError(
+            "a schedule is of mode='proportion', and needs stop= as the number of samples in an epoch, got "
+            f"mode={mode!r} and stop={stop!r}"
         )
+    if not later or later[0][0] > 0:
+        datasets, weights = split_sources(entries, least=0)
+        return datasets, weights, later, names
+    if any(isinstance(entry, tuple) and len(entry) == 2 for entry in entries):
+        raise ConfigError(
+            "the schedule begins at 0, so sources come without weights: Mixture([web, books], schedule=...)"
+        )
+    return entries, later[0][1], later[1:], names
 
 
 def _own_state(state: Any, fingerprint: str) -> State | None:

@@ -163,7 +163,7 @@ class Preload:
             return gathered
 
     def _key(self, place: MiniEpoch) -> int:
-        return mix(self._nonce, *place) >> 1 or 1
+        return mix(self._nonce, *place.numbers) >> 1 or 1
 
     def _map(self, key: int) -> Gathered | None:
         for published, pid, descriptor, size in self._slots.tolist():

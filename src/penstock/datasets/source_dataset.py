@@ -8,6 +8,7 @@ are here, so they are the same for a file, for rows gathered in memory and for a
 
 from __future__ import annotations
 
+import abc
 import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from penstock.plan.source import Source
 from penstock.random import call_in_scope, in_sample, load_each
 from penstock.sources.batched import BatchedDataset
 
-__all__ = ["SourceDataset", "ViewReader"]
+__all__ = ["Redealt", "SourceDataset", "ViewReader"]
 
 
 class ViewReader(Protocol):
@@ -30,6 +31,17 @@ class ViewReader(Protocol):
 
     def records(self, view: EpochView, local: Indices) -> list[Any]:
         """Return the records of some samples of a view, in this order."""
+
+
+class Redealt(abc.ABC):
+    """A map-style data set whose rows hold other samples each time that somebody goes through it."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def load_turn(self, turn: int, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+        """Return the items of rows in the ``turn``-th time through, each made in the scope of its key."""
 
 
 class SourceDataset(BatchedDataset):
@@ -86,7 +98,7 @@ class SourceDataset(BatchedDataset):
         made.__dict__ = {name: copies.get(id(value), value) for name, value in self.__dict__.items()}
         return made
 
-    def filtered(self, keep: Any) -> Self:
+    def filtered(self, keep: Any) -> SourceDataset:
         """Return a data set of some of the rows, in an order of their own. See `penstock.Subset`."""
         # Filters need Arrow's functions, which take a while to import.
         from penstock.datasets.keep import Filterable, kept_rows

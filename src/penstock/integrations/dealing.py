@@ -103,8 +103,13 @@ class _Dealt(BatchEpochPlan):
         self.run = run
         self._whole = whole
         self._round = 1 if dealt.split_batches else dealt.num_processes
-        self.seed, self.epoch, self.place = run.seed, run.epoch, run.place
+        self.seed, self.epoch = run.seed, run.epoch
         self.per_rank, self.one_by_one = run.per_rank, run.one_by_one
+
+    @property
+    def place(self) -> Any:
+        """Where the data set stands."""
+        return self.run.place
 
     def __len__(self) -> int:
         rounds, rest = divmod(len(self.run), self._round)

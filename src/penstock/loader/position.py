@@ -233,7 +233,7 @@ class Position:
             run,
             # Positions that are one rank's alone are those of other samples on other ranks.
             mix(key_seed, self.rank) if run.per_rank or self._under is not None else key_seed,
-            place=run.place if under is None else under.place,
+            under=under,
         )
         return _without(requests, frozenset(progress.ahead)) if progress.ahead else requests
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.loader.messages import BatchRequest
-from penstock.plan.epoch import BatchEpochPlan
+from penstock.plan.epoch import BatchEpochPlan, EpochPlan
 from penstock.random import packed_sample_keys
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import BatchSampler, batch_plan_of
@@ -38,17 +38,19 @@ def stream_source(dataset: Any, batch_size: int | None, drop_last: bool) -> Epoc
     return BatchSampler(SequentialSampler(dataset.samples), dataset.batch_size, drop_last or dataset.drop_last)
 
 
-def plan_requests(run: BatchEpochPlan, seed: int, *, place: Any) -> Iterator[BatchRequest]:
+def plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = None) -> Iterator[BatchRequest]:
     """Yield the batches of an epoch plan as requests, with the keys of their samples.
 
     Args:
         run: the epoch plan.
         seed: of the keys.
-        place: where the data set stands, if workers have to be told.
+        under: the epoch plan of a data set with an order of its own, over which a user's sampler stands.
     """
     # torch's samplers take negative epochs. Keys are hashes of numbers of 0 and more.
     epoch = run.epoch % _EPOCHS
     # Keys of several batches cost little more than those of one.
     for lists, positions in run.blocks():
+        # Where the data set stands, if workers have to be told. It may change for what is not planned yet.
+        place = run.place if under is None else under.place
         for indices, keys in zip(lists, packed_sample_keys(seed, epoch, positions), strict=True):
             yield BatchRequest(indices, keys, place)

@@ -241,8 +241,13 @@ class BatchesLeft(BatchEpochPlan):
         self.whole = whole
         self.skipped = skipped
         self.first_batch = whole.first_batch + skipped
-        self.seed, self.epoch, self.place = whole.seed, whole.epoch, whole.place
+        self.seed, self.epoch = whole.seed, whole.epoch
         self.per_rank, self.one_by_one = whole.per_rank, whole.one_by_one
+
+    @property
+    def place(self) -> Any:
+        """Where the data set stands."""
+        return self.whole.place
 
     def __len__(self) -> int:
         return max(0, len(self.whole) - self.skipped)

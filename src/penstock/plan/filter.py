@@ -115,6 +115,18 @@ class KeptRows:
         places = [np.flatnonzero(self._rows == row)[:1] for row in rows.tolist()]
         return np.array([int(place[0]) if len(place) else -1 for place in places], np.int64)
 
+    def between(self, begin: int, end: int) -> KeptRows:
+        """Return those of the rows ``begin`` to ``end``, counted from ``begin``."""
+        if not (self._ascending or self._bitmap):
+            rows = self.find(np.arange(len(self)))
+            return KeptRows.of_rows(rows[(rows >= begin) & (rows < end)] - begin, end - begin)
+        return KeptRows.of_masks(lambda: self._masks(begin, end), end - begin)
+
+    def _masks(self, begin: int, end: int) -> Iterator[Mask]:
+        for start in range(begin, end, CHUNK):
+            rows = np.arange(start, min(start + CHUNK, end))
+            yield self.ordinals(rows) >= 0
+
     # Making them.
 
     @classmethod

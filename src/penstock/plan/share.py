@@ -9,8 +9,9 @@ the memory of a share does not depend on the length of the source.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -32,6 +33,7 @@ from penstock.random import sample_key, sample_keys
 from penstock.wording import counted
 
 if TYPE_CHECKING:
+    from penstock.order.stages import Stage
     from penstock.plan.filter import KeptRows
 
 __all__ = ["EpochView", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
@@ -59,6 +61,7 @@ class MiniEpoch(NamedTuple):
     ``mini_epochs_done`` and ``consumed`` say from where the epoch was dealt out: zero for a whole epoch, otherwise how
     many mini-epochs and samples the job had behind it when it went on with another number of ranks. ``skip`` counts
     this rank's samples of the mini-epoch that were had before a resume. ``samples`` is the number of rows of the epoch.
+    ``changes`` are those of a mixture's weights that were made while the job ran.
     """
 
     epoch: int
@@ -67,6 +70,12 @@ class MiniEpoch(NamedTuple):
     mini_epochs_done: int = 0
     consumed: int = 0
     skip: int = 0
+    changes: tuple[Stage, ...] = ()
+
+    @property
+    def numbers(self) -> list[int]:
+        """All but the changes."""
+        return [self.epoch, self.mini_epoch, self.samples, self.mini_epochs_done, self.consumed, self.skip]
 
     @property
     def whole(self) -> MiniEpoch:
@@ -82,11 +91,13 @@ class ShareCursor(Cursor):
         place: where a share is bound that goes on from here.
         world_size: ranks that the mini-epoch was dealt to.
         finished: whether all ranks together have had the mini-epoch.
+        changes: the entry of the state for the changes of the place.
     """
 
     place: MiniEpoch
     world_size: int = 1
     finished: bool = False
+    changes: State = field(default_factory=dict)
 
     @classmethod
     def at(cls, place: MiniEpoch) -> ShareCursor:
@@ -106,6 +117,7 @@ class ShareCursor(Cursor):
             "consumed": self.consumed,
             "finished": self.finished,
             "dealt": [place.mini_epochs_done, place.consumed, place.skip],
+            **self.changes,
         }
 
 
@@ -171,7 +183,15 @@ class ShareEpoch(EpochPlan):
         self._plan = plan
         self.view = view
         self.seed, self.epoch = view.seed, view.epoch
-        self.place: MiniEpoch = view.place
+        self.planned = 0
+        """How many positions of the epoch somebody has asked for."""
+        plan.runs.add(self)
+
+    @property
+    def place(self) -> MiniEpoch:
+        """Where the view is, with the changes that were made since the run began."""
+        place, changes = self.view.place, self._plan.changes
+        return place._replace(changes=changes) if changes[: len(place.changes)] == place.changes else place
 
     def __len__(self) -> int:
         return len(self.view)
@@ -182,7 +202,10 @@ class ShareEpoch(EpochPlan):
 
     def positions(self, start: int, stop: int) -> Indices:
         """Return positions in the epoch; those of n and more are padding."""
-        return self.view.positions_of(self.indices(start, stop))
+        positions = self.view.positions_of(self.indices(start, stop))
+        if len(positions):
+            self.planned = max(self.planned, int(positions[-1]) + 1)
+        return positions
 
     def cursor(self, count: int) -> ShareCursor:
         """Return where the job is once every rank has had ``count`` samples of this view."""
@@ -202,6 +225,7 @@ class ShareEpoch(EpochPlan):
             place=place._replace(skip=had),
             world_size=partition.world_size,
             finished=finished,
+            changes=self._plan.write_changes(place.changes),
         )
 
 
@@ -249,7 +273,11 @@ class SharePlan(Plan[ShareEpoch]):
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
         self._prepare = prepare
         self._views: dict[MiniEpoch, EpochView] = {}
-        self._shown = SharedIntegers(MiniEpoch(0, 0, len(source)))
+        self._shown = SharedIntegers(MiniEpoch(0, 0, len(source)).numbers)
+        self.changes: tuple[Stage, ...] = ()
+        """Those of a mixture's weights, in the order in which they were made."""
+        self.runs: weakref.WeakSet[ShareEpoch] = weakref.WeakSet()
+        """What readers of this process read."""
         self.running = False
         """Whether somebody reads the place that is shown."""
         self._wish = Wish(Cursor(), loaded=False)
@@ -257,7 +285,12 @@ class SharePlan(Plan[ShareEpoch]):
         self._loaded = False  # a state was loaded and nothing has begun since
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_views": {}}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_views", "runs")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # What readers of another process read is theirs.
+        self._views, self.runs = {}, weakref.WeakSet()
 
     @property
     def samples(self) -> int:
@@ -342,7 +375,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Return the place of the next mini-epoch, or of the next epoch after the last one."""
         if place.mini_epoch + 1 < self.mini_epochs:
             return place._replace(mini_epoch=place.mini_epoch + 1, skip=0)
-        return MiniEpoch(place.epoch + 1, 0, self.samples)
+        return MiniEpoch(place.epoch + 1, 0, self.samples, changes=place.changes)
 
     def __repr__(self) -> str:
         """Return order and share in words. Asking settles neither rank nor world size."""
@@ -362,7 +395,7 @@ class SharePlan(Plan[ShareEpoch]):
     @property
     def shown(self) -> MiniEpoch:
         """Where a program that looks at the data set finds it. Each reader has its own place, and shows it here."""
-        return MiniEpoch(*self._shown.get())
+        return MiniEpoch(*self._shown.get())._replace(changes=self.changes)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
         """Let readers begin an epoch at its first mini-epoch; the epoch of a state just loaded keeps its position.
@@ -372,7 +405,7 @@ class SharePlan(Plan[ShareEpoch]):
         """
         epoch = checked_epoch(epoch)
         if not (self._loaded and epoch == self.shown.epoch):
-            self.wish_for(MiniEpoch(epoch, 0, self.samples))
+            self.wish_for(MiniEpoch(epoch, 0, self.samples, changes=self.changes))
             # A loader that is in another mini-epoch of this epoch stays there.
             self._wish = Wish(Cursor(epoch=epoch), loaded=False)
 
@@ -391,7 +424,7 @@ class SharePlan(Plan[ShareEpoch]):
         if self._loaded and mini_epoch == place.mini_epoch:
             return
         if mini_epoch < place.mini_epochs_done:  # before the resume: only a whole epoch has it
-            place = MiniEpoch(place.epoch, mini_epoch, place.samples)
+            place = MiniEpoch(place.epoch, mini_epoch, place.samples, changes=place.changes)
         self.wish_for(place._replace(mini_epoch=mini_epoch, skip=0))
 
     def wish_for(self, place: MiniEpoch, *, loaded: bool = False) -> None:
@@ -404,11 +437,12 @@ class SharePlan(Plan[ShareEpoch]):
         self._show(self.shown, loaded=False, running=True)
 
     def _show(self, place: MiniEpoch, *, loaded: bool, running: bool) -> None:
-        self._shown.set(place)
+        self._shown.set(place.numbers)
+        self.changes = place.changes
         self.running, self._loaded = running, loaded
         if running and self._wish.loaded and self._wish.cursor == ShareCursor.at(place):
             # A loaded state is used once.
-            whole = MiniEpoch(place.epoch, place.mini_epoch, self.samples)
+            whole = MiniEpoch(place.epoch, place.mini_epoch, self.samples, changes=self.changes)
             self._wish = Wish(ShareCursor.at(whole), loaded=False)
         self.prepare()
 
@@ -453,10 +487,38 @@ class SharePlan(Plan[ShareEpoch]):
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
         """Show the place of a reader on the data set."""
-        self._show(self._place(cursor), loaded=loaded, running=running)
+        place = cursor.place if loaded and isinstance(cursor, ShareCursor) else self._place(cursor)
+        self._show(place, loaded=loaded, running=running)
 
     def _place(self, cursor: Cursor) -> MiniEpoch:
-        return cursor.place if isinstance(cursor, ShareCursor) else MiniEpoch(cursor.epoch, 0, self.samples)
+        """Return the place of a cursor, with the changes that were made since it was written."""
+        if not isinstance(cursor, ShareCursor):
+            return MiniEpoch(cursor.epoch, 0, self.samples, changes=self.changes)
+        known = cursor.place.changes
+        newer = self.changes[: len(known)] == known
+        return cursor.place._replace(changes=self.changes) if newer else cursor.place
+
+    # Changes of a mixture's weights.
+
+    def change(self, stage: Stage) -> None:
+        """Let other weights hold from a position of the job on, for all readers."""
+        self.changes = (*self.changes, stage)
+
+    @property
+    def planned(self) -> int:
+        """How many positions of the job readers of this process have planned, or have behind them."""
+        place, view = self.shown, self.view()
+        begin = view.partition.end if place.skip >= len(view.partition) else view.partition.begin
+        least = place.epoch * place.samples + min(begin + place.skip * view.partition.world_size, place.samples)
+        return max([least, *(run.epoch * place.samples + min(run.planned, place.samples) for run in self.runs)])
+
+    def write_changes(self, changes: tuple[Stage, ...]) -> State:
+        """Return the entry of a state for changes: none, unless this is a mixture."""
+        return {}
+
+    def read_changes(self, state: Mapping[str, Any]) -> tuple[Stage, ...]:
+        """Return the changes that a state holds: none, unless this is a mixture."""
+        return ()
 
     # States.
 
@@ -508,10 +570,11 @@ class SharePlan(Plan[ShareEpoch]):
         done, base, skip = read_ints(state, "dealt", 3, of=of)
         if done > self.mini_epochs or base > samples or skip > samples:
             raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} of {samples} samples")
+        changes = self.read_changes(state)
         if state.get("world_size") == self.world.world_size:
-            return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip))
+            return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip, changes))
         done = mini_epoch + 1 if state.get("finished") else mini_epoch
-        return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, consumed, 0))
+        return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, consumed, 0, changes))
 
 
 class _Kept:

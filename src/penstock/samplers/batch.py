@@ -132,8 +132,13 @@ class _Batches(BatchEpochPlan):
         self.samples = samples
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self.seed, self.epoch, self.place = samples.seed, samples.epoch, samples.place
+        self.seed, self.epoch = samples.seed, samples.epoch
         self.per_rank, self.one_by_one = samples.per_rank, samples.one_by_one
+
+    @property
+    def place(self) -> Any:
+        """Where the data set stands."""
+        return self.samples.place
 
     def __len__(self) -> int:
         samples = len(self.samples)

@@ -1,0 +1,259 @@
+"""`MixedRows`: the rows of several data sets, one data set after the other, and which of them stands at a position.
+
+    position of an epoch -> source, its samples before (`penstock.order.stages`)
+    its samples before   -> how often the source was gone through, place in that turn -> row of the source
+
+A source goes on in an epoch where it stopped in the one before. Each turn goes through it in another order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from penstock.datasets.mixing import Proportions, SourceStatistics
+from penstock.datasets.source_dataset import Redealt
+from penstock.errors import ConfigError, PartitionError
+from penstock.hashing import mix
+from penstock.order import make_order
+from penstock.order.mixture import MIXTURE_ORDER
+from penstock.order.permutation import Indices
+from penstock.order.stages import Stage, StagedMixture, Stages, changed, counts_before
+from penstock.random import sample_scope
+from penstock.samplers.identity import fingerprint_of, shares_in
+from penstock.sources.batched import BatchedDataset
+from penstock.stages import stage
+from penstock.wording import counted
+
+__all__ = ["MixedOrder", "MixedRows", "Turn"]
+
+
+class Turn(NamedTuple):
+    """Some positions that one source has in one of its turns.
+
+    Attributes:
+        source: number of the source.
+        turn: how often the source was gone through before.
+        places: which of the positions that were asked for.
+        rows: of the source.
+    """
+
+    source: int
+    turn: int
+    places: Indices
+    rows: Indices
+
+
+class MixedRows:
+    """The sources one after the other, as the rows of one.
+
+    Args:
+        datasets: the sources.
+        names: theirs.
+        proportions: weights from the beginning on, and the length of an epoch.
+        stages: all weights.
+        shuffle, block: how each source is gone through, see `penstock.order.make_order`.
+        seed: of all orders.
+    """
+
+    def __init__(
+        self,
+        datasets: list[Any],
+        names: list[str],
+        proportions: Proportions,
+        stages: Stages,
+        shuffle: str,
+        block: dict[str, int],
+        seed: int,
+    ) -> None:
+        self.datasets, self.names = datasets, names
+        self.sizes = [len(dataset) for dataset in datasets]
+        self.starts = np.cumsum([0, *self.sizes[:-1]], dtype=np.int64)
+        self.proportions, self.stages = proportions, stages
+        self.shuffle, self._block, self._seed = shuffle, block, seed
+        self.fingerprint = self._identity()
+
+    def __len__(self) -> int:
+        return self.proportions.length
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Never."""
+        return False
+
+    def __repr__(self) -> str:
+        return f"<{counted(len(self.datasets), 'source')}: {', '.join(map(str, self.names))}>"
+
+    def records(self, rows: Indices) -> list[Any]:
+        """Return the items of rows."""
+        numbers = self.starts.searchsorted(rows, "right") - 1
+        inside = rows - self.starts[numbers]
+        return [self._one(number, row) for number, row in zip(numbers.tolist(), inside.tolist(), strict=True)]
+
+    # Which row stands where.
+
+    def stages_with(self, changes: Sequence[Stage]) -> Stages:
+        """Return all weights after changes, in the order in which they were made."""
+        stages = self.stages
+        for change in changes:
+            stages = changed(stages, change)
+        return stages
+
+    def order(self, epoch: int, changes: tuple[Stage, ...] = ()) -> MixedOrder:
+        """Return the rows at the positions of an epoch."""
+        return MixedOrder(self, epoch, self.stages_with(changes))
+
+    def turns(self, mixture: StagedMixture, had: Sequence[int], positions: Indices) -> Iterator[Turn]:
+        """Yield the rows that stand at positions of an epoch, by source and turn.
+
+        Args:
+            mixture: of the epoch.
+            had: samples of each source in the epochs before.
+            positions: int64 of shape (n,).
+        """
+        numbers, ordinals = mixture.locate(positions)
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            # What earlier epochs had may be more than 64 bits, so it is added as a Python int.
+            before, begun = divmod(had[number], self.sizes[number])
+            rounds, inside = np.divmod(ordinals[places] + begun, self.sizes[number])
+            for turn in np.unique(rounds).tolist():
+                here = rounds == turn
+                rows = self.turn_order(number, before + turn)[inside[here]]
+                yield Turn(number, before + turn, places[here], rows)
+
+    def turn_order(self, number: int, turn: int) -> Any:
+        """Return the order in which a source is gone through for the ``turn``-th time."""
+        return make_order(self.shuffle, self.sizes[number], seed=mix(self._seed, number), epoch=turn, **self._block)
+
+    def mixture(self, epoch: int, stages: Stages) -> StagedMixture:
+        """Return which source stands at each position of an epoch."""
+        return _mixture(stages, len(self), epoch, self._seed)
+
+    # Items.
+
+    def load(self, turns: list[Turn], keys: Sequence[int] | None) -> list[Any]:
+        """Return the items of turns, of as many positions as the turns have together, at their places.
+
+        A source is asked once for all of its own; one that is dealt anew each turn, once for each turn.
+        """
+        items: list[Any] = [None] * sum(len(turn.places) for turn in turns)
+        for number, turn, places, rows in self._together(turns):
+            mine = None if keys is None else [keys[at] for at in places.tolist()]
+            with stage(self.names[number]):
+                found = self._load(number, turn, rows.tolist(), mine)
+            for at, item in zip(places.tolist(), found, strict=True):
+                items[at] = item
+        return items
+
+    def _together(self, turns: list[Turn]) -> list[Turn]:
+        found: dict[tuple[int, int], list[Turn]] = {}
+        for turn in turns:
+            redealt = isinstance(self.datasets[turn.source], Redealt)
+            found.setdefault((turn.source, turn.turn if redealt else 0), []).append(turn)
+        return [
+            Turn(*key, *(np.concatenate(parts) for parts in zip(*(part[2:] for part in group), strict=True)))
+            if len(group) > 1
+            else group[0]
+            for key, group in found.items()
+        ]
+
+    def _load(self, number: int, turn: int, rows: list[int], keys: Sequence[int] | None) -> list[Any]:
+        dataset = self.datasets[number]
+        if isinstance(dataset, Redealt):
+            return dataset.load_turn(turn, rows, keys)
+        if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]
+            return list(dataset.load_samples(rows, keys))  # type: ignore[attr-defined]
+        if keys is None:
+            return [self._one(number, row) for row in rows]
+        items = []
+        with sample_scope(0) as scope:
+            for row, key in zip(rows, keys, strict=True):
+                scope.move(key)
+                items.append(self._one(number, row))
+        return items
+
+    def _one(self, number: int, row: int) -> Any:
+        try:
+            return self.datasets[number][row]
+        except Exception as error:
+            error.add_note(f"while loading sample {row} of {self.names[number]}")
+            raise
+
+    # What it is.
+
+    def statistics(self, epoch: int, consumed: int, changes: tuple[Stage, ...]) -> list[SourceStatistics]:
+        """See `Mixture.statistics`."""
+        stages, length = self.stages_with(changes), len(self)
+        weights = [stage.weights for stage in stages if stage.begin <= epoch * length + consumed][-1]
+        mixture, before = self.mixture(epoch, stages), counts_before(stages, epoch, length)
+        per_epoch, counts = mixture.counts(length), mixture.counts(consumed)
+        found = []
+        for number, (name, size) in enumerate(zip(self.names, self.sizes, strict=True)):
+            had = before[number] + counts[number]
+            share = weights[number] / sum(weights)
+            found.append(SourceStatistics(name, size, share, per_epoch[number], had, had / size))
+        return found
+
+    def _identity(self) -> str:
+        """Return a hash of sources and order. Sources behind the last one that has a weight belong to no order yet."""
+        count = max(number + 1 for stage in self.stages for number, weight in enumerate(stage.weights) if weight)
+        identity = {
+            "sources": self.identities()[:count],
+            "order": MIXTURE_ORDER,
+            "weights": self.proportions.weights[:count],
+            "length": self.proportions.length,
+            "shuffle": self.shuffle,
+            **self._block,
+        }
+        if len(self.stages) > 1:
+            identity["schedule"] = [[stage.begin, stage.weights[:count]] for stage in self.stages[1:]]
+        return xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())
+
+    def identities(self) -> list[Any]:
+        """Return the length and the fingerprint of each source."""
+        return [[size, fingerprint_of(dataset)] for size, dataset in zip(self.sizes, self.datasets, strict=True)]
+
+
+class MixedOrder:
+    """``order[positions]``: rows of all sources at positions of one epoch."""
+
+    def __init__(self, rows: MixedRows, epoch: int, stages: Stages) -> None:
+        self._rows = rows
+        self.mixture = rows.mixture(epoch, stages)
+        self._had = counts_before(stages, epoch, len(rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, positions: Any) -> Any:
+        places = np.asarray(positions, dtype=np.int64)
+        found = np.empty(places.size, np.int64)
+        for number, _, at, rows in self.turns(places.reshape(-1)):
+            found[at] = rows + self._rows.starts[number]
+        return found.reshape(places.shape) if places.ndim else int(found[0])
+
+    def turns(self, positions: Indices) -> Iterator[Turn]:
+        """Yield the rows that stand at positions, by source and turn."""
+        return self._rows.turns(self.mixture, self._had, positions)
+
+
+def check_source(name: str, dataset: Any) -> None:
+    """Refuse what is no map-style data set of whole data."""
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigError(f"{name} is a {type(dataset).__name__}, and a Mixture takes data sets with length and items")
+    share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
+    if share is not None:
+        raise PartitionError(
+            f"{name} is one rank's share of a {type(share).__name__}, and the Mixture shares out itself: give it the "
+            "whole, with rank=0, world_size=1, or what is below it (a Manifest's images, an MDSFolder)"
+        )
+
+
+@lru_cache(maxsize=8)
+def _mixture(stages: Stages, length: int, epoch: int, seed: int) -> StagedMixture:
+    return StagedMixture(stages, length, epoch, seed)
