@@ -13,7 +13,6 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-from full_run import full_only
 
 from penstock.images import native
 
@@ -75,7 +74,6 @@ def mutate(rng: random.Random, files: list[bytes]) -> bytes:
     return bytes(data)
 
 
-@full_only("more seeds of mutations", but=["0", "1", "2"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_mutated_files(part: int) -> None:
     rng, files = random.Random(part), seeds()
