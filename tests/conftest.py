@@ -19,7 +19,7 @@ settings.register_profile(
     "penstock",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=100 if os.environ.get("PENSTOCK_TEST_FULL") == "1" else 50,
+    max_examples=100 if os.environ.get("PENSTOCK_TEST_FULL") == "1" else 25,
 )
 settings.register_profile("ci", parent=settings.get_profile("penstock"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "penstock")
@@ -35,6 +35,8 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+from full_run import keep_for_full  # noqa: E402  -- the folder that it is in is on the path now
 
 # Imported once, for all processes that tests start by the forkserver. tests/integration adds to it.
 FORKSERVER = [
@@ -65,6 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     What a clock says where others want the same cores is measured again: three times wrong is a failure. So is what the
     marker names: ``clock("did not answer in time")``.
     """
+    keep_for_full(items)
     for item in items:
         if clock := item.get_closest_marker("clock"):
             late = ["AssertionError", *clock.args]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from full_run import full_only
 
 SOMETIMES = """
 from pathlib import Path
@@ -25,6 +26,7 @@ def test_always():
 """
 
 
+@full_only("a run of tests for each", but=["sometimes"])
 @pytest.mark.parametrize(
     ("body", "arguments", "code", "last"),
     [

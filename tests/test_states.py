@@ -292,7 +292,7 @@ def test_loaders(folder: Path) -> None:
     assert not any(found.values()), found
 
 
-@pytest.mark.parametrize("name", PIPELINES if FULL else ["own stage", "resampled", "round robin"])
+@pytest.mark.parametrize("name", PIPELINES if FULL else ["own stage", "resampled"])
 def test_pipelines(tmp_path: Path, name: str) -> None:
     urls = module_of("wds/wds_support.py").write_shards(tmp_path, 2, 4)
     assert problems(Case(lambda: PIPELINES[name](urls), take=5)) == []

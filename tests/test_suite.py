@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 import subprocess
@@ -87,15 +88,55 @@ def test_all_cases_are_run_before_a_release(monkeypatch: pytest.MonkeyPatch) -> 
             assert choose(*AXES, allowed=inline_is_alone) == chosen
 
 
+KEPT = """
+import pytest
+from full_run import examples, full_only
+
+@full_only("slow", but=["2-b", "c"])
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_some(name, number):
+    print("ran", name, number, examples(3, 50))
+
+@full_only("slower")
+class TestAll:
+    def test_all(self):
+        print("ran all")
+"""
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_is_kept_for_a_full_run(tmp_path: Path, full: bool) -> None:
+    def outcome() -> str:
+        command = [sys.executable, "-m", "pytest", "-rs", "-s", "-p", "no:cacheprovider", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+        return done.stdout + done.stderr
+
+    environment = {**os.environ, "PYTHONPATH": str(TESTS / "support"), "PENSTOCK_TEST_FULL": str(int(full))}
+    hook = "from full_run import keep_for_full\ndef pytest_collection_modifyitems(items): keep_for_full(items)\n"
+    (tmp_path / "conftest.py").write_text(hook)
+    (tmp_path / "test_kept.py").write_text(KEPT)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = full_only: kept\n")
+    said = outcome()
+    ran = sorted(re.findall(r"ran (.*?)[.s]*$", said, re.M))
+    cases = ["a 1 50", "a 2 50", "all", "b 1 50", "b 2 50", "c 1 50", "c 2 50"]
+    assert ran == (cases if full else ["b 2 3", "c 1 3", "c 2 3"]), said
+    assert ("slower; PENSTOCK_TEST_FULL=1" in said) == (not full)
+
+    (tmp_path / "test_kept.py").write_text(KEPT.replace('["2-b", "c"]', '["d"]'))
+    assert "full_only names no case of test_kept.py::test_some" in outcome()
+
+
+APART = {"tests/conftest.py", "tests/test_suite.py", "tests/support/pairwise.py", "tests/support/full_run.py"}
 FULL = re.compile(
-    r"^from pairwise import|^from interpreter_support import .*(FULL|METHODS)|environ.*PENSTOCK_TEST_FULL", re.M
+    r"^from (pairwise|full_run) import|^from interpreter_support import .*(FULL|METHODS)|environ.*PENSTOCK_TEST_FULL",
+    re.M,
 )
 
 
 def test_the_list_of_what_a_full_run_adds_is_whole() -> None:
     text = (TESTS.parent / "CONTRIBUTING.md").read_text()
     [section] = re.findall(r"^### What `make test-full` adds$(.*?)^## ", text, re.MULTILINE | re.DOTALL)
-    listed = set(re.findall(r"`(tests/[\w/]+\.py)`", section)) - {"tests/test_suite.py", "tests/support/pairwise.py"}
+    listed = set(re.findall(r"`(tests/[\w/]+\.py)`", section)) - APART
     found = {path.relative_to(TESTS.parent) for path in TESTS.rglob("*.py") if FULL.search(path.read_text())}
-    apart = {Path("tests/test_suite.py"), Path("tests/support/pairwise.py")}
-    assert listed == {str(path) for path in found - apart}
+    assert listed == {str(path) for path in found} - APART

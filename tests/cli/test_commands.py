@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer.main
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import Popen
 from typer.testing import CliRunner
 
@@ -200,6 +201,7 @@ def penstock(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
 
 
+@full_only("a program for each", but=["rich"])
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["shards", "ls", "a.tar"], ["manifest", "head", "train.txt"]],
@@ -279,6 +281,7 @@ class TestCompletion:
         assert installed.returncode == 0, installed.stderr
         assert "penstock" in (tmp_path / ".bashrc").read_text()
 
+    @full_only("a shell for each; Bash is always tested")
     @pytest.mark.parametrize("shell", ["zsh", "fish"])
     def test_other_shells(self, shell: str) -> None:
         script = self.ask(_PENSTOCK_COMPLETE=f"source_{shell}").stdout

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import FULL
 from rich.console import Console
 
@@ -107,6 +108,7 @@ def test_quick_demo(tmp_path: Path) -> None:
     assert processes_with(str(tmp_path)) == []
 
 
+@full_only("a training on two ranks; test_commands.py interrupts a command")
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), *([(signal.SIGTERM, 143)] if FULL else [])])
 def test_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals, code: int) -> None:

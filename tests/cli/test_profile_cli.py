@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import run
 from typer.testing import CliRunner
 
@@ -76,6 +77,7 @@ def failure(*arguments: str) -> str:
 
 
 class TestPrograms:
+    @full_only("a program for each", but=["slowly:make-thread", "slowly.py:theirs-thread"])
     @pytest.mark.clock
     @pytest.mark.parametrize(
         ("target", "executor"),
@@ -177,6 +179,7 @@ class TestPaths:
         said = failure(str(images / "train.txt"), "--root", str(images / "data"), "--size", "1000000")
         assert "at 1000000 x 1000000 pixels a batch of 30 images takes 90 TB, and " in said
 
+    @full_only("measures for seconds")
     def test_a_folder_of_images_and_shards_of_them(self, images: Path) -> None:
         report = found(str(images / "data"), "--size", "32", "--batch-size", "8")
         assert "decode" in {stage["name"] for stage in report["stages"]}
@@ -189,6 +192,7 @@ class TestPaths:
         report = found(str(images / "train-000.tar"), "--size", "32", "--batch-size", "8")
         assert {"read", "decode", "augment"} <= {stage["name"] for stage in report["stages"]}
 
+    @full_only("measures for seconds")
     def test_other_files_as_bytes_and_arrays(self, tmp_path: Path) -> None:
         for number in range(12):
             (tmp_path / f"{number}.bin").write_bytes(bytes(number + 1))
@@ -202,6 +206,7 @@ class TestPaths:
         for name, *options in files:
             assert "--size is for images" in failure(str(tmp_path / name), *options, "--size", "32")
 
+    @full_only("measures for seconds")
     def test_mds_folders(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "shards"))
         from mds_writer import write_mds

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_run import full_only
 from torch.utils.data import DataLoader
 
 import penstock as ps
@@ -196,6 +197,7 @@ def test_other_defaults_and_tests_with_a_server(
     assert [everything[i] for i in range(103)] == [[f"class{i // 10}/img{i}.jpg", str(i // 10), i] for i in range(103)]
 
 
+@full_only("waits for real time-outs")
 def test_servers_that_cannot_help(meta: str, server: tuple[str, int]) -> None:
     for kind in (ServerDataset, RankServerDataset):
         with pytest.raises(ServerError, match=r"none.*train"):

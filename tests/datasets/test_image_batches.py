@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from interpreter_support import METHODS
 
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, MPDataset, RankDataset
@@ -59,6 +60,7 @@ def epoch(dataset: Any, **how: Any) -> tuple[torch.Tensor, list[int]]:
     return torch.cat([images for images, _ in batches]), [int(n) for _, labels in batches for n in labels]
 
 
+@full_only("workers for each", but=["planes"])
 @pytest.mark.parametrize("chain", CHAINS)
 def test_the_same_pixels_whichever_executor_and_batch_size(manifest: Manifest, chain: str) -> None:
     dataset = ImageDataset(manifest, transform=CHAINS[chain])
@@ -179,6 +181,7 @@ class TestRowsInPlace:
         self.check([base[:, 0], base[:, 1]])
 
 
+@full_only("workers for each", but=["thread"])
 @pytest.mark.parametrize("executor", ["inline", "thread", "process"])
 def test_bad_images_are_skipped_and_the_others_right(manifest: Manifest, tmp_path: Path, executor: str) -> None:
     good = [manifest[number].path for number in range(6)]

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from loader_conformance import check_resume
 from loader_support import EXECUTORS, draw_load
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -102,6 +103,7 @@ def mirrored(image: torch.Tensor) -> bool:
     return bool(image[2, 2, 1] > image[0, 2, 1])
 
 
+@full_only("workers for each", but=["inline", "thread", "preloaded-process"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("source", ["manifest", "rank", "preloaded", "stream"])
 def test_batches_and_flips_are_the_same_everywhere(manifest: Manifest, executor: str, source: str) -> None:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from full_run import examples, full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_conformance import check_chain, check_elastic, check_end_of_pass, check_load_into_used, check_resume
@@ -38,7 +39,7 @@ def source_of(item: int) -> int:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(15, 60))
 def test_every_prefix_has_the_proportions(data: Any) -> None:
     sizes = data.draw(SIZES)
     weights = data.draw(st.lists(WEIGHTS, min_size=len(sizes), max_size=len(sizes)))
@@ -54,7 +55,7 @@ def test_every_prefix_has_the_proportions(data: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(15, 60))
 def test_every_epoch_has_the_same_counts(data: Any) -> None:
     sizes = data.draw(SIZES)
     weights = data.draw(st.lists(WEIGHTS, min_size=len(sizes), max_size=len(sizes)))
@@ -77,7 +78,7 @@ def test_every_epoch_has_another_order_of_sources() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(15, 60))
 def test_stops_are_where_the_proportions_say(data: Any) -> None:
     """In "first" none comes twice, in "all" each comes. By the shares one more would, and one less would not do."""
     sizes = data.draw(SIZES)
@@ -107,6 +108,7 @@ def test_first_may_repeat_where_a_source_begins_anew() -> None:
     assert {seen[1000 + k] for k in range(30)} == {4}
 
 
+@full_only("many ranks for each", but=["[0.5, 0.5]-8", "[0.7, 0.2, 0.1]-8", "[0.9, 0.099, 0.001]-8"])
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
 @pytest.mark.parametrize("weights", [[0.5, 0.5], [0.7, 0.2, 0.1], [0.9, 0.099, 0.001]], ids=str)
 def test_ranks_have_every_source_by_its_weight(weights: list[float], ranks: int) -> None:
@@ -129,7 +131,7 @@ def test_ranks_have_every_source_by_its_weight(weights: list[float], ranks: int)
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(10, 40))
 def test_samples_of_a_source_come_equally_often_over_epochs(data: Any) -> None:
     sizes = data.draw(SIZES)
     weights = data.draw(st.lists(WEIGHTS, min_size=len(sizes), max_size=len(sizes)))
@@ -211,6 +213,7 @@ def drain(loader: Any) -> list[Any]:
     return [[column.tolist() for column in batch] for batch in loader]
 
 
+@full_only("workers for each", but=["{'num_workers': 3}"])
 @pytest.mark.parametrize(
     "options", [{"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "executor": "thread"}], ids=str
 )
@@ -375,6 +378,7 @@ def _rows(batch: Any) -> list[int]:
     return [item % 1000 + (0, 11, 31)[item // 1000] for item in batch.tolist()]
 
 
+@full_only("a start of workers for each check", but=["{}"])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=str)
 def test_conformance(options: dict[str, Any]) -> None:
     """What every loader with a place promises."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_run import full_only
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreter_support import METHODS
@@ -35,6 +36,7 @@ def of(loader: Any) -> list[list[int]]:
     return [batch[2].tolist() for batch in loader]
 
 
+@full_only("every number for each", but=["{'drop_last': True}"])
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": "none"}, {"group": 3}], ids=str)
 def test_batches_are_the_same_for_every_number_of_workers(rows: Manifest, options: dict[str, Any]) -> None:
     expected = None
@@ -274,6 +276,7 @@ class TestBadInput:
             list(TorchDataLoader(MPDataset(path, batch_size=1, shuffle="none"), 1, num_workers=1))
 
 
+@full_only("a large file; test_rank_preload.py measures memory, too")
 def test_memory_does_not_depend_on_the_file(write_manifest: Callable[..., Path]) -> None:
     import pickle
 

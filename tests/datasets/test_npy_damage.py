@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_run import full_only
 
 import penstock as ps
 from penstock.errors import DataFileError, ShardError
@@ -80,6 +81,7 @@ def test_what_reads_an_array_says_which_file_is_damaged(tmp_path: Path) -> None:
         assert all("rows.npy" in text and "\n" not in text for text in said)
 
 
+@full_only("a program; test_what_reads_an_array has one")
 @pytest.mark.filterwarnings("ignore")
 def test_what_reads_a_sample_of_a_shard_says_which_is_damaged() -> None:
     archive = io.BytesIO()

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from full_run import full_only
 from interpreter_support import METHODS, run
 from torch.utils.data import DataLoader as TorchDataLoader
 
@@ -177,6 +178,7 @@ def test_rows_are_read_without_pandas(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
+@full_only("workers for each", but=["True-fork", "False-forkserver"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_map_the_rows_and_hold_nothing_themselves(tmp_path: Path, method: str, persistent: bool) -> None:

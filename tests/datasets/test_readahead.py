@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
+from full_run import full_only
 
 from penstock.datasets.readahead import ReadAhead
 from penstock.errors import ServerUnavailableError
@@ -113,6 +114,7 @@ def test_in_order_over_the_ends_of_slices(ahead: Callable[..., ReadAhead], step:
     assert sum(end - begin for _, begin, end in ends) == sum(slices.sizes) - first, "nothing twice"
 
 
+@full_only("large files for each", but=["2", "50"])
 @pytest.mark.parametrize("pages", [1, 2, 3, 7, 50])
 def test_memory_is_bounded(ahead: Callable[..., ReadAhead], pages: int) -> None:
     slices = Numbers(1000)
@@ -184,6 +186,7 @@ def test_nobody_waits_for_what_is_far_off(ahead: Callable[..., ReadAhead]) -> No
     assert not one.covers(slices.place(1), 0)
 
 
+@full_only("large files")
 def test_a_consumer_that_leaves_most_of_it_is_noticed(ahead: Callable[..., ReadAhead]) -> None:
     for stride, useful in ((1, True), (2, True), (8, False)):
         slices = Numbers(2000)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreter_support import METHODS
@@ -89,6 +90,7 @@ def test_items_are_the_files(files: list[str]) -> None:
     assert make(files, shuffle="none", token_type="int32")[1].dtype == torch.int32
 
 
+@full_only("workers for each", but=["inline", "thread", "noisy-process"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("load", [None, noisy])
 def test_every_executor_makes_the_same_batches(files: list[str], executor: str, load: Any) -> None:
@@ -375,6 +377,7 @@ def test_odd_files(tmp_path: Path) -> None:
     assert len(TokenDataset(good, 8)) == 12
 
 
+@full_only("a large file")
 def test_memory_does_not_grow_with_the_tokens(tmp_path: Path) -> None:
     sizes = []
     for count in (80_000, 4_000_000):

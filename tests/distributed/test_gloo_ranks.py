@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from full_run import full_only
 from gloo_support import start_ranks, write_rows
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -159,6 +160,7 @@ def train(rank: int, path: Path, remainder: str, kind: str) -> tuple[list[int], 
     return rows, sums
 
 
+@full_only("two ranks for each", but=["rank-pad", "stream-drop"])
 @pytest.mark.parametrize("remainder", ["pad", "drop"])
 @pytest.mark.parametrize("kind", ["rank", "stream"])
 def test_a_loop_with_all_reduce_ends(tmp_path: Path, remainder: str, kind: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from full_run import full_only
 from gloo_support import die, start_ranks, write_rows
 
 from penstock import DataLoader, RankDataset
@@ -75,6 +76,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     return found
 
 
+@full_only("three jobs for each", but=["process preload-how2-1"])
 @pytest.mark.parametrize(
     ("name", "how", "killed"),
     [

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 from busy_support import HANG
 from check_site import broken, check, not_searched, read, undocumented
+from full_run import full_only
 from interpreter_support import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +34,7 @@ def test_site_is_whole(tmp_path: Path) -> None:
     assert check(tmp_path / "site") == []
 
 
+@full_only("builds sites")
 def test_what_is_broken_is_found(tmp_path: Path) -> None:
     (tmp_path / "guides").mkdir()
     (tmp_path / "search").mkdir()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from faults_support import Big, Range, Slow, within
+from full_run import full_only
 from interpreter_support import FULL
 from leak_support import wait_gone
 from pairwise import each_value
@@ -83,6 +84,7 @@ def close_in_a_thread(loader: Any) -> None:
     assert not closing.is_alive()
 
 
+@full_only("workers for each", but=["process-False-close-6", "auto-True-close-1"])
 @pytest.mark.parametrize(
     ("how", "persistent", "close", "count"),
     each_value(HOW, [False, True], [close_in_a_thread, DataLoader.close], [1, 3, 6]),
@@ -246,6 +248,7 @@ def test_a_daemon_thread_that_finds_no_workers_when_the_program_ends_is_quiet(tm
         assert program.err == ""
 
 
+@full_only("waits for seconds for each", but=["process", "thread"])
 @pytest.mark.parametrize("how", HOW)
 def test_close_ends_the_wait_of_another_thread(how: str) -> None:
     loader = DataLoader(Slow(6, 0.4), persistent_workers=how != "inline", **HOW[how])
@@ -263,6 +266,7 @@ def test_close_ends_the_wait_of_another_thread(how: str) -> None:
         loader.close()
 
 
+@full_only("waits for real time-outs; test_hangs.py has one")
 def test_close_ends_the_wait_for_a_worker_that_hangs() -> None:
     loader = DataLoader(Slow(9, stuck=frozenset({1})), num_workers=2, persistent_workers=True)
     with within(60):
@@ -294,6 +298,7 @@ class Stuck(IterableDataset[int]):
         LET_GO.wait(300)
 
 
+@full_only("many starts of workers", but=["thread"])
 @pytest.mark.parametrize("how", ["thread", "process"])
 def test_a_stream_that_is_closed_is_not_in_its_next_epoch(how: str) -> None:
     loader = DataLoader(Stuck(), None, **HOW[how])
@@ -311,6 +316,7 @@ def test_a_stream_that_is_closed_is_not_in_its_next_epoch(how: str) -> None:
     assert loader.epoch == 3
 
 
+@full_only("random moments for each", but=["process"])
 @pytest.mark.parametrize("how", PROCESSES)
 def test_close_at_any_moment_of_next(how: str, tmp_path: Path) -> None:
     """It ends with an error that says so; and nobody writes to descriptors that were closed:
@@ -334,6 +340,7 @@ def test_close_at_any_moment_of_next(how: str, tmp_path: Path) -> None:
                 file.close()
 
 
+@full_only("random moments")
 def test_close_of_threads_at_any_moment() -> None:
     """Nobody waits for a job that was handed to threads that had just ended."""
     rng = random.Random(4)
@@ -353,6 +360,7 @@ def test_close_of_threads_at_any_moment() -> None:
         sys.setswitchinterval(before)
 
 
+@full_only("workers for each", but=["process"])
 @pytest.mark.parametrize("how", PROCESSES)
 def test_what_was_had_before_close_stays_what_it_is(how: str) -> None:
     """Though the next pass may use the same memory."""
@@ -371,6 +379,7 @@ def test_what_was_had_before_close_stays_what_it_is(how: str) -> None:
         loader.close()
 
 
+@full_only("a race that runs for seconds")
 @pytest.mark.clock  # a worker that is slower to end than others are patient is killed
 def test_loaders_are_closed_while_others_start_workers(tmp_path: Path) -> None:
     """A fork has a copy of all pipes, and closes those that are others'. One that is being closed at that moment, or

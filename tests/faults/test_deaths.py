@@ -27,6 +27,7 @@ from faults_support import (
     over,
     within,
 )
+from full_run import full_only
 from pairwise import each_value
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -86,6 +87,7 @@ def test_a_death_is_noticed_while_the_consumer_waits() -> None:
             next(iterator)
 
 
+@full_only("a forkserver of its own", but=["fork"])
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_death_is_noticed_though_a_grandchild_holds_its_pipes(method: str, tmp_path: Path) -> None:
     loader = DataLoader(WithGrandchild(20, tmp_path), num_workers=1, multiprocessing_context=method)
@@ -110,6 +112,7 @@ def blocks_in_a_pipe(pid: int) -> bool:
     return call == "1" or Path(f"/proc/{pid}/wchan").read_text().endswith("pipe_write")
 
 
+@full_only("large batches, again and again until it happens")
 def test_a_death_while_a_large_batch_is_half_in_the_pipe() -> None:
     """The first batch comes through the pipe: the consumer has read the beginning of it when the worker dies."""
     for restart in ("raise", "restart"):
@@ -165,6 +168,7 @@ def test_restart_gives_the_same_data(
     loader.close()
 
 
+@full_only("workers for each", but=["2"])
 @pytest.mark.parametrize("prefetch", [1, 2, 6])
 def test_every_sample_may_kill_its_worker_once(tmp_path: Path, prefetch: int) -> None:
     """Batches that only stood in the queue of workers that died are not blamed."""
@@ -176,6 +180,7 @@ def test_every_sample_may_kill_its_worker_once(tmp_path: Path, prefetch: int) ->
     assert loader.stats()["restarts"] == samples
 
 
+@full_only("random moments for seconds", but=["False"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_killed_from_outside_at_any_time(persistent: bool) -> None:
     """By a thread that kills a worker every few milliseconds, over several epochs."""

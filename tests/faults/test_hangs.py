@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from faults_support import Range, Slow, over, within
+from full_run import full_only
 from leak_support import children, wait_gone
 
 from penstock import DataLoader
@@ -34,6 +35,7 @@ class Waits(Range):
         return index
 
 
+@full_only("waits for real time-outs", but=["{}", "{'threads_per_worker': 2}"])
 @pytest.mark.parametrize("how", [{}, {"threads_per_worker": 2}, {"dispatch": "chunk"}], ids=str)
 def test_the_timeout_names_the_sample_and_the_iterator_goes_on(how: dict[str, Any], tmp_path: Path) -> None:
     go = tmp_path / "go"
@@ -79,6 +81,7 @@ def test_a_stopped_worker_times_out_and_goes_on() -> None:
     assert got == list(range(40))
 
 
+@full_only("waits for real time-outs", but=["hangs"])
 @pytest.mark.parametrize(("persistent", "stop"), [(False, False), (True, True)], ids=["hangs", "stopped"])
 def test_close_is_bounded_though_a_worker_hangs(persistent: bool, stop: bool) -> None:
     before = children()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from faults_support import Big, Draws, NoFork, Range, Slow, Started, within
+from full_run import full_only
 from torch.utils.data import ConcatDataset, StackDataset, Subset, get_worker_info
 
 from penstock import DataLoader
@@ -47,6 +48,7 @@ def test_nested_loops_over_one_loader() -> None:
     assert outer == alone[0]
 
 
+@full_only("workers for each", but=["True"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_loaders_in_threads_at_the_same_time(persistent: bool) -> None:
     """They start and end workers at once; each gets its own batches."""

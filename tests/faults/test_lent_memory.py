@@ -14,6 +14,7 @@ import pytest
 import torch
 from busy_support import slowness
 from faults_support import Big, Range, Slow, over, within
+from full_run import full_only
 from leak_support import wait_gone
 from program_support import Program
 
@@ -33,6 +34,7 @@ def right(batch: torch.Tensor, k: int, size: int = 2) -> bool:
     return batch[:, 0].tolist() == [float(size * k + j) for j in range(size)] and bool((batch == batch[:, :1]).all())
 
 
+@full_only("workers for each", but=["True-{'num_workers': 2}", "False-{'num_workers': 2, 'dispatch': 'chunk'}"])
 @pytest.mark.parametrize("how", [{"num_workers": 2}, {"num_workers": 2, "dispatch": "chunk"}], ids=str)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_that_are_kept_are_right_with_one_warning(how: dict[str, Any], persistent: bool) -> None:
@@ -107,6 +109,7 @@ def test_any_alias_keeps_the_memory(part: Any) -> None:
             assert values(alias) == expected
 
 
+@full_only("workers for each", but=["chunk-1", "batch-0"])
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("dispatch", ["batch", "chunk"])
 def test_one_tensor_of_a_batch_keeps_its_memory(which: int, dispatch: str) -> None:
@@ -205,6 +208,7 @@ def test_a_limit_of_one_batch_blames_nobody() -> None:
             del batch
 
 
+@full_only("workers for each", but=["thread"])
 @pytest.mark.clock
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_a_generous_limit_does_not_take_the_workers_away(executor: str) -> None:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import Popen
 from leak_support import alive, wait_gone
 
@@ -101,6 +102,7 @@ def assert_nothing_is_left(process: subprocess.Popen[str]) -> None:
     assert not session(process.pid)
 
 
+@full_only("a program for each", but=["workers are busy"])
 @pytest.mark.parametrize("when", ["workers start", "workers are busy", "a worker waits for work"])
 def test_nothing_is_left_of_a_killed_packing(when: str, tmp_path: Path) -> None:
     """Reading from a pipe that nobody writes to keeps a worker busy."""

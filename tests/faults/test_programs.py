@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import FULL, METHODS
 from leak_support import alive, wait_gone
 from program_support import Program
@@ -28,6 +29,7 @@ HOW: dict[str, dict[str, Any]] = {
 # Ctrl-C, which goes to the whole group of processes.
 
 
+@full_only("a program for each", but=["fork", "thread"])
 @pytest.mark.parametrize("how", ["thread", "fork", "threads inside", *(["forkserver"] if FULL else [])])
 def test_ctrl_c_in_next_ends_the_program(how: str, tmp_path: Path) -> None:
     body = """
@@ -58,6 +60,7 @@ STARTS = {
 }
 
 
+@full_only("a forkserver of its own", but=["fork"])
 @pytest.mark.parametrize("method", METHODS)
 def test_ctrl_c_while_a_worker_starts(method: str, tmp_path: Path) -> None:
     """It is told of by the program alone, which can go on; and workers, and what they start, can be interrupted."""
@@ -89,6 +92,7 @@ def test_ctrl_c_while_a_worker_starts(method: str, tmp_path: Path) -> None:
         assert program.err == ""
 
 
+@full_only("a program for each", but=["fork"])
 @pytest.mark.parametrize("how", ["thread", "fork", "persistent"])
 def test_after_ctrl_c_the_loader_can_be_used_again(how: str, tmp_path: Path) -> None:
     body = """
@@ -124,6 +128,7 @@ def test_after_ctrl_c_the_loader_can_be_used_again(how: str, tmp_path: Path) -> 
         assert not wait_gone(program.pids, 2)
 
 
+@full_only("waits for real time-outs")
 def test_ctrl_c_twice_while_a_worker_hangs(tmp_path: Path) -> None:
     """The second one hits the wait for the worker that hangs."""
     body = """
@@ -144,6 +149,7 @@ def test_ctrl_c_twice_while_a_worker_hangs(tmp_path: Path) -> None:
         assert not wait_gone(program.pids, 2)
 
 
+@full_only("random moments for seconds", but=["True"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_interrupts_at_any_moment_lose_nothing_and_hang_nobody(persistent: bool, tmp_path: Path) -> None:
     """KeyboardInterrupt comes between any two instructions of next(). Whoever goes on with the same iterator gets what
@@ -201,6 +207,7 @@ ORPHANS = {
 }
 
 
+@full_only("a program for each", but=["fork-busy", "persistent-busy"])
 @pytest.mark.parametrize(
     ("how", "after"),
     [
@@ -249,6 +256,7 @@ def test_spawned_workers_of_a_killed_program_end(tmp_path: Path) -> None:
         assert "Traceback" not in program.err
 
 
+@full_only("waits for real time-outs", but=["fork"])
 @pytest.mark.parametrize("how", ["fork", "threads inside", *(["forkserver"] if FULL else [])])
 def test_workers_that_hang_end_with_a_killed_program(how: str, tmp_path: Path) -> None:
     """Though user code does not return, and another process holds their pipes: a fork by a library in C, of which
@@ -403,6 +411,7 @@ ENDS = {
 }
 
 
+@full_only("a program for each", but=["fork", "thread-in __del__", "thread-in a thread that goes on"])
 @pytest.mark.parametrize(
     ("how", "name"),
     [

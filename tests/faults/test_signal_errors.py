@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from faults_support import Range, over, within
+from full_run import full_only
 from tuned_support import T1, T2, scripted
 
 from penstock import DataLoader
@@ -121,6 +122,7 @@ def handling(handler: Callable[..., None]) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
+@full_only("workers for each call", but=["inline", "thread", "process"])
 @pytest.mark.parametrize(("how", "step"), [("inline", 2), ("thread", 5), ("process", 29), ("out of order", 31)])
 def test_a_handler_that_strikes_in_any_call(how: str, step: int) -> None:
     def handler(number: int, frame: Any) -> None:
@@ -146,6 +148,7 @@ def test_a_handler_that_strikes_in_any_call(how: str, step: int) -> None:
             assert sorted(batch.tolist() for batch in again) == left, struck
 
 
+@full_only("every segment; strikes in any call are tested without")
 def test_a_handler_that_strikes_while_settings_are_tried() -> None:
     """A batch may be out of its window, a setting half begun: then the pass ends, and does not go on without it."""
 
@@ -175,6 +178,7 @@ def test_a_handler_that_strikes_while_settings_are_tried() -> None:
             assert [batch.tolist() for batch in again] == left, struck
 
 
+@full_only("workers for each call", but=["inline", "thread"])
 @pytest.mark.parametrize(("how", "step"), [("inline", 2), ("thread", 5), ("process", 29)])
 def test_a_handler_that_closes_the_loader_in_any_call(how: str, step: int) -> None:
     for place in itertools.count(0, step):
@@ -192,6 +196,7 @@ def test_a_handler_that_closes_the_loader_in_any_call(how: str, step: int) -> No
             assert got + [batch.tolist() for batch in again] == [[n, n + 1] for n in range(0, 6, 2)], struck
 
 
+@full_only("workers for each call", but=["inline", "thread", "1-process", "3-process", "5-out of order"])
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 @pytest.mark.parametrize("number", range(6))
 def test_nothing_is_lost_or_repeated(how: dict[str, Any], number: int) -> None:

@@ -23,6 +23,7 @@ from faults_support import (
     over,
     within,
 )
+from full_run import full_only
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from penstock import DataLoader
@@ -66,6 +67,18 @@ ERRORS: dict[str, tuple[Any, type[BaseException], str]] = {
 }
 
 
+@full_only(
+    "workers for each",
+    but=[
+        "TimeoutError-fork",
+        "unpicklable-fork",
+        "no text-chunk",
+        "unknown module-threads",
+        "odd constructor-threads",
+        "BrokenPipeError-fork",
+        "EOFError-chunk",
+    ],
+)
 @pytest.mark.parametrize("how", ALL)
 @pytest.mark.parametrize("kind", ERRORS)
 def test_errors_arrive_and_the_pass_goes_on(kind: str, how: str, request: pytest.FixtureRequest) -> None:
@@ -154,6 +167,7 @@ def test_batches_that_cannot_be_made_from_their_pickle(how: str) -> None:
     assert got == [0, 1, 2, "object 3 cannot be made", 4, 5, 6, 7]
 
 
+@full_only("workers for each", but=["threads-{13}", "fork-{23}", "chunk-{2, 3}"])
 @pytest.mark.parametrize("at", [{1}, {2, 3}, {13}, {23}], ids=str)
 @pytest.mark.parametrize("how", PROCESSES)
 def test_texts_that_cannot_be_made_from_their_pickle(how: str, at: set[int]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from busy_support import HANG
+from full_run import full_only
 from gloo_support import start_ranks, write_rows
 from integration_support import SIZES, Noisy, begin, deal, deal_again, go_on, leave_to_accelerate
 from interpreter_support import run
@@ -143,6 +144,7 @@ def test_remainder_is_cut_off_in_metrics() -> None:
     assert gathered == [4, 4, 4, 4, 4, 2]
 
 
+@full_only("workers at each position", but=["inline", "thread", "1-process", "6-process", "11-process"])
 @pytest.mark.parametrize("how", HOW, ids=["inline", "thread", "process"])
 @pytest.mark.parametrize("had", [1, 3, 5, 6, 8, 11])
 def test_save_state_and_load_state_go_on_at_the_batch(tmp_path: Path, how: dict[str, Any], had: int) -> None:
@@ -225,6 +227,7 @@ def test_what_makes_batches_goes_on_making_them(how: dict[str, Any]) -> None:
         assert getattr(same, value) == getattr(config, value)
 
 
+@full_only("an interpreter that imports Accelerate")
 def test_loaders_that_are_older_than_the_import_are_kept() -> None:
     script = """
         import sys
@@ -273,6 +276,7 @@ def test_seedable_sampler_of_accelerate(seed: int | None) -> None:
 # Several ranks.
 
 
+@full_only("two ranks for each", but=["global-options0", "None-options2"])
 @pytest.mark.parametrize(
     ("shuffle", "options"), each_value(["global", None], [{}, {"split_batches": True}, {"even_batches": False}])
 )
@@ -293,6 +297,7 @@ def test_two_ranks_resume_what_three_began() -> None:
     assert sorted(seen) == list(range(48))
 
 
+@full_only("two ranks for each", but=["DistributedSampler", "RankDataset"])
 @pytest.mark.parametrize(
     "kind", ["DistributedSampler", "RankDataset", "torch's DistributedSampler", "somebody's", "GroupedBatchSampler"]
 )
@@ -301,6 +306,7 @@ def test_loaders_that_are_dealt_already_are_not_dealt_again(tmp_path: Path, kind
     assert sorted(index for rank in found for index in rank) == list(range(20))
 
 
+@full_only("two ranks for each", but=["generator", "stream"])
 @pytest.mark.parametrize("kind", ["global generator", "generator", "stream", "stream of every rank"])
 def test_without_a_seed_accelerate_deals(kind: str) -> None:
     found = start_ranks(2, leave_to_accelerate, 2, kind)

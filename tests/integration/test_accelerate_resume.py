@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 
 pytest.importorskip("accelerate")
 from accelerate import DataLoaderConfiguration
@@ -61,6 +62,7 @@ WORKERS: dict[str, dict[str, Any]] = {
 SAVED = [5, 10, 15]  # in the first epoch, in the second, in the third
 
 
+@full_only("a training for each", but=["by epoch-continue", "in order-skip_first_batches"])
 @pytest.mark.parametrize("passes", ["skip_first_batches", "continue"])
 @pytest.mark.parametrize("order", ["in order", "by epoch", "somebody's"])
 def test_steps_and_losses_are_those_with_torchs_loader(tmp_path: Path, order: str, passes: str) -> None:
@@ -96,6 +98,7 @@ def test_epochs_are_resumed(tmp_path: Path, stateful: bool) -> None:
         assert run(program, tmp_path, f"epoch_{epoch}").losses == whole.losses[(epoch + 1) * STEPS :]
 
 
+@full_only("workers for each", but=["inline", "thread", "True-skip_first_batches-process"])
 @pytest.mark.parametrize("how", WORKERS)
 @pytest.mark.parametrize(
     "stateful, passes",
@@ -138,6 +141,7 @@ def test_a_checkpoint_without_a_position_restores_none(tmp_path: Path) -> None:
     assert run(without, tmp_path / "with", "step_5").losses == whole.losses[5:]
 
 
+@full_only("two ranks for each", but=["False-skip_first_batches"])
 @pytest.mark.parametrize(
     "stateful, passes",
     [(False, "skip_first_batches"), (False, "continue"), (True, "skip_first_batches"), (True, "not at all")],
@@ -169,6 +173,7 @@ def rows(loader: Any) -> list[Any]:
     return [(batch[2] if isinstance(batch, list) else batch).tolist() for batch in loader]
 
 
+@full_only("workers for each", but=["RankDataset", "stream", "stream with workers-1"])
 @pytest.mark.parametrize("skipped", [0, 1, 5, 6])
 @pytest.mark.parametrize("kind", ["seeded", "stream", "stream with workers", "RankDataset", "dispatched"])
 def test_skipping_counts_from_the_beginning_of_the_epoch(tmp_path: Path, kind: str, skipped: int) -> None:

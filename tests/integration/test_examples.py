@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from busy_support import HANG
 from example_support import EXAMPLES, LIBRARIES, check, launch, options, output, read, write_images
-from interpreter_support import FULL
+from full_run import full_only
 from test_code import ROOT, run_python
 
 KILLED = -9
@@ -49,21 +49,19 @@ def test_plain_torch(folder: Path) -> None:
 
 
 def test_ddp_on_two_ranks_then_on_three(folder: Path) -> None:
-    """By torchrun first, in a full run."""
+    """By torchrun first."""
     saved = ["--checkpoint", str(folder / "run.pt")]
     arguments = [*options(folder, "begun"), *saved, "--stop-after", "5"]
-    if FULL:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        program = [str(EXAMPLES / "ddp.py"), *arguments]
-        done = subprocess.run([*command, *program], cwd=folder, capture_output=True, text=True, timeout=HANG)
-        assert done.returncode != 0
-        assert "SIGKILL" in done.stderr
-    else:
-        assert KILLED in launch("ddp", folder, arguments, ranks=2), output(folder)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = [str(EXAMPLES / "ddp.py"), *arguments]
+    done = subprocess.run([*command, *program], cwd=folder, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode != 0
+    assert "SIGKILL" in done.stderr
     assert launch("ddp", folder, [*options(folder, "ended"), *saved], ranks=3) == [0] * 3, output(folder)
     check(*read(folder, "begun"), *read(folder, "ended"), ranks=3)
 
 
+@full_only("four ranks, one pair after the other; the example of DDP has ranks, too")
 def test_fsdp2_on_two_shares_of_the_data_then_on_one(folder: Path) -> None:
     """The second time both ranks share the layers, and have the same samples."""
     saved = ["--checkpoint", str(folder / "run")]
@@ -73,6 +71,7 @@ def test_fsdp2_on_two_shares_of_the_data_then_on_one(folder: Path) -> None:
     check(*read(folder, "begun"), *read(folder, "ended"), ranks=2, same=True)
 
 
+@full_only("three ranks; test_lightning.py has it in this process")
 def test_lightning_on_one_rank_then_on_two(folder: Path) -> None:
     pytest.importorskip("lightning")
     saved = ["--checkpoint", str(folder / "run")]
@@ -93,6 +92,7 @@ def test_code_blocks_of_the_guide(tmp_path: Path) -> None:
     run_python(ROOT / "docs" / "guides" / "integrations.md", tmp_path, imports=LIBRARIES)
 
 
+@full_only("three ranks; test_trainer.py has it in this process")
 def test_hugging_face_trainer_on_one_rank_then_on_two(folder: Path) -> None:
     pytest.importorskip("transformers")
     go_on("hf_trainer", folder, ranks=(1, 2))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from gloo_support import start_ranks, write_rows
 from integration_support import Noisy, Sized
 from loader_support import Range
@@ -71,6 +72,7 @@ def test_a_loader_from_a_hook_and_one_for_validation() -> None:
     assert model.checked[-2:] == [list(range(10)), list(range(10, 20))]
 
 
+@full_only("a training for each step; two kinds of loaders are enough", but=["seed"])
 @pytest.mark.parametrize("shuffle", ["seed", "generator", "global generator"])
 def test_resume_from_the_checkpoint_of_every_step(tmp_path: Path, shuffle: str) -> None:
     """Also of the last step of an epoch, where the epoch that follows is neither skipped nor cut short."""
@@ -97,6 +99,7 @@ def test_resume_from_the_checkpoint_of_every_step(tmp_path: Path, shuffle: str) 
     assert not wrong
 
 
+@full_only("as with the others", but=["thread"])
 @pytest.mark.parametrize("how", ["thread", "persistent"])
 def test_resume_with_workers(tmp_path: Path, how: str) -> None:
     every = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
@@ -200,6 +203,7 @@ def test_persistent_workers_end_with_the_trainer() -> None:
 # Several ranks.
 
 
+@full_only("two ranks for each", but=["seed"])
 @pytest.mark.parametrize("kind", ["torch's shuffle", "seed", "in order"])
 def test_a_distributed_sampler_is_put_in(kind: str) -> None:
     """Lightning's, which shuffles by its own seed; every sample once in each epoch, in another order each."""
@@ -218,6 +222,7 @@ def test_a_distributed_sampler_stays(kind: str) -> None:
     assert found[0][0][0] != found[0][0][1]
 
 
+@full_only("two ranks for each", but=["True"])
 @pytest.mark.parametrize("distribute", [True, False])
 def test_a_share_is_not_split_again(tmp_path: Path, distribute: bool) -> None:
     path = str(write_rows(tmp_path, 24))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import FULL
 
 import penstock as ps
@@ -115,6 +116,7 @@ def test_transformers(folder: Path) -> None:
         check(folder, kind, ways=2, ordered=kind in ("global", "shuffled", "ours"))
 
 
+@full_only("a whole program; the example of DDP is started by torchrun, too")
 def test_torchrun(folder: Path) -> None:
     """Its ranks are told once, by whichever loader comes first, that they read the same batches."""
     with socket.socket() as free:

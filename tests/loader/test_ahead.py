@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
@@ -46,20 +47,24 @@ def furthest(folder: Path, nbytes: int, pure: bool, **options: Any) -> int:
     return int((folder / "late").read_text())
 
 
+@full_only("workers for each", but=["pure"])
 def test_as_far_as_eight_times_as_many(tmp_path: Path, pure: bool) -> None:
     last = furthest(tmp_path, 1 << 10, pure)
     assert LATE + 25 < last < LATE + 32
 
 
+@full_only("workers for each", but=["undeclared"])
 def test_as_far_as_the_bound_allows(tmp_path: Path, pure: bool) -> None:
     last = furthest(tmp_path, 1 << 20, pure, max_bytes_in_flight=10 << 20)
     assert LATE + 7 <= last < LATE + 10
 
 
+@full_only("much memory for each", but=["pure"])
 def test_as_far_as_32_mib_without_one(tmp_path: Path, pure: bool) -> None:
     last = furthest(tmp_path, 4 << 20, pure)
     assert LATE + 5 <= last < LATE + 8
 
 
+@full_only("workers for each", but=["pure"])
 def test_no_further_than_the_user_says(tmp_path: Path, pure: bool) -> None:
     assert furthest(tmp_path, 1 << 10, pure, prefetch_factor=2) < LATE + 4

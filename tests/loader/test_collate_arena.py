@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from busy_support import HANG
+from full_run import full_only
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -219,6 +220,7 @@ def test_quantised_as_torch(room: int | None) -> None:
     assert torch.equal(ours.int_repr(), theirs.int_repr())
 
 
+@full_only("imports SymPy")
 def test_tensors_without_content_as_torch() -> None:
     """In a process of its own: torch imports 800 modules for them, which every later fork would take along."""
 

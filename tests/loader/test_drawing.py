@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
@@ -91,6 +92,7 @@ def test_a_data_set_that_shares_the_generator(stop: int, drop_last: bool) -> Non
     assert ours == trace(TorchDataLoader, Shares, stop, shuffle=True, drop_last=drop_last)
 
 
+@full_only("workers at every position", but=["30"])
 @pytest.mark.parametrize("stop", [30, 270, 295, 1000])
 def test_a_pass_that_is_left(stop: int) -> None:
     ours = trace(DataLoader, lambda _: Pure(), stop, shuffle=True, num_workers=2)
@@ -166,6 +168,7 @@ def test_a_sampler_that_draws_beside_the_loop() -> None:
     assert run(DataLoader) == run(TorchDataLoader)
 
 
+@full_only("as inline", but=["0"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_interrupt_while_the_sampler_is_at_work_comes_at_once(workers: int) -> None:
     had = 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_run import full_only
 from torch.utils.data import IterableDataset
 
 import penstock as ps
@@ -108,6 +109,7 @@ def test_interleaved_loaders_each_have_all_epochs(make: Callable[[], Any], passe
         assert alternating(iter(first), iter(second)) == [expected, expected]
 
 
+@full_only("workers for each", but=["thread", "persistent"])
 @pytest.mark.parametrize("how", WORKERS)
 def test_workers_of_two_loaders_each_have_all_epochs(urls: list[str], how: str) -> None:
     alone = loader_over(shards(urls), **WORKERS[how])
@@ -133,6 +135,7 @@ def test_reading_it_by_hand_moves_no_loader(make: Callable[[], Any], passes: lis
     assert dataset.epoch == 1
 
 
+@full_only("workers for each", but=["{}", "{'num_workers': 2, 'persistent_workers': True}"])
 @pytest.mark.parametrize("how", [INLINE, WORKERS["processes"], WORKERS["persistent"]], ids=str)
 def test_every_loader_takes_an_epoch_that_is_chosen_once(urls: list[str], how: dict[str, Any]) -> None:
     alone = loader_over(shards(urls), **how)
@@ -172,6 +175,16 @@ def test_a_subclass_with_its_own_set_epoch_is_told(urls: list[str], how: dict[st
     assert len(list(itertools.chain.from_iterable(loader))) == 3 * EACH
 
 
+@full_only(
+    "workers for each",
+    but=[
+        "4-{}",
+        "0-{}",
+        "None-{}",
+        "{'executor': 'thread', 'num_workers': 1}",
+        "4-{'num_workers': 2, 'persistent_workers': True}",
+    ],
+)
 @pytest.mark.parametrize("how", [INLINE, *WORKERS.values()], ids=str)
 @pytest.mark.parametrize("batches", [0, 4, None])
 def test_a_state_is_resumed_wherever_the_data_set_is(urls: list[str], batches: int | None, how: dict[str, Any]) -> None:
@@ -205,6 +218,7 @@ def test_a_state_is_resumed_wherever_the_data_set_is(urls: list[str], batches: i
         assert len(list(other)) == len(following)
 
 
+@full_only("workers for each", but=["pipeline-4", "shards-0", "mixture-4"])
 @pytest.mark.parametrize("at", [0, 4])
 def test_a_state_that_was_given_up_says_so(make: Callable[[], Any], passes: list[Any], at: int) -> None:
     loader = loader_over(make())
@@ -263,6 +277,7 @@ def test_a_copy_tells_the_epoch_that_was_chosen_for_its_original(copied: Callabl
         assert [[batch.tolist() for batch in one] for _ in range(2)] == [[[3, 3]], [[4, 4]]]
 
 
+@full_only("workers for each", but=["{}", "{'num_workers': 2, 'persistent_workers': True}"])
 @pytest.mark.parametrize("how", [INLINE, WORKERS["processes"], WORKERS["persistent"]], ids=str)
 def test_a_pass_that_was_left_is_followed_by_the_next_epoch(urls: list[str], how: dict[str, Any]) -> None:
     alone = loader_over(shards(urls), **how)

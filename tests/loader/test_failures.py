@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from failures_support import KEY, all_but, loads, notes, run
+from full_run import full_only
 
 import penstock as ps
 from penstock.errors import (
@@ -36,6 +37,7 @@ class TestSkip:
             assert pickle.loads(pickle.dumps(SKIP, protocol)) is SKIP
         assert repr(SKIP) == "SKIP"
 
+    @full_only("spawns workers that import everything anew")
     def test_there_is_one_in_other_processes(self) -> None:
         with multiprocessing.get_context("forkserver").Pool(1) as pool:
             assert pool.apply(copy.copy, (SKIP,)) is SKIP

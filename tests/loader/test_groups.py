@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from penstock import DataLoader
@@ -135,6 +136,7 @@ class Undeclared(Small):
         return torch.full((8,), index), info.id
 
 
+@full_only("workers for each", but=["{}"])
 @pytest.mark.clock
 @pytest.mark.parametrize("how", [{}, {"seed": 3, "persistent_workers": True}, {"drop_last": True}], ids=str)
 def test_workers_that_take_turns_are_given_their_own_batches_in_groups(how: dict[str, Any]) -> None:
@@ -159,6 +161,7 @@ def test_persistent_workers_that_draw_without_a_seed_are_as_far_ahead_as_torchs(
             assert max(iterator._batches.depth for _ in iterator) == 4
 
 
+@full_only("workers for each", but=["{'dispatch': 'chunk'}"])
 @pytest.mark.parametrize("how", [{}, {"collate_fn": list}, {"dispatch": "chunk"}], ids=str)
 def test_large_batches_without_a_slot_are_not_begun_by_the_dozen(how: dict[str, Any]) -> None:
     iterator: Any = iter(DataLoader(Files(), 4, num_workers=2, **how))
@@ -198,6 +201,7 @@ def test_batches_that_are_little_work_are_made_by_one_thread_of_a_worker() -> No
     assert not any(by_main[-30:])
 
 
+@full_only("workers for each", but=["auto-", "batch-shape", "auto-raise"])
 @pytest.mark.parametrize("happens", ["", "raise", "shape"])
 @pytest.mark.parametrize("dispatch", ["auto", "batch"])
 def test_the_same_batches_as_inline(happens: str, dispatch: str) -> None:
@@ -205,6 +209,7 @@ def test_the_same_batches_as_inline(happens: str, dispatch: str) -> None:
     assert had(DataLoader(data, 4, num_workers=2, dispatch=dispatch)) == had(DataLoader(data, 4))
 
 
+@full_only("workers for each", but=["Swells-2"])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("kind", [Grows, Swells])
 def test_batches_that_outgrow_their_slots(kind: type[Small], workers: int) -> None:
@@ -224,6 +229,7 @@ WORKERS = [{"num_workers": 2}, {"num_workers": 1, "threads_per_worker": 2, "exec
 """By the time that something happens, the main thread of a worker with threads makes the batches."""
 
 
+@full_only("waits for real time-outs", but=["threads"])
 @pytest.mark.parametrize("how", WORKERS, ids=["processes", "threads"])
 def test_a_sample_that_hangs_is_named(how: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match=r"timed out.*at sample 3000"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_run import full_only
 
 HEAVY = {
     *("pyarrow", "pandas", "ray", "fsspec", "tenacity", "tornado", "filelock", "rich", "typer", "cv2", "PIL"),
@@ -120,6 +121,7 @@ def test_a_worker_imports_little_more(by_executor: list[set[str]]) -> None:
     assert len(worker - processes) < 10, sorted(worker - processes)
 
 
+@full_only("an interpreter for each")
 def test_each_format_imports_what_it_needs(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("path,label\n" + "".join(f"{k}.jpg,{k}\n" for k in range(1000)))
     program = (

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from interpreter_support import METHODS
 from loader_support import (
     EXECUTORS,
@@ -114,6 +115,7 @@ def test_timeout(how: dict[str, Any]) -> None:
     assert got == [1, 4, 9, 16]
 
 
+@full_only("waits for seconds")
 def test_no_timeout_while_batches_come() -> None:
     loader = DataLoader(Slow(8, dict.fromkeys(range(8), 0.3)), num_workers=1, executor="thread", timeout=2)
     assert len(batches(loader)) == 8

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import run
 from leak_support import anonymous, assert_nothing_more, left
 from loader_support import EXECUTORS, Draws, Squares, Stream, batches
@@ -44,6 +45,7 @@ def resumed(loader: Any) -> None:
     whole(loader)
 
 
+@full_only("workers for each", but=["thread", "broken-process-True", "resumed-process-False"])
 @pytest.mark.parametrize(
     ("use", "executor", "persistent"),
     pairwise(
@@ -127,6 +129,7 @@ def test_prefetching_is_bounded() -> None:
     assert len(made) <= 2 * 3 * 2 + 2
 
 
+@full_only("many epochs for each", but=["inline"])
 @pytest.mark.parametrize("executor", ["inline", "thread", "process"])
 def test_memory_is_flat_over_epochs(write_manifest: Callable[..., Path], executor: str) -> None:
     manifest = Manifest.open(write_manifest(20_000))
@@ -146,6 +149,7 @@ def test_memory_is_flat_over_epochs(write_manifest: Callable[..., Path], executo
     assert sizes[-1] - sizes[5] < 4 << 20, [size >> 10 for size in sizes]  # one slice is 0.6 MB
 
 
+@full_only("many epochs; a leak")
 def test_persistent_worker_memory_is_flat() -> None:
     """Measured by the worker itself. Its collector leaves the parent's objects alone: to visit them copies pages."""
     loader = DataLoader(
@@ -179,6 +183,7 @@ print("ready", flush=True)
 """
 
 
+@full_only("a program for each", but=["process-False-exit", "thread-True-error"])
 @pytest.mark.parametrize(
     ("end", "code"),
     [("", 0), ("raise KeyError('the program broke')", 1), ("sys.exit(3)", 3)],

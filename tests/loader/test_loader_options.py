@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import FULL, run
 
 import penstock as ps
@@ -201,6 +202,7 @@ def test_error_of_load_names_the_record(write_manifest: Callable[..., Path]) -> 
     assert "img_" in caught.value.__notes__[0]
 
 
+@full_only("a program for each", but=["loader.close()"])
 @pytest.mark.parametrize("close", ["", "loader.close()"])
 def test_interpreter_ends_in_order_with_threads_in_native_code(tmp_path: Path, close: str) -> None:
     """Daemon threads that are inside C++ when the interpreter goes away would abort it."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import examples, full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_conformance import (
@@ -98,6 +99,7 @@ def test_resume_at_every_batch(manifest: Manifest, name: str) -> None:
     check_chain(make, [1, 0, 2, 3])
 
 
+@full_only("threads at each position", but=["block", "stream", "single", "foreign"])
 @pytest.mark.parametrize("name", NAMES)
 def test_threads_resume_what_the_main_thread_began_and_the_other_way(manifest: Manifest, name: str) -> None:
     make = kinds(manifest)[name]
@@ -107,6 +109,7 @@ def test_threads_resume_what_the_main_thread_began_and_the_other_way(manifest: M
     check_load_into_used(threads)
 
 
+@full_only("workers at each position", but=["block", "stream"])
 @pytest.mark.parametrize("name", ["mini_epochs", "preloaded", "stream", "block", "single", "lists"])
 def test_processes_resume_what_others_began(manifest: Manifest, name: str) -> None:
     make = kinds(manifest)[name]
@@ -125,12 +128,14 @@ def test_close_ends_inline_passes_that_are_held(manifest: Manifest, name: str) -
     check_close(kinds(manifest)[name])
 
 
+@full_only("workers for each", but=["thread", "block-False-process", "stream-False-process"])
 @pytest.mark.parametrize("executor", ["thread", "process"])
 @pytest.mark.parametrize(("name", "persistent"), [("block", False), ("block", True), ("stream", False)])
 def test_close_ends_passes_that_are_held(manifest: Manifest, name: str, executor: str, persistent: bool) -> None:
     check_close(lambda: kinds(manifest)[name](num_workers=2, executor=executor, persistent_workers=persistent))
 
 
+@full_only("workers for each", but=["inline", "thread", "3-process"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("mini_epochs", [1, 3])
 def test_another_number_of_ranks_goes_on(manifest: Manifest, executor: str, mini_epochs: int) -> None:
@@ -150,7 +155,7 @@ def test_another_number_of_ranks_goes_on(manifest: Manifest, executor: str, mini
     kind=st.sampled_from(["rank", "stream", "sampler"]),
     batch_size=st.integers(1, 5),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(15, 60))
 def test_any_number_of_ranks_at_any_point(
     tmp_path_factory: pytest.TempPathFactory,
     stages: list[tuple[int, int]],
@@ -181,8 +186,9 @@ def test_any_number_of_ranks_at_any_point(
     check_elastic(make, rows_of, N, [*stages, (2, 0)])
 
 
+@full_only("seconds of examples; test_any_number_of_ranks_at_any_point has them")
 @given(stages=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), max_size=4), n=st.integers(0, 20))
-@settings(max_examples=60)
+@settings(max_examples=examples(15, 60))
 def test_uneven_ranks_lose_and_repeat_nothing(
     tmp_path_factory: pytest.TempPathFactory, stages: list[tuple[int, int]], n: int
 ) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from busy_support import HANG
+from full_run import full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter_support import FULL, run
@@ -186,6 +187,7 @@ STOPS = st.lists(
 )
 
 
+@full_only("many starts of workers; test_random_programs.py has interruptions at any place")
 @given(kind=st.sampled_from(sorted(DATA)), stops=STOPS)
 @settings(max_examples=14 if FULL else 7, deadline=None)
 def test_any_interruptions_and_resumes(truth: Any, kind: str, stops: list[Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from hypothesis import given
 from hypothesis import strategies as st
 from loader_support import EXECUTORS
@@ -29,6 +30,7 @@ def test_a_masked_array_without_a_fill_value_arrives_without() -> None:
     assert travel(array, None)[0].fill_value.dtype == array.fill_value.dtype == np.float64
 
 
+@full_only("all batches for each", but=["process"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_odd_batches_of_a_loader(executor: str) -> None:
     dataset = OddBatches(300)

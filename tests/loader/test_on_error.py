@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from loader_support import EXECUTORS, Stream, batches, ended, outcomes
 from on_error_support import BadBatches, BadDraws, BadGlobalDraws, Lengthless, bad_load, skip_even
 from pairwise import pairwise
@@ -50,6 +51,16 @@ class TestOneTruth:
         dataset = BadDraws(N, BAD) if dataset is None else dataset
         return DataLoader(dataset, 8, shuffle=shuffle, seed=1, on_error=ACTIONS[action], **options)
 
+    @full_only(
+        "workers for each",
+        but=[
+            "thread",
+            "callable-False-process",
+            "callable-True-process-chunk",
+            "skip-True-process",
+            "replace-False-process-chunk",
+        ],
+    )
     @pytest.mark.parametrize(("action", "shuffle", "way"), pairwise(ACTIONS, [False, True], list(WAYS)[1:]))
     def test_in_every_executor(self, action: str, shuffle: bool, way: str) -> None:
         expected = batches(self.loader(action, shuffle))
@@ -58,6 +69,7 @@ class TestOneTruth:
         assert batches(loader) == expected
         assert loader.stats()["errors"]["failed"] == len(BAD)
 
+    @full_only("workers for each", but=["callable-True-BadBatches", "replace-True-BadGlobalDraws"])
     @pytest.mark.parametrize(
         ("action", "shuffle", "dataset"), pairwise(ACTIONS, [False, True], [BadGlobalDraws, BadBatches])
     )
@@ -65,6 +77,7 @@ class TestOneTruth:
         one, two = (self.loader(action, shuffle, dataset(N, BAD), **HOW[way]) for way in ("inline", "process"))
         assert batches(one) == batches(two)
 
+    @full_only("workers for each", but=["inline", "thread", "skip-False-process"])
     @pytest.mark.parametrize(("action", "shuffle", "way"), pairwise(ACTIONS, [False, True], HOW))
     def test_after_an_interruption(self, action: str, shuffle: bool, way: str) -> None:
         expected = batches(self.loader(action, shuffle))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from interpreter_support import FULL
 from loader_support import (
     Draws,
@@ -91,6 +92,7 @@ def test_epochs_and_samples_differ(truth: list[Any]) -> None:
     assert [batch["index"] for batch in truth[0]] != [batch["index"] for batch in truth[1]]
 
 
+@full_only("imports everything anew", but=["2 forkserver False", "1 fork False", "1 forkserver True"])
 @pytest.mark.parametrize("how", PROCESSES, ids=name_of)
 def test_processes(truth: list[Any], how: dict[str, Any]) -> None:
     assert passes(lambda: DataLoader(GlobalDraws(23), 4, shuffle=True, seed=7, **how)) == truth
@@ -119,6 +121,7 @@ def test_batch_size_and_prefetch_do_not_matter(truth: list[Any]) -> None:
         assert [flat(e) for e in passes(lambda: DataLoader(GlobalDraws(23), shuffle=True, seed=7, **how))] == expected  # noqa: B023
 
 
+@full_only("workers for each", but=["None", "draw_load"])
 @pytest.mark.parametrize("how", [{}, THREADS[1], FORK], ids=name_of)
 @pytest.mark.parametrize("load", [draw_load, global_load, None])
 def test_rank_dataset(write_manifest: Callable[..., Path], how: dict[str, Any], load: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from full_run import full_only
 from loader_support import batches
 from own_threads_support import Forgetful, OwnThreads, raise_warnings
 from torch.utils.data import Dataset
@@ -31,6 +32,7 @@ EXECUTORS: dict[str, dict[str, Any]] = {
 }
 
 
+@full_only("many starts of workers", but=["process", "thread", "inline"])
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_threads_with_generators_draw_the_same_everywhere(name: str) -> None:
     def seen(**how: Any) -> list[Any]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from full_run import full_only
 from loader_support import Range, ended
 from owners_support import (
     Augmented,
@@ -95,6 +96,7 @@ def spans() -> ps.DataLoader[Any]:
     return ps.DataLoader(Span(0, N), 3, num_workers=2, worker_init_fn=split_span, collate_fn=as_they_are)
 
 
+@full_only("workers for each", but=["1"])
 @pytest.mark.parametrize("batches", [0, 1, None])
 def test_each_worker_goes_on_in_its_own_range(batches: int | None) -> None:
     state, rest = stopped(spans(), batches)
@@ -120,6 +122,7 @@ def augmented(*, persistent: bool) -> ps.DataLoader[Any]:
     )
 
 
+@full_only("workers for each", but=["2-True", "None-False"])
 @pytest.mark.parametrize(("batches", "persistent"), [(0, False), (2, False), (None, False), (0, True), (2, True)])
 def test_workers_draw_their_own_augmentation_after_a_resume(batches: int | None, persistent: bool) -> None:
     state, rest = stopped(augmented(persistent=persistent), batches)
@@ -378,6 +381,7 @@ def test_a_state_is_of_the_stream_that_the_loader_reads(tmp_path: Path) -> None:
     assert dataset.epoch == 0
 
 
+@full_only("workers for each", but=["{}", "1-{'num_workers': 2}", "3-{'num_workers': 2, 'persistent_workers': True}"])
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
 @pytest.mark.parametrize("batches", [0, 1, 3, None])
 def test_a_stream_goes_on_in_its_epoch_and_the_next(batches: int | None, how: dict[str, Any], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from hypothesis import given
 from hypothesis import strategies as st
 from pack_support import DTYPES, ROOM, assert_same, bits, content, cost, travel
@@ -225,6 +226,7 @@ def test_subclasses_share_memory_too(room: int | None) -> None:
     assert cost(packed) < base.nbytes + 1500
 
 
+@full_only("imports SymPy; test_odd_batches.py sends them, too")
 def test_sparse_nested_quantised(room: int | None) -> None:
     dense = torch.eye(80) * torch.arange(80)
     for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc(), dense.to_sparse_bsr((2, 2))):

@@ -26,7 +26,7 @@ import penstock as ps
 pytestmark = pytest.mark.filterwarnings("ignore:.*begins a second time")
 
 FULL = os.environ.get("PENSTOCK_TEST_FULL") == "1"
-EXAMPLES = 1500 if FULL else 100
+EXAMPLES = 1500 if FULL else 40
 EVERY_RUN = settings(derandomize=not FULL, print_blob=True)
 """The same programs each time; new ones in `make test-full`, where a failure prints what repeats it."""
 
@@ -95,7 +95,7 @@ def test_an_interrupted_program_is_one_that_never_stopped(makers: Any, data: st.
     assert Run(makers[name], setup, stops=True)(program) == expected
 
 
-@settings(EVERY_RUN, max_examples=100 if FULL else 6)
+@settings(EVERY_RUN, max_examples=100 if FULL else 3)
 @given(data=st.data(), name=st.sampled_from(NAMES))
 def test_a_program_is_interrupted_in_processes(makers: Any, data: st.DataObject, name: str) -> None:
     setup = data.draw(setups(name, ["process"]), label="setup")

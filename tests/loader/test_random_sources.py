@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 FULL = os.environ.get("PENSTOCK_TEST_FULL") == "1"
-EVERY_RUN = settings(derandomize=not FULL, print_blob=True, max_examples=400 if FULL else 12)
+EVERY_RUN = settings(derandomize=not FULL, print_blob=True, max_examples=400 if FULL else 5)
 """The same programs each time; many new ones in `make test-full`, where a failure prints what repeats it."""
 
 NAMES = [

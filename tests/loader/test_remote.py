@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import FULL, run
 from process_support import RAISERS, Mute, Raises, TwoWords, Unspeakable
 
@@ -143,6 +144,7 @@ def test_through_a_worker(name: str) -> None:
     assert next(batches).tolist() == [4, 5]  # and the worker goes on
 
 
+@full_only("spawns workers that import everything anew; what is sent is tested without")
 def test_types_of_the_main_module(tmp_path: Any) -> None:
     """A script's own errors: workers know its module by another name under spawn."""
     script = tmp_path / "script.py"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from process_support import allocated, looks_like, worker_slot
 
 from penstock.errors import RingError
@@ -46,6 +47,7 @@ def test_slots_that_nobody_needs_have_no_memory() -> None:
     assert allocated(ring) == MIB
 
 
+@full_only("large batches for each", but=["7"])
 @pytest.mark.parametrize("tensors", [1, 7])
 def test_a_batch_unlike_the_others_has_more_memory_as_long_as_it_lives(tensors: int) -> None:
     ring = ring_of()
@@ -75,6 +77,7 @@ def test_a_first_batch_unlike_the_others_does_not_tell_their_size(first: int) ->
     assert allocated(ring) <= 2 * MIB
 
 
+@full_only("hundreds of large batches")
 def test_batches_that_grow_slowly_have_slots_of_their_size() -> None:
     ring = ring_of()
     nbytes = MIB

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pack_support import assert_same
@@ -229,6 +230,19 @@ def test_samples_of_chunks_that_do_not_fit_together_are_counted_once() -> None:
         assert loader.stats()["samples"] == 14
 
 
+@full_only(
+    "workers for each",
+    but=[
+        "nothing-2",
+        "grows-2",
+        "mixed numbers-2",
+        "sparse and not-1",
+        "ordered-1",
+        "sometimes images-1",
+        "tensor-2",
+        "dict-2",
+    ],
+)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:more than")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", KINDS)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from loader_support import plain
 from torch.utils.data import Dataset
 
@@ -74,6 +75,10 @@ def states() -> list[int]:
 WAYS = [[], ["python"], ["gauss"], ["numpy"], ["normal"], ["torch"], ["randn"], list(DRAWS)]
 
 
+@full_only(
+    "workers for each",
+    but=["inline", "-0-97-process", "normal-0-97-process", "numpy-41-7-process", "torch-41-7-process"],
+)
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2}], ids=["inline", "process"])
 @pytest.mark.parametrize(("begin", "every"), [(0, 1), (100, 1), (0, 97), (41, 7)])
 @pytest.mark.parametrize("ways", WAYS, ids="-".join)

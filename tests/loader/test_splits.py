@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from full_run import full_only
 from loader_support import Range, Stream
 from torch.utils.data import (
     ConcatDataset,
@@ -148,6 +149,7 @@ def is_silent() -> Iterator[None]:
 # A share already.
 
 
+@full_only("many ranks for each", but=["1", "2"])
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": "global"}, {"split": True}, {"shuffle": False}])
 @pytest.mark.parametrize("name", SHARES)
@@ -212,6 +214,7 @@ def test_the_whole_on_every_rank_is_said_where_it_is_opened(tmp_path: Path, job:
 # Ours, and whole.
 
 
+@full_only("many ranks for each", but=["1", "2"])
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": "block"}, {"shuffle": True, "seed": 7}])
 @pytest.mark.parametrize("name", WHOLE)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from interpreter_support import FULL
 from loader_support import Draws
 from state_support import PlainStream, StatefulStream
@@ -72,6 +73,7 @@ def at(state: Any, batches: int) -> Any:
     return {**json.loads(json.dumps(state)), "sampler": sampler}
 
 
+@full_only("workers for each", but=["inline", "thread", "chunk"])
 @pytest.mark.parametrize(("how", "shuffle"), CASES)
 def test_it_does_not_grow_with_the_position(how: str, shuffle: str | None) -> None:
     costs = []
@@ -93,6 +95,7 @@ def test_it_does_not_grow_with_the_position(how: str, shuffle: str | None) -> No
     assert max(work) < 200
 
 
+@full_only("workers for each", but=["inline"])
 @pytest.mark.parametrize("how", ["inline", "process"])
 def test_it_does_not_grow_in_data_sets_with_an_order(how: str, write_manifest: Callable[..., Path]) -> None:
     manifest = write_manifest(3000)
@@ -147,6 +150,7 @@ def test_a_large_state_is_taken_every_so_many_batches(kib: int, batches: int) ->
     assert {after - before for before, after in pairwise(n for n in taken if n >= 0)} == {batches}
 
 
+@full_only("workers for each", but=["process-map", "chunk-map", "process-stream with a state"])
 @pytest.mark.parametrize("kind", ["map", "stream", "stream with a state"])
 @pytest.mark.parametrize("how", ["process", "chunk", "persistent"])
 def test_it_asks_no_worker(how: str, kind: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from full_run import examples, full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_program_support import MAPS, SAMPLERS, STREAMS, Program, Stop, continued, whole
@@ -31,9 +32,10 @@ def check(program: Program, stop: Stop, *, later: bool = True, **how: Any) -> No
     assert behind == (stop.later if later else []), where
 
 
+@full_only("seconds of examples for each; wrapped by what counts, as bare", but=["counting"])
 @pytest.mark.parametrize("collate", HERE)
 @pytest.mark.parametrize("data", STREAMS)
-@settings(max_examples=6)
+@settings(max_examples=examples(3, 6))
 @given(epochs=LIMITS)
 def test_streams_inline(data: str, collate: str, epochs: tuple[int | None, ...]) -> None:
     program = Program(data, collate=collate, epochs=epochs)
@@ -42,7 +44,7 @@ def test_streams_inline(data: str, collate: str, epochs: tuple[int | None, ...])
 
 
 @pytest.mark.parametrize("data", MAPS)
-@settings(max_examples=8)
+@settings(max_examples=examples(4, 8))
 @given(sampler=st.sampled_from(sorted(SAMPLERS)), collate=st.sampled_from(HERE), epochs=LIMITS)
 def test_map_style_data_inline(data: str, sampler: str, collate: str, epochs: tuple[int | None, ...]) -> None:
     program = Program(data, sampler, collate, epochs)
@@ -63,6 +65,7 @@ PROCESSES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+@full_only("workers for each of many examples", but=["CountingNoisy-counting", "Breaking-none", "DrawingMap-none"])
 @pytest.mark.parametrize(("data", "collate", "how"), PROCESSES, ids=lambda value: str(value))
 def test_processes(data: str, collate: str, how: dict[str, Any]) -> None:
     program = Program(data, collate=collate)

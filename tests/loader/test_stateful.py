@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import examples, full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_support import (
@@ -161,6 +162,7 @@ def check(make: Callable[[], Loader], passes: int = 3) -> None:
         assert json.dumps(rest) == json.dumps(seen[count:]), f"after {count} of {len(seen)}"
 
 
+@full_only("as the same objects", but=["StatefulStream", "0-same objects", "1-fresh workers", "BufferStream-1"])
 @pytest.mark.parametrize("fresh", [False, True], ids=["same objects", "fresh workers"])
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("name", STREAMS)
@@ -168,6 +170,7 @@ def test_every_kind_of_stream_goes_on(name: str, workers: int, fresh: bool) -> N
     check(lambda: Loader(STREAMS[name], workers, fresh=fresh))
 
 
+@full_only("many starts of workers")
 @given(
     name=st.sampled_from(sorted(STREAMS)),
     workers=st.integers(0, 4),
@@ -175,7 +178,7 @@ def test_every_kind_of_stream_goes_on(name: str, workers: int, fresh: bool) -> N
     size=st.integers(1, 25),
     fresh=st.booleans(),
 )
-@settings(max_examples=20)
+@settings(max_examples=examples(10, 20))
 def test_ahead_and_batch_size_change_nothing(name: str, workers: int, ahead: int, size: int, fresh: bool) -> None:
     check(lambda: Loader(STREAMS[name], workers, ahead=ahead, size=size, fresh=fresh))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from loader_support import ended, outcomes
 from torch.utils.data import IterableDataset, get_worker_info
 from window_support import Each, inline
@@ -139,6 +140,7 @@ def test_without_batching_as_torch() -> None:
 COUNTS = [[4, 4], [0, 3], [5, 0], [0, 0], [1, 6, 3], [2, 0, 9, 1], [7]]
 
 
+@full_only("threads for each", but=["[4, 4]-True", "[0, 3]-False", "[1, 6, 3]-False"])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 def test_threads_take_turns_as_torchs_workers_do(counts: list[int], drop_last: bool) -> None:

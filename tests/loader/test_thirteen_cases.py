@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from loader_support import Draws, draw_load
 from source_cases import per_file, write_parquet, write_tar, write_text
 
@@ -169,6 +170,7 @@ def test_grouped_weighted_and_endless_samplers(name: str, stop: int) -> None:
     assert first + batches(resumed(make(), state))[: 30 - stop] == batches(make())
 
 
+@full_only("workers for each", but=["0", "None-0", "2-2"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [2, None])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

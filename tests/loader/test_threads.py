@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import run
 from loader_support import Draws, Faulty, GlobalDraws, Squares, bad_collate, outcomes, plain
 from torch.utils.data import get_worker_info
@@ -583,6 +584,7 @@ print("ready", flush=True)
 """
 
 
+@full_only("a program for each", but=["raise KeyError(3)-1"])
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("raise KeyError(3)", 1), ("sys.exit(3)", 3)])
 def test_programs_end_with_an_iterator_alive(end: str, code: int) -> None:
     tests = Path(__file__).parent

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from loader_support import (
     Nested,
     Pair,
@@ -113,6 +114,10 @@ def test_same_batches_and_same_global_generator(name: str) -> None:
     assert lived(make(ps.DataLoader)) == lived(make(TorchDataLoader))
 
 
+@full_only(
+    "workers for each; threads have all",
+    but=["False-shuffle", "True-stream", "False-batch_sampler list", "True-named tuples"],
+)
 @pytest.mark.parametrize("name", ["shuffle", "no batching, shuffled", "named tuples", "batch_sampler list", "stream"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_same_with_worker_processes(name: str, persistent: bool) -> None:
@@ -120,6 +125,7 @@ def test_same_with_worker_processes(name: str, persistent: bool) -> None:
     assert lived(SAME[name](ps.DataLoader, **how)) == lived(SAME[name](TorchDataLoader, **how))
 
 
+@full_only("threads for each", but=["batch_sampler list", "stream, no batching"])
 @pytest.mark.parametrize("name", [name for name in SAME if name != "empty"])
 def test_same_in_threads(name: str) -> None:
     ours = lived(SAME[name](ps.DataLoader, num_workers=2, executor="thread"))

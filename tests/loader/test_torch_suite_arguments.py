@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from pairwise import each_value, pairwise, product
 from torch.utils.data import SequentialSampler
 from torch_suite_support import (
@@ -128,6 +129,7 @@ INDICES: dict[str, Any] = {
 }
 
 
+@full_only("workers for each", but=["fork-nothing", "persistent-tuples", "fork-strings"])
 @pytest.mark.parametrize(
     ("how", "name"),
     [*product(["inline", "thread", "threads persist"], INDICES), *each_value(["fork", "persistent"], INDICES)],
@@ -145,6 +147,7 @@ class Once:
         yield from (4, 2, 7)
 
 
+@full_only("workers for each", but=["inline", "fork"])
 @pytest.mark.parametrize("how", FAST)
 def test_samplers_without_a_length(how: str) -> None:
     for options in ({"batch_size": 2, "sampler": Once()}, {"batch_sampler": [[1], [], [2, 3, 4]]}):
@@ -157,6 +160,7 @@ def test_samplers_without_a_length(how: str) -> None:
 # 4. Lengths that lie.
 
 
+@full_only("workers for each", but=["10-True-fork-True", "7-False-fork-False"])
 @pytest.mark.parametrize(
     ("said", "drop_last", "how", "asked"),
     pairwise([0, 3, 7, 10, 40], [False, True], ["inline", "fork"], [False, True]),
@@ -278,6 +282,7 @@ def outcome(kind: Any, batches: dict[str, list[Any]], how: dict[str, Any]) -> di
         return dict(zip(batches, outcomes(loader), strict=True))
 
 
+@full_only("workers for each", but=["inline", "fork"])
 @pytest.mark.parametrize("how", FAST)
 def test_collated_as_by_torch(collated: dict[str, list[Any]], how: str) -> None:
     """The same values, shapes, types and containers, or the same type of error, for each kind of sample."""
@@ -289,6 +294,7 @@ def test_collated_as_by_torch(collated: dict[str, list[Any]], how: str) -> None:
     assert {name: (expected[name], found[name]) for name in batches if found[name] != expected[name]} == {}
 
 
+@full_only("workers for each", but=["inline", "persistent"])
 @pytest.mark.parametrize("how", FAST)
 def test_strides_are_torchs(how: str) -> None:
     for sample in (torch.rand(3, 4, 4).permute(1, 2, 0), torch.arange(6).view(2, 3).t(), np.zeros((2, 3)).T):

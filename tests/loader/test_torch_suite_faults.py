@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import FULL, run
 from leak_support import wait_gone
 from pairwise import each_value
@@ -140,6 +141,7 @@ def died(loader: Any) -> str:
     return str(caught.value)
 
 
+@full_only("workers for each", but=["9-fork", "11-persistent", "15-fork"])
 @pytest.mark.parametrize("how", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow), "persistent"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_worker_killed_by_a_signal_is_an_error_that_names_it(how: str, number: int) -> None:
@@ -260,6 +262,17 @@ def run_program(body: str, how: dict[str, Any]) -> tuple[subprocess.CompletedPro
     return done, [int(pid) for line in lines for pid in line.split()[1:]]
 
 
+@full_only(
+    "a program for each",
+    but=[
+        "error-persistent",
+        "exhausted-inline",
+        "several-process",
+        "exit in a loop-process",
+        "dropped half way-thread",
+        "a fork of the program-thread",
+    ],
+)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("name", "how"), each_value(BODIES, ["process", "thread", "persistent", "threads persist", "inline"])
@@ -280,6 +293,7 @@ def test_programs_end_and_leave_nothing(name: str, how: str) -> None:
         assert done.stderr == ""
 
 
+@full_only("another forkserver; test_programs_end has fork")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -311,6 +325,7 @@ def test_workers_of_a_dropped_iterator_end_with_code_0(how: str) -> None:
     assert [worker.exitcode for worker in workers] == [0, 0]
 
 
+@full_only("waits for real time-outs", but=["process"])
 @pytest.mark.parametrize("how", ["thread", "process", "persistent"])
 def test_a_program_whose_worker_is_slow_times_out_and_ends(how: str) -> None:
     body = (
@@ -325,6 +340,7 @@ def test_a_program_whose_worker_is_slow_times_out_and_ends(how: str) -> None:
     assert time.monotonic() - begin < 30
 
 
+@full_only("thousands of batches", but=["process"])
 @pytest.mark.parametrize("how", ["process", "persistent"])
 def test_batches_that_are_kept_need_no_descriptors(how: str) -> None:
     """torch stops here with advice about ``ulimit -n``; we go on."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from interpreter_support import FULL
 from pairwise import each_value, pairwise
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -71,6 +72,7 @@ def test_batch_k_is_made_by_worker_k_mod_n(method: str, workers: int) -> None:
     assert ours == torchs
 
 
+@full_only("workers for each", but=["fork"])
 @pytest.mark.parametrize("how", ["fork", "forkserver", SPAWN_IN_FULL, "persistent"])
 def test_without_batching_and_with_a_batch_sampler_too(how: str) -> None:
     for options in ({"batch_size": None}, {"batch_sampler": [[3], [1, 2], [], [5, 6, 7], [0]], "collate_fn": list}):
@@ -85,6 +87,7 @@ def test_without_batching_and_with_a_batch_sampler_too(how: str) -> None:
 COUNTS = [[5, 5], [0, 4], [7, 0], [1, 6], [3, 2, 0, 5]]
 
 
+@full_only("workers for each", but=["[3, 2, 0, 5]", "[0, 4]"])
 @pytest.mark.parametrize(
     ("counts", "options"),
     each_value(COUNTS, [{"batch_size": 2}, {"batch_size": 2, "drop_last": True}, {"batch_size": None}]),
@@ -126,6 +129,7 @@ def test_a_stuck_worker_holds_no_more_than_its_prefetch(tmp_path: Path, how: str
 # 11. Seeds.
 
 
+@full_only("workers for each", but=["False-forkserver", "True-fork", "True-persistent"])
 @pytest.mark.parametrize("how", ["fork", "forkserver", SPAWN, "persistent"])
 @pytest.mark.parametrize("generator", [False, True])
 def test_seeds_and_draws_in_workers_are_torchs(how: str, generator: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from interpreter_support import FULL
 from loader_support import Slow, Squares, ended, plain
 from pairwise import each_value, product
@@ -194,6 +195,10 @@ def test_inline(name: str) -> None:
     check(partial(ALL[name], num_workers=0), passes=3)
 
 
+@full_only(
+    "workers for each; inline all are run",
+    but=["stateful batches-two", "StatefulStream-persistent", "torch's sampler-two", "UnevenStream-one", "tensors-one"],
+)
 @pytest.mark.parametrize(("name", "how"), with_workers(ALL))
 def test_workers(name: str, how: str) -> None:
     passes = 1 if name in GLOBAL else 2  # a second pass has a base seed of its own, drawn by whoever resumes
@@ -221,6 +226,7 @@ def test_batch_sizes(name: str, batches: tuple[int | None, bool]) -> None:
     check(cut_into(name, batches))
 
 
+@full_only("workers for each; inline all are run", but=["StatefulStream-batches4", "PlainStream-batches0"])
 @pytest.mark.parametrize(("name", "batches"), each_value(*BATCHES))
 def test_batch_sizes_in_workers(name: str, batches: tuple[int | None, bool]) -> None:
     check(partial(cut_into(name, batches), num_workers=2), everywhere=False, passes=1)
@@ -249,6 +255,7 @@ def test_what_is_made_ahead_is_not_in_the_state(name: str, ahead: int) -> None:
             assert loader.state_dict() == state
 
 
+@full_only("many starts of workers; test_random_programs.py has chains, too")
 def test_chains_of_resumes() -> None:
     for name, how in inline_and_with_workers(["StatefulStream", "PlainStream", "stateful", "stateful sampler"]):
         make = partial(ALL[name], **MORE[how])
@@ -267,6 +274,7 @@ def test_chains_of_resumes() -> None:
 # 3: loading into a used loader, the state right after, and the initial one.
 
 
+@full_only("workers for each", but=["inline", "StatefulStream-persistent", "stateful-one"])
 @pytest.mark.parametrize(
     ("name", "how"),
     inline_and_with_workers(
@@ -315,6 +323,7 @@ def test_an_iterator_from_before_leaves_the_new_one_alone() -> None:
         assert one_pass(other) == seen[3:]
 
 
+@full_only("workers for each", but=["<lambda>-one", "<lambda>-persistent0"])
 @pytest.mark.parametrize(
     ("make", "how"),
     inline_and_with_workers(
@@ -354,6 +363,7 @@ def test_the_initial_state_replays_the_first_epoch_in_its_random_order(make: Any
 # 4: the end of an epoch.
 
 
+@full_only("workers for each", but=["inline", "StatefulStream-two", "shuffled-two"])
 @pytest.mark.parametrize(
     ("name", "how"),
     inline_and_with_workers(
@@ -382,6 +392,7 @@ def test_the_last_batch_and_the_end_of_the_loop(name: str, how: str) -> None:
     assert len(second) == count
 
 
+@full_only("workers for each", but=["inline", "shuffled-two", "stateful sampler-one, persistent"])
 @pytest.mark.parametrize(
     ("name", "how"),
     inline_and_with_workers(["shuffled", "torch's sampler", "weighted", "stateful sampler", "StatefulStream"]),
@@ -401,6 +412,7 @@ def test_two_epochs_and_two_are_four(name: str, how: str) -> None:
 # 5: nothing consumed.
 
 
+@full_only("workers for each", but=["inline", "stateful-persistent", "StatefulStream-two"])
 @pytest.mark.parametrize(
     ("name", "how"),
     inline_and_with_workers(["plain", "stateful", "stateful sampler", "PlainStream", "StatefulStream", "BothStream"]),
@@ -454,6 +466,7 @@ def test_epochs_that_a_data_set_counts_are_restored() -> None:
         assert {epoch for batch in one_pass(loader) for _, epoch, _ in batch} == {2}
 
 
+@full_only("workers for each", but=["nobody-two-0", "the data set-persistent-1"])
 @pytest.mark.parametrize(
     ("told", "how", "epoch"),
     [
@@ -484,6 +497,7 @@ def test_a_worker_that_has_delivered_nothing_goes_on_in_the_epoch_of_the_others(
 # 7: a state handed out never changes.
 
 
+@full_only("workers for each", but=["inline", "stateful-persistent", "StatefulStream-one"])
 @pytest.mark.parametrize(
     ("name", "how"),
     inline_and_with_workers(["tensors", "stateful", "StatefulStream", "ChangingStream", "stateful sampler"]),
@@ -614,6 +628,7 @@ def test_streams_out_of_order(name: str) -> None:
 # 12: others.
 
 
+@full_only("workers for each", but=["inline"])
 @pytest.mark.parametrize("how", HOW if FULL else ["inline", "two"])
 def test_hugging_face(how: str) -> None:
     datasets = pytest.importorskip("datasets")

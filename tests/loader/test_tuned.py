@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from leak_support import assert_nothing_more, left
 from loader_conformance import check_close, travelled
 from loader_support import Draws, Faulty, Stream, draw_load, outcomes, plain
@@ -77,6 +78,7 @@ def out_of_order(**how: Any) -> DataLoader[Any]:
     return DataLoader(Pure(42), 4, shuffle=True, seed=11, in_order=False, **how)
 
 
+@full_only("every way for each", but=["impure", "streamed"])
 @pytest.mark.parametrize("kind", ["pure", "unseeded", "impure", "ranked", "streamed", "grouped"])
 def test_every_way_through_the_settings_gives_the_same_batches_and_states(
     write_manifest: Callable[..., Path], kind: str
@@ -171,6 +173,7 @@ class Kills(Pure):
         return super().__getitem__(index)
 
 
+@full_only("every segment for each", but=["9"])
 @pytest.mark.parametrize("at", [1, 9, 25])
 def test_a_worker_that_is_killed_in_any_segment_is_said_and_nothing_is_left(at: int) -> None:
     before = left()
@@ -191,6 +194,7 @@ def test_a_worker_that_is_killed_in_any_segment_is_said_and_nothing_is_left(at: 
     assert_nothing_more(before)
 
 
+@full_only("every segment for each", but=["True-drop"])
 @pytest.mark.parametrize("how", ["close", "drop"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_nothing_is_left_of_a_pass_that_is_given_up_anywhere(how: str, persistent: bool) -> None:
@@ -232,6 +236,7 @@ class Halts(Pure):
         return super().__getitem__(index)
 
 
+@full_only("waits for seconds for each", but=["3", "9"])
 @pytest.mark.parametrize("at", [1, 3, 6, 9])
 def test_close_while_another_thread_waits_in_any_segment(at: int) -> None:
     others = set(threading.enumerate())

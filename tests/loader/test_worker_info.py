@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.utils.data
 from busy_support import HANG
+from full_run import full_only
 from loader_support import Squares
 from torch.utils.data import default_collate, get_worker_info  # by name, before anything is installed
 
@@ -65,6 +66,7 @@ print(public, asks, workerinfo.expected(), worker.get_worker_info.__code__.co_na
     )
 
 
+@full_only("an interpreter of its own")
 def test_internals_that_nobody_knows_are_left_alone() -> None:
     program = """
 import warnings

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from busy_support import HANG
+from full_run import full_only
 
 from penstock.manifest import Manifest
 
@@ -69,6 +70,7 @@ def test_one_process_converts(tmp_path: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
+@full_only("processes in a race")
 def test_another_process_takes_over_from_a_builder_that_is_killed(write: WriteFile, tmp_path: Path) -> None:
     with open(path := tmp_path / "big.txt", "wb") as file:
         for k in range(40):

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from full_run import full_only
 
 import penstock as ps
 from penstock.errors import ConfigError, DataFileError, ManifestError
 
-CASES = 10_000 if os.environ.get("PENSTOCK_TEST_FULL") == "1" else 120
+CASES = 10_000 if os.environ.get("PENSTOCK_TEST_FULL") == "1" else 60
 
 
 def write_file(table: pa.Table, path: Path) -> None:
@@ -51,6 +52,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+@full_only("as the others", but=["stream.arrow", "file.parquet"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_manifests(tmp_path: Path, name: str) -> None:
     path, rng, refused = tmp_path / name, random.Random(name), 0

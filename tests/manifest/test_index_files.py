@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from full_run import full_only
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -202,6 +203,7 @@ else:
 """
 
 
+@full_only("a program for each", but=["raw-dir/img_99.jpg", "prefix-False"])
 @pytest.mark.parametrize(
     ("read", "printed"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_run import full_only
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -209,6 +210,7 @@ def test_a_name_that_is_not_utf8_opens_the_file_it_names(write: WriteFile, tmp_p
         manifest.take([0, 1])
 
 
+@full_only("much memory for each", but=["int"])
 @pytest.mark.parametrize("label", ["int", "str"])
 def test_lines_of_many_mebibytes(write: WriteFile, label: str) -> None:
     name = "x" * (9 << 20)

@@ -7,6 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from full_run import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from penstock.order.feistel import ROUNDS, Feistel
 keys = st.lists(st.integers(0, 2**32 - 1), min_size=ROUNDS, max_size=ROUNDS)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(n=st.integers(2, 300_000), round_keys=keys, seed=st.integers(0, 2**32))
 @example(n=2, round_keys=[0] * ROUNDS, seed=0)
 @example(n=2**26, round_keys=[2**32 - 1] * ROUNDS, seed=1)

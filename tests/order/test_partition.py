@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ def shares(n: int, world: int, minis: int, **options: Any) -> list[list[Partitio
     ]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(75, 300))
 @given(
     n=n_, world=world_, minis=minis_, layout=st.sampled_from(["strided", "contiguous"]), consumed=st.integers(0, 320)
 )
@@ -40,7 +41,7 @@ def test_pad_is_everything_once_and_the_declared_padding(
     assert first.dropped == 0
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(n=n_, world=world_, minis=minis_, consumed=st.integers(0, 320))
 def test_drop_is_equal_and_loses_less_than_a_row(n: int, world: int, minis: int, consumed: int) -> None:
     parts = shares(n, world, minis, remainder="drop", consumed=consumed)
@@ -52,7 +53,7 @@ def test_drop_is_equal_and_loses_less_than_a_row(n: int, world: int, minis: int,
     assert first.padded == 0
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(n=n_, world=world_, minis=minis_, consumed=st.integers(0, 320))
 def test_uneven_is_everything_exactly_once(n: int, world: int, minis: int, consumed: int) -> None:
     parts = shares(n, world, minis, remainder="uneven", consumed=consumed)
@@ -64,7 +65,7 @@ def test_uneven_is_everything_exactly_once(n: int, world: int, minis: int, consu
         assert max(lengths) - min(lengths) <= 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(25, 100))
 @given(n=n_, world=world_, minis=minis_, layout=st.sampled_from(["strided", "contiguous"]), data=st.data())
 def test_index_positions_and_slices_agree(n: int, world: int, minis: int, layout: str, data: Any) -> None:
     rank, mini = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, minis - 1))
@@ -80,7 +81,7 @@ def test_index_positions_and_slices_agree(n: int, world: int, minis: int, layout
             p[bad]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(
     n=st.integers(0, 200),
     legs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 25)), min_size=1, max_size=7),
@@ -105,7 +106,7 @@ def test_interrupted_anywhere_with_any_world_sizes(
         assert len(had) == n
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(25, 100))
 @given(n=st.integers(0, 200), world=world_, minis=minis_, data=st.data())
 def test_interrupted_within_mini_epochs(n: int, world: int, minis: int, data: Any) -> None:
     mini = data.draw(st.integers(0, minis - 1))
@@ -171,7 +172,7 @@ def test_errors(arguments: dict[str, Any], message: str) -> None:
         Partition(**arguments)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(n=st.integers(0, 40), world=st.integers(1, 60), data=st.data())
 def test_samples_are_positions_without_padding(n: int, world: int, data: st.DataObject) -> None:
     consumed = data.draw(st.integers(0, n))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy  # its parts are imported when they are named
+from full_run import examples, full_only
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from interpreter_support import FULL
@@ -36,7 +37,7 @@ def test_bijection_and_inverse_at_the_edges(n: int) -> None:
     assert len(p) == len(p.inverse) == n
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(15, 60))
 @given(n=st.integers(1, 200_000), key=st.integers(0, 2**64 - 1))
 def test_bijection_and_inverse(n: int, key: int) -> None:
     p = Permutation(n, key)
@@ -45,7 +46,7 @@ def test_bijection_and_inverse(n: int, key: int) -> None:
     assert np.array_equal(p.inverse[image], np.arange(n))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(37, 150))
 @given(n=st.integers(2**32 - 2, MAX_N), key=st.integers(0, 2**64 - 1), data=st.data())
 @example(n=2**32, key=0, data=None)
 @example(n=2**32 + 1, key=1, data=None)
@@ -65,7 +66,7 @@ def test_huge_domains(n: int, key: int, data: Any) -> None:
     assert [p.inverse[int(i)] for i in image] == index.tolist()
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(20, 80))
 @given(n=st.integers(1, 20_000), key=st.integers(0, 2**64 - 1), data=st.data())
 def test_scalar_is_vector(n: int, key: int, data: Any) -> None:
     p = Permutation(n, key)
@@ -146,6 +147,7 @@ def test_all_permutations_are_equally_frequent(n: int) -> None:
     assert 0.001 < scipy.stats.chisquare(table).pvalue < 0.999
 
 
+@full_only("thousands of permutations")
 @pytest.mark.parametrize("n", [8, 16])
 def test_parity_is_even_half_the_time(n: int) -> None:
     keys, even = 8000, 0
@@ -156,6 +158,7 @@ def test_parity_is_even_half_the_time(n: int) -> None:
     assert scipy.stats.binomtest(even, keys).pvalue > 0.001
 
 
+@full_only("thousands of permutations for each", but=["7-7000", "2-4000"])
 @pytest.mark.parametrize(("n", "keys"), [(2, 4000), (3, 6000), (7, 7000), (16, 8000), (31, 8000)])
 def test_every_position_gets_every_element_small(n: int, keys: int) -> None:
     images = np.array([Permutation(n, derive_key(7, k))[np.arange(n)] for k in range(keys)])
@@ -165,6 +168,7 @@ def test_every_position_gets_every_element_small(n: int, keys: int) -> None:
     assert 0.001 < scipy.stats.chi2.sf(statistic, (n - 1) ** 2) < 0.999
 
 
+@full_only("thousands of permutations for each", but=["4099"])
 @pytest.mark.parametrize("n", [4099, 65_536, 1_000_003, 2**32 + 15, 10**15] if FULL else [4099, 2**32 + 15])
 def test_every_position_gets_every_part_large(n: int) -> None:
     """The Feistel range: the image of an index over many keys is spread evenly over 64 parts."""

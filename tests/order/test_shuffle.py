@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from penstock.order import SHUFFLES, BlockShuffle, make_order
 sizes = {"n": st.integers(0, 600), "block_size": st.integers(1, 70), "window": st.integers(1, 12)}
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(key=st.integers(0, 2**64 - 1), **sizes)
 def test_block_is_a_bijection(n: int, block_size: int, window: int, key: int) -> None:
     order = BlockShuffle(n, key, block_size=block_size, window=window)
@@ -23,7 +24,7 @@ def test_block_is_a_bijection(n: int, block_size: int, window: int, key: int) ->
     assert len(order) == n
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(key=st.integers(0, 2**64 - 1), **sizes)
 def test_a_window_reads_its_own_blocks_and_all_of_them(n: int, block_size: int, window: int, key: int) -> None:
     order = BlockShuffle(n, key, block_size=block_size, window=window)
@@ -47,7 +48,7 @@ def test_a_window_reads_its_own_blocks_and_all_of_them(n: int, block_size: int, 
     assert seen == set(range(-(-n // block_size)))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(key=st.integers(0, 2**64 - 1), **sizes)
 def test_the_inverse_of_block_finds_every_row(n: int, block_size: int, window: int, key: int) -> None:
     order = BlockShuffle(n, key, block_size=block_size, window=window)
@@ -57,7 +58,7 @@ def test_the_inverse_of_block_finds_every_row(n: int, block_size: int, window: i
     assert len(order.inverse) == n
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(25, 100))
 @given(key=st.integers(0, 2**64 - 1), **sizes)
 def test_windows_are_where_rows_are_mixed(n: int, block_size: int, window: int, key: int) -> None:
     order = BlockShuffle(n, key, block_size=block_size, window=window)
@@ -164,7 +165,7 @@ GOLDEN_BLOCK = [0, 69, 98, 97, 66, 68, 4, 99, 1, 3, 71, 96, 64, 5, 70, 2, 65, 7,
 GOLDEN_FAR = [501163485, 9891931944, 6383031138, 4877078510, 3271608723]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(key=st.integers(0, 2**64 - 1), data=st.data(), ordered=st.booleans(), **sizes)
 def test_block_takes_positions_in_any_order(
     n: int, block_size: int, window: int, key: int, data: st.DataObject, ordered: bool

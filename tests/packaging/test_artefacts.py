@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 
 import penstock
 
@@ -96,6 +97,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     return done.stdout
 
 
+@full_only("builds; `make dist` does it, too")
 def test_sdist_has_what_building_and_testing_take(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -142,6 +144,7 @@ def test_version_is_written_in_one_place(built: Built) -> None:
     assert f"-{penstock.__version__}" in built.sdist.name
 
 
+@full_only("builds and installs; `make dist` does it, too")
 def test_installed_wheel_loads_and_has_its_commands(built: Built, tmp_path: Path) -> None:
     environment = install(built.wheel, tmp_path / "site")
     compiled = run([sys.executable, "-c", PROGRAM + LOADS, str(tmp_path / "site")], tmp_path, environment)
@@ -152,6 +155,7 @@ def test_installed_wheel_loads_and_has_its_commands(built: Built, tmp_path: Path
     assert run([command, "--version"], tmp_path, environment) == f"penstock {penstock.__version__}\n"
 
 
+@full_only("builds; `make dist` does it, too")
 def test_without_a_compiler_it_is_installed_without_the_extension(built: Built, tmp_path: Path) -> None:
     environment = install(built.plain_wheel, tmp_path / "site")
     assert run([sys.executable, "-c", PROGRAM, str(tmp_path / "site")], tmp_path, environment) == "False\n"

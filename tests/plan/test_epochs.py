@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import run
 
 import penstock as ps
@@ -39,6 +40,7 @@ def test_epochs_that_are_none_are_refused(kind: str) -> None:
     dataset.set_epoch(np.int64(3))
 
 
+@full_only("an interpreter for each", but=["wds.WebDataset(sys.argv[1], shardshuffle=False)"])
 @pytest.mark.parametrize(
     "code", ["StreamShards(sys.argv[1], rank=0, world_size=1)", "wds.WebDataset(sys.argv[1], shardshuffle=False)"]
 )

@@ -740,7 +740,7 @@ steps = st.one_of(
 @pytest.mark.parametrize("make", PROGRAMS, indirect=True)
 @given(program=st.lists(steps, max_size=9))
 @settings(
-    max_examples=100 if FULL else 12,
+    max_examples=100 if FULL else 5,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_random_programs_of_two_readers(make: Maker, program: list[Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import FULL, METHODS
 from shard_support import write_shards
 from state_support import HubStream, PlainStream
@@ -55,6 +56,7 @@ def make(name: str, paths: list[str]) -> Maker:
     return lambda: CASES[name].make(paths)
 
 
+@full_only("a stream for each cursor", but=["mixture", "mixture of users' streams", "mixture of a number"])
 @pytest.mark.parametrize("epoch", [0, 3] if FULL else [3])
 def test_opened_at_every_cursor_it_gives_the_same_rest(name: str, make: Maker, epoch: int) -> None:
     items = check_every_cursor(make, epoch)
@@ -66,6 +68,7 @@ def test_a_cursor_is_pure(make: Maker) -> None:
     check_purity(make)
 
 
+@full_only("as the others", but=["mixture", "mixture of users' streams", "compressed shards", "shards"])
 def test_each_iteration_is_another_epoch(make: Maker) -> None:
     dataset = make()
     for epoch in (0, 1, 2):
@@ -74,6 +77,7 @@ def test_each_iteration_is_another_epoch(make: Maker) -> None:
     check_chosen_epochs(make)
 
 
+@full_only("as the others", but=["mixture", "mixture of users' streams", "compressed shards", "shards"])
 def test_a_loaded_state_is_used_once(make: Maker) -> None:
     check_loaded_state(make)
 
@@ -82,6 +86,7 @@ def test_an_epoch_chosen_in_the_middle_is_what_a_state_says(make: Maker) -> None
     check_chosen_in_the_middle(make)
 
 
+@full_only("a forkserver of its own; copies are pickled without")
 def test_in_another_process(paths: list[str]) -> None:
     context = multiprocessing.get_context(METHODS[-1])
     here, there = context.Pipe(duplex=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_run import examples, full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import each_value
@@ -74,7 +75,7 @@ def test_mini_epochs_are_those_of_rank_dataset_and_loader(manifest: Manifest, ra
     assert planned.node_samples == here
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(75, 300))
 @given(
     n=st.integers(1, 400),
     ranks=st.integers(1, 20),
@@ -115,6 +116,7 @@ def test_the_arithmetic_is_that_of_every_partition(
     assert check.ranks == ranks
 
 
+@full_only("many rows for each", but=["block-uneven"])
 @pytest.mark.parametrize(("shuffle", "remainder"), each_value(["global", "block", "none"], ["pad", "uneven"]))
 def test_spot_checks_at_full_size(shuffle: str, remainder: str) -> None:
     job = Job(

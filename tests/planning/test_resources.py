@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 
 import penstock as ps
 from penstock.loader.config import LoaderConfig
@@ -151,6 +152,7 @@ class Slow(torch.utils.data.Dataset[int]):
         return index
 
 
+@full_only("an epoch in real time")
 def test_an_epoch_takes_as_long_as_planned() -> None:
     """Workers that sleep have a core each, however busy the machine is."""
     job = Job(samples=240, sample_bytes=8, batch_size=12, workers=2, cpu_s=0.01)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from busy_support import slowness
+from full_run import full_only
 from profiling_support import Broken, Cold, Drawing, Known, Pure, Stream, ThreadShy, slow_collate
 
 import penstock as ps
@@ -36,6 +37,7 @@ def stage_of(found: Profile, name: str) -> Stage:
 
 
 class TestStages:
+    @full_only("measures for seconds")
     def test_reading_that_sleeps_limits_and_wants_more_workers_than_cores(self) -> None:
         loader = ps.DataLoader(Known(read=0.02, decode=0.0005), batch_size=4)
         found = profile(loader, seconds=6)
@@ -62,12 +64,14 @@ class TestStages:
         assert 0.006 <= decode.again < 0.03 * max(before, slowness())  # by the clock on the wall
         assert stage_of(found, "augment").again < decode.again / 2
 
+    @full_only("measures for seconds; decoding that limits is always tested")
     def test_collating_limits(self) -> None:
         loader = torch.utils.data.DataLoader(Known(decode=0.0005), batch_size=4, collate_fn=slow_collate)
         found = profile(loader, seconds=1)
         assert found.verdict.limit == "collate"
         assert stage_of(found, "collate").again >= 0.002
 
+    @full_only("measures for seconds")
     def test_samples_that_are_slow_the_first_time(self) -> None:
         loader = ps.DataLoader(Cold(read=0.02, decode=0.001, size=2000), batch_size=4, shuffle=True, seed=0)
         found = profile(loader, seconds=3)
@@ -81,6 +85,7 @@ class TestStages:
         assert not found.rehearsal.cached
         assert "The first time" in found.verdict.sentences[0]
 
+    @full_only("measures for seconds")
     def test_inline_is_not_chosen_for_what_storage_makes_slow(self) -> None:
         """Read before, the batches cost a fiftieth of the step; not read before, most of it."""
         loader = ps.DataLoader(Cold(read=0.02, size=2000), batch_size=4, shuffle=True, seed=0)
@@ -89,6 +94,7 @@ class TestStages:
         assert found.verdict.setting.workers > 0
         assert found.rehearsal.waiting < 0.05
 
+    @full_only("measures for seconds")
     def test_a_stream_and_single_samples(self) -> None:
         before = slowness()
         found = profile(ps.DataLoader(Stream(), batch_size=8), seconds=1)
@@ -98,6 +104,7 @@ class TestStages:
         found = profile(torch.utils.data.DataLoader(Known(decode=0.01), batch_size=None), seconds=0.5)
         assert (found.batch_size, found.verdict.limit) == (1, "decode")
 
+    @full_only("measures for seconds")
     def test_batches_that_take_too_long_are_divided(self) -> None:
         found = profile(ps.DataLoader(Known(read=0.02, size=256), batch_size=256), seconds=3)
         assert found.batch_size == 256
@@ -106,6 +113,7 @@ class TestStages:
         assert f"Batches of {found.measured}" in " ".join(found.verdict.sentences)
         assert found.seconds < 30
 
+    @full_only("measures for seconds")
     def test_of_a_part_of_a_batch_a_step_takes_its_part(self) -> None:
         found = profile(ps.DataLoader(Known(read=0.02, size=256), batch_size=256), seconds=3, step=2.0)
         assert found.share == found.measured / 256 < 0.25
@@ -118,6 +126,7 @@ class TestStages:
 
 
 class TestStep:
+    @full_only("measures for seconds; a fast step is always tested")
     def test_a_slow_step_is_kept_up_with(self) -> None:
         found = profile(ps.DataLoader(Known(read=0.005), batch_size=4, num_workers=1), seconds=4, step=0.3)
         verdict = found.verdict
@@ -178,6 +187,7 @@ class TestExecutors:
 
 @pytest.mark.usefixtures("brief")
 class TestTheLoaderStays:
+    @full_only("measures for seconds", but=["ours", "torch"])
     @pytest.mark.parametrize("kind", ["torch", "generator", "ours", "own generator", "seeded"])
     def test_as_it_is(self, kind: str) -> None:
         def make() -> torch.utils.data.DataLoader[Any]:

@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 from browser_support import BROWSER, DARK, browse
+from full_run import full_only
 from interpreter_support import FULL
 from report_support import made_up
 
@@ -92,6 +93,7 @@ def test_settings_have_a_line_for_each_executor() -> None:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 class TestBrowser:
+    @full_only("a browser for each; what the report says is tested without")
     @pytest.mark.parametrize(
         ("width", "scheme"), itertools.product([1160, 400], ["light", "dark"]) if FULL else [(400, "dark")]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ def run_through(order: ShuffleBuffer) -> list[int]:
     return out + [buffer[int(order._last[i])] for i in range(order.n - steps)]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(25, 100))
 @given(n=st.integers(0, 600), size=st.integers(1, 700), key=st.integers(0, 2**64 - 1))
 def test_it_is_what_a_buffer_gives_out(n: int, size: int, key: int) -> None:
     order = ShuffleBuffer(n, size, key)

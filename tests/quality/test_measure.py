@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from full_run import examples, full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ def by_hand(orders: list[list[int]], batch: int, ranks: int, labels: list[int]) 
     return {name: float(np.mean(values)) for name, values in means.items()}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(15, 60))
 @given(
     n=st.integers(20, 150),
     batch=st.integers(1, 9),
@@ -133,6 +134,7 @@ def test_ten_to_the_twelve_and_ten_thousand_ranks() -> None:
         assert found.pairs_again is None is found.overlap
 
 
+@full_only("much memory")
 def test_memory_does_not_grow_with_the_window() -> None:
     n = 10**10
     tracemalloc.start()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from interpreter_support import FULL
 from matrix_support import DATA, bits
 from odd_batch_support import OddBatches, assert_alike, identity, last_column
@@ -52,6 +53,7 @@ def make(kind: str, **how: Any) -> DataLoader[Any]:
     return DataLoader(DATA[kind](N), SIZE, shuffle=True, seed=11, **how)
 
 
+@full_only("more workers to start for the same batches", but=["two, persistent"])
 @pytest.mark.parametrize("name", HOW if FULL else ["two, persistent", "two with threads"])
 def test_a_cluster_makes_the_same_batches(name: str) -> None:
     for kind in DATA:
@@ -71,6 +73,7 @@ def test_a_cluster_makes_the_same_batches(name: str) -> None:
         assert (random.getstate(), str(np.random.get_state())) == before
 
 
+@full_only("150 odd batches; tests/loader/test_odd_batches.py has them in processes")
 def test_odd_batches_arrive_as_they_are_inline() -> None:
     dataset = OddBatches(150)
     with DataLoader(dataset, batch_size=None, collate_fn=identity, executor="ray", num_workers=1) as loader:
@@ -321,6 +324,7 @@ def test_batches_are_writable_and_stay_as_they_are() -> None:
     assert torch.equal(kept[3]["data"][:, 7], torch.arange(13, 17, dtype=torch.uint8))
 
 
+@full_only("much memory to fill")
 def test_large_batches_fit_into_a_small_store() -> None:
     """320 MB of batches through a store of 150 MB, as many begun as fit: nothing goes to disk."""
     from ray._private.internal_api import memory_summary
@@ -334,6 +338,7 @@ def test_large_batches_fit_into_a_small_store() -> None:
     assert "Spilled" not in memory_summary(stats_only=True)
 
 
+@full_only("a large data set that is sent")
 def test_large_data_sets_are_said() -> None:
     class Heavy(Numbers):
         def __init__(self) -> None:
@@ -351,6 +356,7 @@ def test_large_data_sets_are_said() -> None:
             assert len(list(loader)) == 2
 
 
+@full_only("test_ray_shards.py has data on other nodes")
 def test_rows_travel_to_nodes_without_the_file(tmp_path: Path) -> None:
     """Which open a manifest where they have it, and are sent its rows where they have not."""
     path = tmp_path / "meta.txt"
@@ -386,6 +392,7 @@ def test_rows_of_one_manifest_are_not_taken_for_those_of_another(tmp_path: Path)
         assert len(rows(loader)) == 16
 
 
+@full_only("thousands of batches")
 def test_quick_batches_go_together() -> None:
     with DataLoader(Numbers(2000), 4, seed=1, executor="ray", num_workers=2) as loader:
         assert rows(loader) == rows(DataLoader(Numbers(2000), 4, seed=1))

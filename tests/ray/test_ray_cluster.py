@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from ray_support import STARTS, Numbers, Shares, alive, eventually, rows
 
 from penstock import DataLoader, RayOptions
@@ -142,6 +143,7 @@ def test_nodes_in_the_report(cluster: Any, capsys: Any) -> None:
     assert 1 <= nodes == out.count("node 127.0.0.1 (")
 
 
+@full_only("three loaders in a program of its own; the program that is killed is the hardest")
 def test_no_worker_is_left(cluster: Any) -> None:
     """While the program goes on: behind `close()`, without the loader, after Ctrl-C."""
 
@@ -174,6 +176,7 @@ def test_no_worker_is_left(cluster: Any) -> None:
         assert eventually(lambda: ended("left-interrupted"))
 
 
+@full_only("a program of its own for each end", but=["killed"])
 @pytest.mark.parametrize(
     ("name", "code"),
     [
@@ -210,6 +213,7 @@ def test_no_room(cluster: Any) -> None:
     assert eventually(lambda: not alive())
 
 
+@full_only("nine workers one after the other")
 @pytest.mark.clock
 def test_loaders_of_one_program_share_its_cpus(cluster: Any) -> None:
     """The second one finds no room, and has its workers beside those of the first, not on the head, at once."""
@@ -228,6 +232,7 @@ def test_loaders_of_one_program_share_its_cpus(cluster: Any) -> None:
         assert rows([*head, *first]) == rows(DataLoader(Numbers(400), 4, seed=1))
 
 
+@full_only("a runtime environment of its own")
 def test_other_versions_are_named(cluster: Any, tmp_path: Path) -> None:
     """A node with another Penstock, as its workers import it."""
     (tmp_path / "sitecustomize.py").write_text("import penstock\npenstock.__version__ = '0.0.7'\n")
@@ -254,6 +259,7 @@ def rank(number: int, address: str, pipe: Any) -> None:
     dist.destroy_process_group()
 
 
+@full_only("two spawned programs; workers of a loader know nothing of ranks")
 def test_two_ranks(cluster: Any, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
@@ -276,6 +282,7 @@ def test_two_ranks(cluster: Any, tmp_path: Path) -> None:
     assert eventually(lambda: gone("rank"))
 
 
+@full_only("a program of its own")
 def test_a_program_that_leaves_the_cluster_and_comes_back(cluster: Any) -> None:
     """Its workers have ended with the connection: the pass is over, and the next one has new ones."""
     code = """
@@ -299,6 +306,7 @@ def test_a_program_that_leaves_the_cluster_and_comes_back(cluster: Any) -> None:
         assert process.wait(HANG) == 0
 
 
+@full_only("a program that waits for Ray's time-outs")
 @pytest.mark.clock
 def test_nobody_is_there(ray_environment: None) -> None:
     """Said at once, and nothing is started."""
@@ -326,6 +334,7 @@ def test_nobody_is_there(ray_environment: None) -> None:
     assert time.monotonic() - begin < 40
 
 
+@full_only("a cluster of its own; the guide's code starts one, too")
 def test_a_local_cluster_when_it_is_asked_for(ray_environment: None) -> None:
     """Two loaders share it; it ends with the program."""
     code = f"""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from ray_support import (
     STARTS,
     Counter,
@@ -78,6 +79,7 @@ def test_batches_are_made_once_more_on_another_node(ray_environment: None) -> No
     assert RayExecutor._choose_member(executor, but=late) is neighbour
 
 
+@full_only("both take the same way", but=["False"])
 @pytest.mark.parametrize("hedge", [True, False])
 def test_a_worker_that_exits_is_replaced(cluster: Any, tmp_path: Path, hedge: bool) -> None:
     """With hedging the batch may have been made elsewhere, and the pass have ended, before Ray tells of the loss."""
@@ -87,6 +89,7 @@ def test_a_worker_that_exits_is_replaced(cluster: Any, tmp_path: Path, hedge: bo
         assert stats["lost_workers"] == 1 or (hedge and stats["hedged_batches"] >= 1)
 
 
+@full_only("both take the same way", but=["object"])
 @pytest.mark.parametrize("kind", ["object", "memory"])
 def test_an_object_that_is_lost_and_a_worker_that_ran_out_of_memory(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -112,6 +115,7 @@ def test_an_object_that_is_lost_and_a_worker_that_ran_out_of_memory(
         assert loader.stats()["lost_workers"] == (kind == "memory")
 
 
+@full_only("every worker starts four times")
 def test_a_sample_that_takes_every_worker_along_is_named(cluster: Any, tmp_path: Path) -> None:
     with make(Deadly(40, (17,), 99, tmp_path)) as loader:
         seen = []
@@ -258,6 +262,7 @@ def test_a_slow_node_does_not_hold_up_the_others(cluster: Any) -> None:
     assert slow.seconds > 2 * other.seconds  # though a copy of each of its batches was there before it
 
 
+@full_only("waits for real time-outs; test_a_worker_that_does_not_answer has one")
 def test_time_is_up_and_a_sample_of_seven_seconds(cluster: Any) -> None:
     data = Numbers(24, slow={5: 7.0})
     with DataLoader(data, 4, seed=1, executor="ray", num_workers=2, timeout=60) as loader:
@@ -274,6 +279,7 @@ def test_time_is_up_and_a_sample_of_seven_seconds(cluster: Any) -> None:
         assert rows(batches) == rows(DataLoader(Numbers(24), 4, seed=1))
 
 
+@full_only("workers that start and end for ten seconds")
 @pytest.mark.clock
 def test_workers_become_more_and_fewer(cluster: Any) -> None:
     options = RayOptions(min_workers=1, max_workers=2)
@@ -293,6 +299,7 @@ def test_workers_become_more_and_fewer(cluster: Any) -> None:
             assert time.monotonic() - begin < 60
 
 
+@full_only("starts of more workers")
 def test_streams_cannot_go_on_without_a_worker(cluster: Any) -> None:
     for data in (Shares(400), Counter(400)):
         with DataLoader(data, 4, executor="ray", num_workers=2) as loader:
@@ -362,6 +369,7 @@ def test_close_ends_a_pass_that_is_held(cluster: Any) -> None:
     loader.close()
 
 
+@full_only("a second node to start; hedging is in test_a_slow_node, too", but=["False"])
 @pytest.mark.parametrize("hedge", [False, True])  # in this order: behind it the cluster takes the node for alive
 def test_a_node_that_joins_and_one_that_is_lost_in_mid_epoch(cluster: Any, hedge: bool) -> None:
     """There are more workers than CPUs until it joins. With hedging (there from the beginning, which is quicker) its

@@ -8,6 +8,7 @@ from typing import Any
 
 from busy_support import HANG
 from example_support import BATCH, EXAMPLES, ROWS, Run, made_by_penstock, read, write_images
+from full_run import full_only
 from interpreter_support import FULL, run
 
 import penstock as ps
@@ -33,6 +34,9 @@ def has(job: Run, steps: range, ranks: int) -> None:
     made_by_penstock(job)
 
 
+@full_only(
+    "two controllers of Ray Train; test_ray_faults.py has lost workers and nodes, test_examples.py the same loop"
+)
 def test_killed_workers_start_again_at_the_checkpoint(cluster: Any, tmp_path: Path) -> None:
     """Eight steps an epoch, saved after three and six: a second run has the last two steps again."""
     write_images(tmp_path / "cifar10")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import examples, full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter_support import FULL
@@ -236,7 +237,7 @@ def check(make: Callable[[], Any], epochs: int, ahead: int) -> None:
 # Resumes.
 
 
-@pytest.mark.parametrize("ahead", [0, 3, 200])
+@pytest.mark.parametrize("ahead", [0, 3, 200] if FULL else [3])
 @pytest.mark.parametrize("name", KINDS)
 def test_an_epoch_goes_on_behind_every_batch(name: str, ahead: int) -> None:
     with warnings.catch_warnings():
@@ -268,7 +269,7 @@ def test_the_next_epoch_is_that_of_the_uninterrupted_run(name: str, count: int |
     stops=st.lists(st.integers(0, 6), min_size=1, max_size=4),
     ahead=st.integers(0, 4),
 )
-@settings(max_examples=80)
+@settings(max_examples=examples(20, 80))
 def test_chains_of_resumes(name: str, stops: list[int], ahead: int) -> None:
     whole = had(reader_of(STEADY[name]()).start(advance=False))
     state, count = None, 0
@@ -300,7 +301,7 @@ INDICES: dict[str, Callable[[], Any]] = {
     name=st.sampled_from(list(INDICES)),
     legs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=4),
 )
-@settings(max_examples=80)
+@settings(max_examples=examples(20, 80))
 def test_batch_sizes_that_change_lose_and_repeat_nothing(name: str, legs: list[tuple[int, int, int]]) -> None:
     whole = list(INDICES[name]())
     state, items = None, []
@@ -356,6 +357,7 @@ EXECUTORS: dict[str, dict[str, Any]] = {
 }
 
 
+@full_only("as the others, at every batch", but=["batches", "seeded"])
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", [*INDICES, "list of lists", "list of lists of strings", "batches"])
@@ -376,6 +378,7 @@ def test_loaders_go_on_behind_every_batch(name: str, executor: str, seed: int | 
                 assert batches_of(loader) == later
 
 
+@full_only("workers for each", but=["stateful", "strings"])
 @pytest.mark.parametrize("name", ["seeded", "strings", "stateful", "iterator", "batches"])
 def test_processes_go_on(name: str) -> None:
     options: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 2}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_support import bound
@@ -44,7 +45,7 @@ def by_hand(stream: list[int], groups: Any, size: int, drop: bool, order: str) -
     return [[stream[place] for place in batch] for batch in done]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(37, 150))
 @given(
     n=st.integers(1, 60),
     count=st.integers(0, 200),
@@ -71,7 +72,7 @@ def test_batches_are_those_of_a_loop(
         assert (stream[ordinals] == indices).all()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 200))
 @given(
     n=st.integers(0, 120),
     world=st.integers(1, 9),
@@ -249,7 +250,7 @@ def test_batches_that_are_repeated_more_than_once_have_positions_of_their_own() 
     assert seen == [[0, 1], [2], [3, 4], [5], [6, 7]]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(15, 60))
 @given(
     worlds=st.lists(st.integers(1, 6), min_size=2, max_size=5),
     steps=st.lists(st.integers(0, 4), min_size=5, max_size=5),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from plan_support import bound
 
 from penstock import DataLoader
@@ -187,6 +188,7 @@ def test_refusals() -> None:
         run.cursor(3)
 
 
+@full_only("many epochs for each", but=["2-global", "5-block", "2-block"])
 @pytest.mark.parametrize("shuffle", ["global", "block", "none", True])
 @pytest.mark.parametrize("n", [1, 2, 5, 5000])
 def test_infinite_is_epoch_after_epoch(shuffle: Any, n: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import scipy  # its parts are imported when they are named
 import torch
+from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter_support import Popen
@@ -34,7 +35,7 @@ _WEIGHT = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(75, 300))
 @given(st.lists(_WEIGHT, min_size=1, max_size=60).filter(lambda weights: max(weights) > 0))
 def test_the_table_is_the_distribution(weights: list[float]) -> None:
     array = np.array(weights)
@@ -81,7 +82,7 @@ def test_draws_follow_the_weights() -> None:
 def test_without_replacement_is_drawing_one_by_one() -> None:
     weights = [1.0, 2.0, 3.0, 0.0, 4.0]
     pairs = np.zeros((5, 5))
-    for seed in range(20_000):
+    for seed in range(examples(5_000, 20_000)):
         first, second = WeightedRandomSampler(weights, 2, False, seed=seed)
         pairs[first, second] += 1
     expected = np.zeros((5, 5))

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from busy_support import HANG
 from dataset_support import write_kinds
+from full_run import full_only
 from interpreter_support import SERVES, run
 from server_support import Process, expected, lines, random_rows, served, whole, write_lines
 
@@ -343,6 +344,7 @@ class TestBatches:
         with pytest.raises(ConfigError, match="ahead must be at least 1"):
             client.batches("train", manifest.fingerprint, [[1]], ahead=0)
 
+    @full_only("waits for real time-outs")
     def test_a_consumer_that_is_slower_than_a_call_may_last(self, elsewhere: Process, manifest: Manifest) -> None:
         requests = [random_rows(100_000, 10, seed) for seed in range(12)]
         with Client(elsewhere.address, timeout=0.4) as client:
@@ -367,6 +369,7 @@ class TestProcesses:
         assert copy.info() == client.info()
         assert (copy.timeout, copy.patience, copy.addresses) == (client.timeout, client.patience, client.addresses)
 
+    @full_only("a program for each", but=["workers", "of_a_fork"])
     @pytest.mark.parametrize("name", ["in_the_middle", "of_a_fork", "workers", "beside_a_server"])
     def test_forks(self, elsewhere: Process, manifest: Manifest, name: str) -> None:
         program = Path(__file__).with_name("fork_programs.py")

@@ -12,12 +12,14 @@ import numpy as np
 import psutil
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import FULL, run
 from jobs_support import serving_many
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_from_server.py"
 
 
+@full_only("whole programs")
 def test_a_rank_sees_each_sample_once_an_epoch(tmp_path: Path) -> None:
     """One: torch takes seconds in each."""
     rng = np.random.default_rng(0)

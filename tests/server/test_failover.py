@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from busy_support import slowness
 from dataset_support import Counting, eventually
+from full_run import full_only
 from server_support import Pipe, expected, lines, random_rows, served, whole, write_lines
 
 from penstock.errors import ServerChangedError, ServerError, ServerUnavailableError
@@ -62,6 +63,7 @@ class TestKilled:
             assert lines(got) == expected(manifest, part)
             assert longest < 10 * slowness()
 
+    @full_only("waits for real time-outs")
     def test_and_restarted_later(self, file: Path, manifest: Manifest) -> None:
         with served(file) as [server], Client(server.address) as client:
             part = whole(client, seed=1, page_rows=4096)
@@ -92,6 +94,7 @@ class TestKilled:
                 assert lines(got) == expected(manifest, part)
                 assert longest < 10 * slowness()
 
+    @full_only("servers killed one after the other")
     def test_in_turn(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers, Client([one.address for one in servers]) as client:
             part = whole(client, seed=3, page_rows=2048)
@@ -141,6 +144,7 @@ class TestKilled:
                 list(stream)
             assert time.monotonic() - begin > 0.5
 
+    @full_only("many clients")
     def test_many_clients(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers, Client([one.address for one in servers]) as client:
             parts = [whole(client, seed=7, world_size=8, rank=rank, page_rows=512) for rank in range(8)]
@@ -176,6 +180,7 @@ class TestHung:
                 assert lines(got) == expected(manifest, part)
                 assert longest < 1.5 * second + 10
 
+    @full_only("waits for real time-outs; a frozen server and streams are always tested")
     @pytest.mark.clock("did not answer in time")
     def test_a_frozen_server_and_rows_by_number(self, file: Path, manifest: Manifest) -> None:
         with served(file, file) as servers:
@@ -190,6 +195,7 @@ class TestHung:
                 assert time.monotonic() - begin < 1.5 * second + 10
                 victim.thaw()
 
+    @full_only("waits for real time-outs")
     @pytest.mark.clock("did not answer in time")
     def test_a_single_one(self, file: Path) -> None:
         with served(file) as [server]:
@@ -207,6 +213,7 @@ class TestHung:
                 assert time.monotonic() - begin < 4 * second + 10
             server.thaw()
 
+    @full_only("waits for real time-outs")
     @pytest.mark.clock("did not answer in time")
     def test_a_network_that_is_gone_and_comes_back(self, file: Path, manifest: Manifest) -> None:
         with served(file) as [server], closing(Pipe(server.port)) as pipe:
@@ -222,6 +229,7 @@ class TestHung:
             assert lines(got) == expected(manifest, part)
             assert longest < 5 * second + 10
 
+    @full_only("waits for real time-outs")
     def test_the_server_notices_clients_that_are_gone(self, tmp_path: Path, file: Path) -> None:
         seen = Counting()
         server = Server({"train": file}, observer=seen)
@@ -240,6 +248,7 @@ class TestHung:
 
 
 class TestSlowConsumers:
+    @full_only("waits for real time-outs")
     def test_the_time_of_a_call_is_not_the_consumers(self, file: Path, manifest: Manifest) -> None:
         with served(file) as [server]:
             client = Client(server.address, timeout=2, patience=0)
@@ -247,6 +256,7 @@ class TestSlowConsumers:
             got, _ = paced(client.slice(part), dict.fromkeys((2, 5, 6), lambda: time.sleep(2.5)))
             assert lines(got) == expected(manifest, part)
 
+    @full_only("waits for real time-outs")
     def test_rows_by_number_now_and_then(self, file: Path, manifest: Manifest) -> None:
         with served(file) as [server]:
             client = Client(server.address, timeout=2, patience=0)
@@ -257,6 +267,7 @@ class TestSlowConsumers:
 
 
 class TestOtherData:
+    @full_only("waits for real time-outs; a server that restarts with other data is always tested")
     def test_a_server_with_other_data_is_not_used(self, file: Path, manifest: Manifest, tmp_path: Path) -> None:
         other = write_lines(tmp_path / "train.txt", ROWS, "other")
         with served(file, other) as servers:

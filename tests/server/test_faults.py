@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from busy_support import slowness
 from dataset_support import eventually
+from full_run import full_only
 from interpreter_support import FULL, SERVES, Popen
 from jobs_support import Breaking, Job, Serve, Truth, anonymous, descriptors, serving_many
 from server_support import Authority, Pipe, authority
@@ -67,6 +68,7 @@ def run(jobs: list[Job], disturb: Callable[[], None]) -> None:
 class TestJobs:
     """Jobs of several ranks, each row of which is counted and compared."""
 
+    @full_only("whole programs; test_failover.py restarts one, too")
     @pytest.mark.clock
     @pytest.mark.slow
     @pytest.mark.timeout(SECONDS + 600)
@@ -111,6 +113,7 @@ class TestJobs:
             run(jobs, disturb)
             assert max(job.longest for job in jobs) < 3 * max(slow)
 
+    @full_only("seconds of faults at random; each has a test of its own")
     @pytest.mark.slow
     @pytest.mark.timeout(SECONDS + 600)
     def test_everything_at_once(self, truth: Truth) -> None:
@@ -166,6 +169,7 @@ class TestConnections:
                     batch = client.rows("train", truth.manifest.fingerprint, wanted)
                     assert truth.numbers(batch).tolist() == wanted
 
+    @full_only("waits for real time-outs")
     @pytest.mark.clock("did not answer in time")
     @pytest.mark.slow
     def test_half_open_connections(self, truth: Truth) -> None:
@@ -205,6 +209,7 @@ class TestConnections:
             assert dataset.__getitems__(indices) == local.__getitems__(indices)
             dataset.close()
 
+    @full_only("whole programs")
     @pytest.mark.slow
     def test_some_with_tls_and_one_without(self, truth: Truth, authority: Authority, tmp_path: Path) -> None:
         """Servers that do not let a client in are as good as none; the error names each of them, and why."""
@@ -290,6 +295,7 @@ class TestClients:
             with Client(server.address) as client:
                 assert client.health() == {server.address: "ok"}
 
+    @full_only("a whole program; test_server_dataset.py has workers")
     @pytest.mark.clock
     @pytest.mark.slow
     def test_loaders_with_workers(self, truth: Truth) -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from dataset_support import eventually
+from full_run import full_only
 from jobs_support import Job, Truth, anonymous, descriptors, serving_many
 
 SECONDS = float(os.environ.get("PENSTOCK_TEST_SECONDS", "1.5"))
 
 
+@full_only("many clients; test_faults.py has some")
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
 def test_64_clients(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from penstock.server.protocol import (
 )
 
 PLAIN = Slice(name="train", fingerprint="0123456789abcdef" * 2, samples=1000)
-few = settings(max_examples=1000 if FULL else 250, deadline=None, database=None)
+few = settings(max_examples=1000 if FULL else 100, deadline=None, database=None)
 PIECES = [
     b'"',
     b"{",
@@ -132,7 +132,7 @@ def test_any_json_is_refused(value: Any) -> None:
     assert found is None or isinstance(found, errors.PenstockError)
 
 
-@settings(few, max_examples=960 if FULL else 240)
+@settings(few, max_examples=960 if FULL else 96)
 @given(st.integers(0, 1 << 64))
 def test_damaged_tickets(seed: int) -> None:
     """100 tickets an example, each damaged in one to four places: hypothesis draws the seeds, which is much faster."""

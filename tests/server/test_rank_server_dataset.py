@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dataset_support import SHUFFLES, Counting, eventually, reading_threads, whole, write_kinds
+from full_run import full_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter_support import FULL
@@ -201,6 +202,7 @@ class TestStates:
                 other.set_mini_epoch(2)
                 assert had(other) == rest
 
+    @full_only("many ranks; test_rank_dataset.py has them without a server")
     @given(
         n=st.integers(0, 40),
         worlds=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), min_size=1, max_size=4),
@@ -208,7 +210,7 @@ class TestStates:
         remainder=st.sampled_from(["pad", "drop", "uneven"]),
         kind=st.sampled_from(list(SHUFFLES)),
     )
-    @settings(max_examples=50 if FULL else 10)
+    @settings(max_examples=50 if FULL else 4)
     def test_other_numbers_of_ranks(
         self, service: Service, n: int, worlds: list[tuple[int, int]], mini_epochs: int, remainder: str, kind: str
     ) -> None:
@@ -308,6 +310,7 @@ class TestCost:
             served.__getitems__(range(i, i + 32))
         assert service.seen.sent - before <= len(served) / 8 * 1.1
 
+    @full_only("thousands of rows")
     def test_a_small_slice_is_fetched_as_a_whole_once(self, service: Service) -> None:
         """One row after the other, by a sampler: not a round trip each."""
         served = self.make(service)
@@ -318,6 +321,7 @@ class TestCost:
             assert [served[i] for i in order] == [local[i] for i in order]
         assert service.seen.messages - before < 500
 
+    @full_only("thousands of rows")
     def test_the_next_mini_epoch_is_there_before_it_begins(self, service: Service) -> None:
         served = self.make(service, mini_epochs=4, page_rows=200)
         had(served, 50)

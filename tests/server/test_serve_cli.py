@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import SERVES, Popen, run
 
 from penstock.cli.serve import named_files
@@ -245,6 +246,7 @@ class TestSignals:
         assert [line["event"] for line in server.lines()] == ["listening", "stopping", "stopped"]
         assert server.lines()[1]["signal"] == number.name
 
+    @full_only("waits for seconds; a stream that nobody reads ends, too")
     def test_streams_finish(self, serve: Callable[..., Serve], many: Path) -> None:
         """SIGTERM in the middle of a stream: its client still gets all of it, the next call is refused."""
         server = serve(many, "--metrics-port", 0)
@@ -340,6 +342,7 @@ class TestSignals:
         client.close()
         assert server.stop() == 0
 
+    @full_only("waits for seconds")
     def test_reload_while_streaming(self, serve: Callable[..., Serve], write_manifest: Callable[..., Path]) -> None:
         server = serve(write_manifest(1_000_000, "train.txt"))
         client = Client(server.address())
@@ -368,6 +371,7 @@ class TestRefuses:
             assert done.stderr.count("\n") == 1
         return done.stderr
 
+    @full_only("a program for each", but=["0.0.0.0"])
     @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
     def test_other_addresses_without_a_token(self, meta: Path, tmp_path: Path, host: str) -> None:
         ready = tmp_path / "ready"
@@ -392,6 +396,7 @@ class TestRefuses:
         server.address()
         assert "token" in server.wait_for("insecure")["what"]
 
+    @full_only("a program for each", but=["arguments0-words0", "arguments6-words6", "arguments11-words11"])
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
@@ -416,11 +421,13 @@ class TestRefuses:
         error = self.run(tmp_path, *arguments)
         assert all(word in error for word in words), error
 
+    @full_only("a program for each", but=["--port"])
     @pytest.mark.parametrize("option", ["--port", "--metrics-port"])
     def test_a_port_that_is_taken(self, serve: Callable[..., Serve], meta: Path, tmp_path: Path, option: str) -> None:
         port = serve(meta).address().rpartition(":")[2]
         assert port in self.run(tmp_path, meta, option, port)
 
+    @full_only("a program for each", but=["arguments3"])
     @pytest.mark.parametrize(
         "arguments", [("--port", "70000"), ("--grace", "-1"), ("--log-level", "loud"), ("--nope",)]
     )

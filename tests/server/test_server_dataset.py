@@ -21,6 +21,7 @@ import pytest
 import torch.utils.data
 from busy_support import HANG, slowness
 from dataset_support import Counting, eventually, reading_threads, serving, whole, write_kinds
+from full_run import full_only
 from interpreter_support import FULL, METHODS, run
 from loader_conformance import check_chain, check_elastic, check_end_of_pass, check_load_into_used, check_resume
 from loader_support import draw_load
@@ -81,6 +82,7 @@ class TestServerDataset:
                     with pytest.raises(IndexError):
                         served[outside]
 
+    @full_only("thousands of rows")
     def test_round_trips(self, tmp_path: Path) -> None:
         path = tmp_path / "many.txt"
         path.write_text("".join(f"{i:08d}.jpg {i}\n" for i in range(20_000)))
@@ -150,6 +152,7 @@ def plain(value: Any) -> Any:
 
 
 class TestLoaders:
+    @full_only("workers for each", but=["persistent", "forkserver"])
     @pytest.mark.parametrize("how", list(HOW))
     def test_ours(self, address: str, manifest: Manifest, how: str) -> None:
         options: dict[str, Any] = {"rank": 1, "world_size": 2, "mini_epochs": 2, "seed": 1, "load": draw_load}
@@ -172,6 +175,7 @@ class TestLoaders:
         with pytest.raises(ConfigError, match="ImageDataset cannot be forked"):
             iter(DataLoader(images, 5, num_workers=1, multiprocessing_context="fork", executor="process"))
 
+    @full_only("workers for each", but=["fork-3"])
     @pytest.mark.parametrize(
         ("method", "workers"),
         [("fork", 1), ("fork", 3), ("forkserver", 2), *([("spawn", 1)] if FULL else [])],
@@ -195,6 +199,7 @@ class TestLoaders:
                 assert served.__getitems__(range(5)) == local.__getitems__(range(5)), "goes on here as well"
         assert first == RankDataset(manifest, **options).__getitems__(range(12))
 
+    @full_only("workers for each", but=["fork"])
     @pytest.mark.parametrize("method", ["fork", "forkserver"])
     def test_torchs_over_all_rows(self, address: str, manifest: Manifest, method: str) -> None:
         served = ServerDataset(address, page_rows=5)
@@ -272,6 +277,7 @@ class TestConformance:
     def test_resume_at_every_batch(self, address: str) -> None:
         check_resume(lambda: self.make(address), passes=4)
 
+    @full_only("workers at each position", but=["threads"])
     @pytest.mark.parametrize("how", ["threads", "processes"])
     def test_resume_in_other_executors(self, address: str, how: str) -> None:
         check_resume(lambda: self.make(address, **HOW[how]), positions=[0, 2, 5], other=lambda: self.make(address))
@@ -287,6 +293,7 @@ class TestConformance:
         check_load_into_used(lambda: self.make(address))
         check_chain(lambda: self.make(address), [1, 2, 1])
 
+    @full_only("ranks for each", but=["uneven-stages0", "pad-stages1"])
     @pytest.mark.parametrize("stages", [[(2, 3), (1, 4), (3, 0)], [(1, 5), (4, 0)]])
     @pytest.mark.parametrize("remainder", ["pad", "uneven"])
     def test_other_numbers_of_ranks(self, address: str, stages: list[tuple[int, int]], remainder: str) -> None:
@@ -337,6 +344,7 @@ def test_a_server_that_is_killed_and_comes_back(meta: Path, manifest: Manifest) 
         assert longest < 3 or longest < 3 * slowness()
 
 
+@full_only("a race that runs for seconds")
 def test_many_threads_at_many_places(address: str, manifest: Manifest) -> None:
     served = RankServerDataset(address, seed=1, mini_epochs=2, page_rows=4, cache_bytes=300)
     local = RankDataset(manifest, seed=1, mini_epochs=2)
@@ -385,6 +393,7 @@ print(most - begin)
 """
 
 
+@full_only("much memory; an interpreter of its own")
 def test_memory_of_a_process_that_reads_all(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_text(
@@ -398,6 +407,7 @@ def test_memory_of_a_process_that_reads_all(tmp_path: Path) -> None:
     assert int(done.stdout) < 16, f"{done.stdout} MiB more, of {path.stat().st_size >> 20}"
 
 
+@full_only("an interpreter of its own")
 def test_grpc_is_not_imported_before_it_is_used() -> None:
     program = (
         "import sys, penstock, penstock.compat.rank_dataset; penstock.RankServerDataset; penstock.ServerDataset; "

@@ -19,6 +19,7 @@ import pyarrow.parquet as parquet
 import pytest
 from busy_support import HANG
 from dataset_support import Counting, eventually
+from full_run import full_only
 from interpreter_support import SERVES, run
 from server_support import expected, lines, random_rows, write_lines
 
@@ -198,6 +199,7 @@ class TestRows:
             assert batch.column(0).to_pylist() == manifest.raw(range(1000)).to_pylist()
         assert seen.sent == 2000
 
+    @full_only("long rows for each", but=["text"])
     @pytest.mark.parametrize("kind", ["text", "parquet", "several"])
     def test_long_rows_are_not_gathered_together(
         self, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from browser_support import BROWSER, DARK, browse
 from busy_support import HANG
+from full_run import full_only
 
 from penstock.errors import ConfigError
 from penstock.server.plot import area, short, ticks
@@ -153,6 +154,7 @@ class TestHttp:
             for one in many:
                 one.close()
 
+    @full_only("300 connections for each", but=["half"])
     @pytest.mark.parametrize(
         "said", [b"", b"GET /hea", b"GET / HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half", "headers"]
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import run
 from pairwise import each_value
 
@@ -164,11 +165,13 @@ READERS = ["StreamShards", "a buffer", "WebDataset", "names changed", "parts"]
 LAYOUTS = ["near", "far", "mixed"]
 
 
+@full_only("as the others", but=["parts-far", "WebDataset-mixed"])
 @pytest.mark.parametrize(("reader", "layout"), each_value(READERS, LAYOUTS))
 def test_a_stream_is_an_error_and_never_a_signal_or_other_rows(tmp_path: Path, reader: str, layout: str) -> None:
     program(tmp_path, f"""try_all(["{reader}"], "bytes", 3, "{layout}")""")
 
 
+@full_only("as the others", but=["gzip-near"])
 @pytest.mark.parametrize(("pack", "layout"), each_value(["gzip", "zstd"], LAYOUTS))
 def test_compressed_streams(tmp_path: Path, pack: str, layout: str) -> None:
     program(tmp_path, f"""try_all(["StreamShards", "WebDataset"], "{pack}", 2, "{layout}")""")

@@ -13,7 +13,7 @@ from penstock.errors import ShardError
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import walk
 
-ROUNDS = 34_000 if FULL else 8_000
+ROUNDS = 34_000 if FULL else 3_000
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from shard_support import make_tar, samples, write_shards
 
 from penstock.errors import ConfigError, ShardChangedError, ShardError, ShardIOError, TruncatedShardError
@@ -202,6 +203,7 @@ def test_builders_wait_for_each_other(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a.tar", "a.tar.pidx"]
 
 
+@full_only("thousands of files")
 def test_many_shards_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.shards.shardset._MOST", 100)
     paths = write_shards(tmp_path, [2] * 300)

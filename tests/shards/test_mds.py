@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from full_run import full_only
 from mds_writer import describe, fixed_size, picture, shard_bytes, write_mds
 from PIL import Image
 
@@ -273,6 +274,7 @@ def test_missing_and_cut_files(tmp_path: Path) -> None:
         MDSFolder(tmp_path / "nowhere")
 
 
+@full_only("every place for each", but=["zstd", "gz"])
 @pytest.mark.parametrize("algorithm", ["br", "bz2", "gz", "snappy", "zstd"])
 def test_broken_compressed_files(algorithm: str, tmp_path: Path) -> None:
     samples = simple(200)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_run import full_only
 from shard_support import make_tar
 
 import penstock as ps
@@ -43,6 +44,7 @@ def peaks(source: Any, epochs: int = 4) -> list[int]:
     return result
 
 
+@full_only("much memory for each", but=["500000"])
 @pytest.mark.parametrize("buffer", [0, 500_000, 2_000_000])
 def test_a_stream_holds_its_buffer(paths: list[str], buffer: int) -> None:
     first, *later = peaks(StreamShards(paths, buffer_bytes=buffer))

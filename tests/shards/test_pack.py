@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from PIL import Image
 from shard_support import by_tarfile, make_tar, samples, write_shards
 from typer.testing import CliRunner
@@ -125,6 +126,7 @@ if __name__ == "__main__":
 """
 
 
+@full_only("a program that is killed; tests/faults/test_pools.py has one")
 def test_kill_and_go_on(folder: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -98,7 +98,7 @@ def test_any_selection(data: bytes, sizes: list[int], has_read1: bool, seed: int
     assert got == ([(m, content) for m, content in stepwise(data) if m.kind != "file" or select(m.name)], None)
 
 
-ROUNDS = 1500 if FULL else 400
+ROUNDS = 1500 if FULL else 150
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_run import full_only
 from shard_support import make_tar, write_shards
 from typer.testing import CliRunner
 
@@ -99,6 +100,7 @@ def label(sample: dict[str, Any]) -> int:
     return int(sample["cls"])
 
 
+@full_only("workers for each", but=["inline"])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "executor": "process"}], ids=["inline", "process"])
 def test_in_a_loader(server: Any, paths: list[str], tmp_path: Path, options: dict[str, Any]) -> None:
     urls = [put(server, path) for path in paths]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_run import full_only
 from pairwise import each_value, pairwise
 from PIL import Image
 from shard_support import make_tar, write_shards
@@ -44,6 +45,7 @@ def drawn(sample: dict[str, Any]) -> tuple[int, int]:
 drawn.pure = True  # type: ignore[attr-defined]
 
 
+@full_only("workers for each", but=["8-1-4-process", "3-3-1-process"])
 @pytest.mark.parametrize(
     ("shards", "ranks", "workers", "executor"),
     pairwise(
@@ -220,6 +222,7 @@ def test_stream_state(tmp_path: Path, kind: str, buffer_bytes: int) -> None:
         assert again.epoch == 1
 
 
+@full_only("workers for each", but=["0", "2"])
 @pytest.mark.parametrize("workers", [0, 2, 5])
 def test_stream_in_a_loader(tmp_path: Path, workers: int) -> None:
     paths = write_shards(tmp_path, [7, 5, 3, 9])
@@ -277,6 +280,7 @@ def test_streams_close_their_files(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
+@full_only("workers for each", but=["ShardDataset-True", "StreamShards-True"])
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("kind", [ShardDataset, StreamShards])
 def test_every_pass_has_another_order(tmp_path: Path, kind: Any, persistent: bool) -> None:
@@ -297,6 +301,7 @@ def mixed(paths: list[str], *, seed: int) -> ps.Mixture:
     return ps.Mixture([(parts[0], 0.75), (parts[1], 0.25)], stop=48)
 
 
+@full_only("workers for each", but=["True-mixed"])
 @pytest.mark.parametrize(("persistent", "kind"), each_value([False, True], [StreamShards, mixed]))
 def test_a_stream_goes_on_in_a_later_pass(tmp_path: Path, kind: Any, persistent: bool) -> None:
     """Also with workers of which nothing has been delivered in it."""
@@ -320,6 +325,7 @@ def test_a_stream_goes_on_in_a_later_pass(tmp_path: Path, kind: Any, persistent:
     assert list(again) == list(loader)
 
 
+@full_only("workers for each", but=["0", "StreamShards-2"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [StreamShards, mixed])
 def test_the_epoch_of_a_loader_over_a_stream(tmp_path: Path, kind: Any, workers: int) -> None:

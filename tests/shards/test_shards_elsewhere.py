@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import Popen, run
 from shard_support import write_shards
 
@@ -112,6 +113,7 @@ for workers in (0, 2):
 """
 
 
+@full_only("a program that is killed; test_shard_dataset.py resumes, too")
 def test_resume_after_kill(tmp_path: Path) -> None:
     paths = write_shards(tmp_path, [40, 41, 20])
     program, out = tmp_path / "program.py", tmp_path / "state"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from full_run import full_only
 from hypothesis import given
 from hypothesis import strategies as st
 from shard_support import FORMATS, by_tarfile, make_tar, mutated, reseal, samples
@@ -235,6 +236,7 @@ def test_missing_file(tmp_path: Path) -> None:
         open_stream(tmp_path / "none.tar")
 
 
+@full_only("hundreds of archives for each", but=["pax-True", "gnu-False", "ustar-True"])
 @pytest.mark.parametrize("seal", [False, True])
 @pytest.mark.parametrize("format", FORMATS)
 def test_mutated_headers(format: str, seal: bool) -> None:

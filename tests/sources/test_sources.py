@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dataset_support import serving
+from full_run import full_only
 from source_cases import PER_FILE, SOURCES, number_of, numbers, send_numbers, write_text
 
 from penstock.errors import ManifestError
@@ -149,6 +150,7 @@ def test_it_is_read_by_several_threads(make: Make) -> None:
         list(threads.map(read, range(8)))
 
 
+@full_only("imports everything anew; copies are pickled without")
 def test_a_spawned_process_reads_them_all(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     sources = {name: maker(name, tmp_path, request)("now") for name in NAMES}
     expected = [(name, source.fingerprint, [7, 2, N - 1]) for name, source in sources.items()]

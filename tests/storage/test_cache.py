@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -263,6 +264,7 @@ class TestProcesses:
         assert len(errors) == 5
         assert sum("which this one waited for" in str(error) for error in errors) == 4
 
+    @full_only("waits for real time-outs")
     def test_a_holder_that_is_stopped_is_an_error(self, server: Any, tmp_path: Path) -> None:
         url = server.put("a.bin", DATA)
         server.fault = lambda *_: "drip:0.2"
@@ -281,6 +283,7 @@ class TestProcesses:
         server.fault = lambda *_: None
         assert Path(Storage(cache=tmp_path).local_path(url)).read_bytes() == DATA
 
+    @full_only("random moments for seconds")
     @pytest.mark.slow
     def test_killed_at_any_point(self, server: Any, tmp_path: Path) -> None:
         """kill -9 again and again, at random moments: in the end the copy is right, and most of it came once."""
@@ -340,6 +343,7 @@ class TestProcesses:
             os.kill(child, signal.SIGKILL)
             parent.stdout.close()
 
+    @full_only("many processes at random moments")
     def test_eviction_among_readers(self, server: Any, tmp_path: Path) -> None:
         """Several processes read more than the cache holds: each gets the right bytes."""
         urls = [server.put(f"{number}.bin", bytes([number]) * 100_000) for number in range(6)]

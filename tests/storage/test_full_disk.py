@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import Popen
 
 PROGRAM = """
@@ -91,6 +92,7 @@ def full(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@full_only("as the others", but=["weights"])
 @pytest.mark.parametrize("what", ["weights", "tokens"])
 def test_a_cache_without_room_for_a_file(what: str, tmp_path: Path) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
@@ -103,6 +105,7 @@ def test_a_cache_without_room_for_a_file(what: str, tmp_path: Path) -> None:
     assert left(cache) == []
 
 
+@full_only("as the others", but=["tokens"])
 @pytest.mark.parametrize("what", ["weights", "tokens"])
 def test_a_cache_on_a_full_disk(what: str, tmp_path: Path, full: Path) -> None:
     data = tmp_path / "data"
@@ -116,6 +119,7 @@ def test_a_cache_on_a_full_disk(what: str, tmp_path: Path, full: Path) -> None:
     assert left(full) == [str(full / "penstock" / "filler")]
 
 
+@full_only("as the others", but=["manifest"])
 @pytest.mark.parametrize("what", ["manifest", "shards"])
 def test_an_index_goes_into_the_cache_where_the_data_disk_is_full(what: str, tmp_path: Path, full: Path) -> None:
     """The data come over links, for they would not fit themselves."""

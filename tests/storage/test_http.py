@@ -13,6 +13,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from full_run import full_only
 
 from penstock import DataLoader, ImageDataset, Manifest, RankDataset
 from penstock.datasets.arrays import LoadArray
@@ -104,6 +105,7 @@ class TestReading:
 
 
 class TestFaults:
+    @full_only("waits between attempts", but=["hang", "503 429 408", "lie:10 lie:1"])
     @pytest.mark.parametrize(
         "faults",
         [
@@ -138,6 +140,7 @@ class TestFaults:
         assert QUICK.read(url) == DATA
         assert server.requests[1][1] is not None
 
+    @full_only("waits between attempts", but=["500"])
     @pytest.mark.parametrize("fault", ["500", "cut:0", "lie:999999"])
     def test_what_never_works_is_an_error(self, server: Any, fault: str) -> None:
         source = QUICK.open(server.put("a.bin", DATA))
@@ -149,6 +152,7 @@ class TestFaults:
         assert isinstance(e.value, OSError)
         assert isinstance(e.value, ConnectionError)
 
+    @full_only("waits for real time-outs", but=["silent"])
     @pytest.mark.parametrize("fault", ["hang", "silent"])
     def test_silence_is_an_error(self, server: Any, fault: str) -> None:
         source = Storage(idle=0.3, attempts=2).open(server.put("a.bin", DATA))

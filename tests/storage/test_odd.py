@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_run import full_only
 
 from penstock.errors import StorageAuthError, StorageError, StorageNotFoundError
 from penstock.storage import Cache, Storage, open_source, read_object
@@ -151,6 +152,7 @@ class TestCache:
         assert Path(storage.local_path(url)).read_bytes() == DATA
 
 
+@full_only("waits between attempts")
 def test_https_does_not_become_http(server: Any, tmp_path: Path) -> None:
     import ssl
 

@@ -12,6 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from full_run import full_only
 
 from penstock import DataLoader, ImageDataset, Manifest
 from penstock.errors import (
@@ -89,6 +90,7 @@ def test_options(s3: Any, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert pickle.loads(pickle.dumps(storage)) == storage
 
 
+@full_only("imports everything anew", but=["fork"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_other_processes(s3: Any, method: str) -> None:
     """A client that was used before a fork is left to the parent."""
@@ -130,6 +132,7 @@ class TestManifests:
             pickle.loads(data)
         assert manifest[0].path == "class_0/1_0.jpg"  # the old copy stays open
 
+    @full_only("workers for each", but=["thread"])
     @pytest.mark.parametrize("executor", ["inline", "thread", "process"])
     def test_images(self, lists: Any, executor: Any) -> None:
         lines = []

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from full_run import full_only
 from http_support import Server
 from loader_conformance import check_elastic, check_end_of_pass, check_resume
 from loader_support import EXECUTORS, plain
@@ -116,6 +117,7 @@ def test_rows_in_any_order(folder: Path) -> None:
     assert pickle.loads(pickle.dumps(few)).records([3, 50]) == few.records([3, 50])
 
 
+@full_only("as the others", but=["stream", "parquet"])
 def test_every_executor_makes_the_same_batches(folder: Path) -> None:
     def run(executor: str) -> list[Any]:
         dataset = make(folder) if executor == "inline" else pickle.loads(pickle.dumps(make(folder)))
@@ -137,6 +139,7 @@ def test_every_executor_makes_the_same_batches(folder: Path) -> None:
     assert block != list(range(N))
 
 
+@full_only("as the others", but=["parquet"])
 def test_states(folder: Path) -> None:
     def loader(rank: int = 0, world: int = 1, **options: Any) -> Any:
         return ps.DataLoader(make(folder, rank, world, load=number, **options), batch_size=4)
@@ -176,6 +179,7 @@ def test_row_groups_are_decoded_once_while_they_are_kept(tmp_path: Path) -> None
     assert table.decoded == 1
 
 
+@full_only("more than a thousand files")
 def test_more_files_than_may_be_open(tmp_path: Path) -> None:
     files = [write(tmp_path / f"{k:03}.arrow", rows(3 * k, 3 * k + 3)) for k in range(300)]
     table = ps.TableFiles(files)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
@@ -226,7 +227,7 @@ def columns(draw: Any, depth: int = 2) -> tuple[Any, Any]:
     return {"a": feature, "b": Value("int8")}, st.fixed_dictionaries({"a": values, "b": st.none() | st.integers(0, 9)})
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(15, 60))
 @given(data=st.data())
 def test_schemas_that_are_drawn(data: st.DataObject) -> None:
     drawn = data.draw(st.lists(columns(), min_size=1, max_size=3))

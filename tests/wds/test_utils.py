@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.wds import utils
 
 
+@full_only("spawns processes")
 def test_seeds_are_the_same_in_every_process_and_differ() -> None:
     program = "from penstock.wds.utils import make_seed; print(make_seed('a', 1, None))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_run import full_only
 from interpreter_support import FULL
 from stream_conformance import (
     check_chosen_epochs,
@@ -159,6 +160,7 @@ def test_a_cursor_of_another_worker_is_refused(make: Callable[[], Any], monkeypa
             dataset.open(cursor)
 
 
+@full_only("workers for each", but=["with_epoch"])
 @pytest.mark.parametrize("name", ["with_epoch", "in turn"], indirect=True)
 def test_workers_of_torch_s_loader_refuse_a_loaded_state(make: Callable[[], Any]) -> None:
     dataset = make()

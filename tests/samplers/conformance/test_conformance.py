@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from busy_support import HANG
+from full_run import full_only
 from interpreter_support import run
 from plan_support import bound
 
@@ -270,6 +271,7 @@ def test_global_generators_are_left_alone(case: Case) -> None:
         assert torch.equal(torch.get_rng_state(), before[0])
 
 
+@full_only("many epochs; a leak")
 def test_memory_is_flat_over_epochs() -> None:
     def run(sampler: Any, epochs: range) -> int:
         for epoch in epochs:
