@@ -35,14 +35,26 @@ def test_a_class_has_what_its_ends_say(lengths: list[int], limit: int, count: in
     assert fits <= classes.tokens[1:].sum() <= fits * (1 + 2.0**-13)
 
 
-def test_classes_have_equal_token_mass() -> None:
+@pytest.mark.parametrize("kind", ["one hump", "two humps", "uniform"])
+def test_classes_pad_less_than_those_of_equal_size_or_tokens(kind: str) -> None:
     rng = np.random.default_rng(0)
-    lengths = np.minimum(1 + rng.lognormal(6, 1, 200_000).astype(np.uint16), 8_000).astype(np.uint16)
+    drawn = {
+        "one hump": lambda: rng.lognormal(6, 1, 50_000),
+        "two humps": lambda: np.where(
+            rng.random(50_000) < 0.7, rng.normal(80, 20, 50_000), rng.normal(4_000, 800, 50_000)
+        ),
+        "uniform": lambda: rng.uniform(1, 8_000, 50_000),
+    }
+    lengths = np.sort(np.clip(drawn[kind](), 1, 8_000).astype(np.uint16))
     classes = classes_of(lengths, 65_536, 64)
-    assert 63 <= len(classes) <= 65, "8,000 alone has more than its part"
-    shares = classes.tokens[2:] / classes.tokens.sum()
-    assert abs(shares * 64 - 1).max() < 0.2
+    assert len(classes) == 64 + 1
     assert classes.tokens.sum() == lengths.sum(dtype=np.int64), "bins are exact where lengths are below 16,384"
+    padded = int((classes.longest * classes.samples)[1:].sum())
+    for weights in (np.ones(50_000), lengths):
+        shares = np.cumsum(weights) / weights.sum(dtype=np.float64)
+        ends = lengths[np.searchsorted(shares, np.arange(1, 65) / 64 - 1e-9)]
+        others = ends[np.searchsorted(ends, lengths)].sum(dtype=np.int64)
+        assert padded - lengths.sum(dtype=np.int64) < 1.02 * (others - lengths.sum(dtype=np.int64))
 
 
 def test_there_are_no_more_classes_than_lengths() -> None:

@@ -155,9 +155,12 @@ class ClassBatchPlan(BatchEpochPlan):
         places = self._samples.places(np.asarray(rows, dtype=np.int64))
         # Samples that belong to no batch of any epoch stand before the first class of the plan.
         first = self._run.batches.starts[0]
-        slots = np.where(places < first, -1, self._run.slots_of(np.maximum(places, first)))
-        numbers = self._run.numbers(slots)
-        return numbers, np.where(numbers < 0, -1, slots)
+        found = places >= first
+        slots, numbers = np.full_like(places, -1), np.full_like(places, -1)
+        slots[found] = self._run.slots_of(places[found])
+        numbers[found] = self._run.numbers(slots[found])
+        slots[numbers < 0] = -1
+        return numbers, slots
 
     def cursor(self, count: int) -> Cursor:
         consumed = self._partition.consumed_after(count)
