@@ -24,6 +24,7 @@ from penstock.order.permutation import Indices
 __all__ = ["LengthClasses", "Lengths", "classes_of"]
 
 _CHUNK = 1 << 18
+_SHORT = 1 << 16
 _NEAR = 16  # lengths within a part of this size of another are near it
 _SHIFT = 52 - 13  # 13 bits of a length behind its highest one tell bins apart
 _ONE = 1023 << 13  # the bits of 1.0
@@ -137,6 +138,8 @@ class _Misfits(NamedTuple):
 def _histogram(lengths: Lengths, limit: int, bins: int) -> tuple[Indices, _Misfits]:
     """Return how many lengths each bin has, and what does not fit."""
     samples, misfits = np.zeros(bins, dtype=np.int64), _Misfits()
+    # Counted as they are, lengths take a fifth of the time that their bins take.
+    short = np.zeros(min(_SHORT, limit + 1), dtype=np.int64)
     for begin in range(0, len(lengths), _CHUNK):
         chunk = np.asarray(lengths[begin : begin + _CHUNK])
         if chunk.ndim != 1 or chunk.dtype.kind not in "iu":
@@ -147,7 +150,11 @@ def _histogram(lengths: Lengths, limit: int, bins: int) -> tuple[Indices, _Misfi
         if int(chunk.max()) > limit:
             misfits = misfits.and_those_of(chunk, begin, limit)
             chunk = chunk[chunk <= limit]
-        samples += np.bincount(_bins(chunk), minlength=bins)
+        if int(chunk.max(initial=0)) < len(short):
+            short += np.bincount(chunk, minlength=len(short))
+        else:
+            samples += np.bincount(_bins(chunk), minlength=bins)
+    np.add.at(samples, _bins(np.arange(len(short))), short)
     return samples, misfits
 
 
