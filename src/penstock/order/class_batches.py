@@ -93,6 +93,12 @@ class ClassBatches:
     def __len__(self) -> int:
         return int(self._first[-1])
 
+    @property
+    def samples(self) -> Indices:
+        """How many samples the batches that begin in each class have: int64 of shape (classes,)."""
+        counts = np.diff(self._first)
+        return np.where(counts > 0, np.minimum(counts * self.sizes, self._ends - self._begins), 0)
+
     def bounds(self, batches: Indices) -> tuple[Indices, Indices]:
         """Return the first slot of each batch, and the one behind its last."""
         classes = class_of(self._first, batches)

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sized
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from penstock import distributed
 from penstock.errors import PartitionError, SamplerError
 from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, Partition
-from penstock.order.class_batches import ClassBatches, EpochBatches
+from penstock.order.class_batches import EpochBatches
 from penstock.order.length_classes import LengthClasses, classes_of
+from penstock.order.token_budget import budget_batches
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.samplers.base import EpochBatchSampler
@@ -123,7 +123,9 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         self._classes = classes_of(self.lengths, self.max_tokens, self.classes)
         if longest == "error":
             self._refuse_misfits()
-        self._cuts = self._cut()
+        self._cuts = budget_batches(
+            self._classes, max_batch=self.max_batch, drop_too_long=longest == "drop", drop_last=drop_last
+        )
         self._samples = SampleClasses(
             _LengthKeys(self.lengths, self._classes), len(self._classes), digest=self._digest, cache_dir=cache_dir
         )
@@ -195,15 +197,6 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
     def _plan(self, epoch: int, partition: Partition) -> ClassBatchPlan:
         run = EpochBatches(self._cuts, self.seed, epoch)
         return ClassBatchPlan(run, self._samples, partition, self._identity(), seed=self.seed, epoch=epoch)
-
-    def _cut(self) -> ClassBatches:
-        sizes = np.maximum(1, self.max_tokens // self._classes.longest)
-        if self.max_batch is not None:
-            sizes = np.minimum(sizes, self.max_batch)
-        starts = np.concatenate([[0], np.cumsum(self._classes.samples)])
-        # Class 0 has what does not fit. Where that is left out, batches begin behind it.
-        first = 1 if self.longest == "drop" else 0
-        return ClassBatches(starts[first:], sizes[first:], fill=True, drop_last=self.drop_last)
 
     @cached_property
     def _digest(self) -> str:
