@@ -229,7 +229,7 @@ def measure(kind: str, samples: int, repeat: int, where: Path) -> None:
         )
     columns = ["batches", "padding, %", "of the budget, %", "batches/s: min", "median", "max"]
     columns += ["middle, ms", "private memory, MiB", "bar"]
-    table(f"{kind}: {samples:,} samples, {BUDGET:,} tokens a batch", columns, rows, peer=names[-1])
+    table(f"{kind}: {samples:,} samples, {BUDGET:,} tokens a batch", columns, rows, peer="bucket by length")
 
 
 def measure_many(samples: int, where: Path) -> None:
