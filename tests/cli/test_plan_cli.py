@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 import pytest
 import typer
 from busy_support import HANG
@@ -22,6 +23,7 @@ from penstock.cli.plan_options import AssumedOptions, JobOptions
 from penstock.cli.quantities import count, size
 from penstock.errors import ConfigError
 from penstock.planning import Assumptions, Job, make_plan
+from penstock.samplers import TokenBudgetBatchSampler
 
 SMALL = ("--samples", "1.28M", "--bytes", "110kB", "--ranks", "16", "--step-ms", "200", "--node-bandwidth", "1GB/s")
 
@@ -236,3 +238,39 @@ def test_what_makes_no_sense() -> None:
         done = CliRunner().invoke(app, ["plan", "--samples", "1000", "--bytes", "10", *options])
         assert (done.exit_code, done.stdout) == (2, "")
         assert message in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_batches_of_tokens(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(1).integers(1, 500, 3_000)
+    lengths[7] = 9_999
+    np.save(tmp_path / "lengths.npy", lengths)
+    options = ("--samples", 3_000, "--bytes", 1_000, "--ranks", 4, "--lengths", tmp_path / "lengths.npy")
+    found = json.loads(invoke(*options, "--max-tokens", "4k", "--json"))["token_batches"]
+    sampler = TokenBudgetBatchSampler(lengths, 4_000, longest="drop", world_size=4, rank=0)
+    assert (found["batches"], found["batches_rank"]) == (sampler.total, len(sampler))
+    assert (found["samples"], found["too_long"], found["tokens"]) == (2_999, 1, int(lengths.sum()) - 9_999)
+    alone = TokenBudgetBatchSampler(lengths, 4_000, longest="drop", world_size=1, rank=0)
+    padded = sum(int(lengths[batch].max()) * len(batch) for batch in alone)
+    assert 0 < 1 - found["tokens"] / padded <= found["padding"] < 0.03
+    assert found["use"] == pytest.approx(found["tokens"] / sampler.total / 4_000)
+    text = invoke(*options, "--max-tokens", 4_000)
+    assert f"batches of a rank {len(sampler)} of {sampler.total}, with" in text
+    assert "too long 1 sample, which are left out here" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--max-tokens", 10), "--lengths FILE and --max-tokens N belong together"),
+        (("--lengths", "lengths.npy"), "--lengths FILE and --max-tokens N belong together"),
+        (("--lengths", "lengths.npy", "--max-tokens", 10), "has 2 lengths, and --samples says 3"),
+    ],
+)
+def test_batches_of_tokens_that_make_no_sense(
+    options: tuple[Any, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("lengths.npy", np.array([1, 2]))
+    result = CliRunner().invoke(app, ["plan", "--samples", "3", "--bytes", "1", *map(str, options)])
+    assert result.exit_code == 2
+    assert message in re.sub(r"[\s│]+", " ", result.output)

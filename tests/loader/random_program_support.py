@@ -25,6 +25,7 @@ import penstock as ps
 N = 23
 GROUPS = [row * row % 3 for row in range(N)]
 WEIGHTS = [1.0 + row % 4 for row in range(N)]
+LENGTHS = [1 + row * 5 % 9 for row in range(N)]
 
 Batch = list[Any]
 Step = tuple[Any, ...]
@@ -137,6 +138,20 @@ def grouped_sampler(setup: Setup, inner: Any, **options: Any) -> Any:
 
 def grouped(inner: Callable[[Setup], Any], **options: Any) -> Maker:
     return lambda setup: in_batches(setup, grouped_sampler(setup, inner(setup), **options))
+
+
+def budget_sampler(setup: Setup) -> Any:
+    remainder = None if setup.drop_last else setup.remainder
+    return ps.TokenBudgetBatchSampler(
+        LENGTHS,
+        9 * setup.batch_size,
+        seed=3,
+        classes=4,
+        drop_last=setup.drop_last,
+        remainder=remainder,
+        world_size=setup.world,
+        rank=setup.rank,
+    )
 
 
 def batched_sampler(setup: Setup, inner: Any) -> Any:
@@ -272,9 +287,11 @@ def kinds(manifest: Any) -> dict[str, Maker]:
         "grouped": grouped(shares),
         "grouped-torch": grouped(torchs_shares),
         "grouped-first": grouped(shares, order="first"),
+        "grouped-class": grouped(shares, order="class"),
         "grouped-random": grouped(global_order),
         "grouped-repeated": grouped(repeated),
         "grouped-list": grouped(lambda setup: list(range(N))),
+        "token-budget": lambda setup: in_batches(setup, budget_sampler(setup)),
         "iterations": iterations(lambda setup: batched_sampler(setup, shares(setup))),
         "iterations-started": iterations(lambda setup: batched_sampler(setup, shares(setup)), 5),
         "iterations-grouped": iterations(lambda setup: grouped_sampler(setup, shares(setup))),

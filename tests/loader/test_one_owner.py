@@ -57,6 +57,15 @@ def grouped() -> Any:
     return ps.GroupedBatchSampler(seeded(), [row % 3 for row in range(N)], SIZE, world_size=1)
 
 
+def grouped_by_class() -> Any:
+    return ps.GroupedBatchSampler(seeded(), [row % 3 for row in range(N)], SIZE, order="class", world_size=1)
+
+
+def token_budget() -> Any:
+    lengths = [3 + row % 7 for row in range(N)]
+    return ps.TokenBudgetBatchSampler(lengths, 8 * SIZE, seed=3, classes=4, world_size=1, rank=0)
+
+
 def batched() -> Any:
     return ps.BatchSampler(seeded(), SIZE, drop_last=False)
 
@@ -79,6 +88,8 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 }
 BATCH_SAMPLERS: dict[str, Callable[[], Any]] = {
     "grouped": grouped,
+    "grouped-class": grouped_by_class,
+    "token-budget": token_budget,
     "batch": batched,
     "iterations": iterations,
     "iterations-grouped": iterations_of_groups,

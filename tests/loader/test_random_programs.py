@@ -167,7 +167,10 @@ OF_SAMPLES = [
     "rank-dataset-block",
     "mp-dataset",
 ]
-OF_BATCHES = ["grouped", "grouped-torch", "grouped-first", "grouped-random", "grouped-repeated"]
+OF_BATCHES = [
+    *("grouped", "grouped-torch", "grouped-first", "grouped-class", "grouped-random", "grouped-repeated"),
+    "token-budget",
+]
 
 
 def stream_of(make: Any, setup: Setup, epoch: int, *, samples: bool) -> list[Any]:

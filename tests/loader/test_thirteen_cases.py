@@ -148,6 +148,12 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "grouped": lambda: {
         "batch_sampler": ps.GroupedBatchSampler(ps.DistributedSampler(range(N), 1, 0, seed=3), [0, 1, 2] * 8, 3)
     },
+    "class": lambda: {
+        "batch_sampler": ps.GroupedBatchSampler(
+            ps.DistributedSampler(range(N), 1, 0, "global", seed=3), [0, 1, 2] * 8, 3, order="class"
+        )
+    },
+    "budget": lambda: {"batch_sampler": ps.TokenBudgetBatchSampler([3, 1, 2] * 8, 6, seed=3, world_size=1, rank=0)},
     "weighted": lambda: {"sampler": ps.WeightedRandomSampler([1.0, 2.0] * 12, N, seed=3), "batch_size": 3},
     "endless": lambda: {"sampler": ps.InfiniteSampler(range(N), seed=3, rank=0, world_size=1), "batch_size": 3},
 }

@@ -11,7 +11,13 @@ import pytest
 import torch.distributed as dist
 
 from penstock.errors import PartitionError
-from penstock.samplers import DistributedSampler, GroupedBatchSampler, InfiniteSampler, SequentialSampler
+from penstock.samplers import (
+    DistributedSampler,
+    GroupedBatchSampler,
+    InfiniteSampler,
+    SequentialSampler,
+    TokenBudgetBatchSampler,
+)
 
 GROUPS = [0, 1] * 10
 
@@ -19,6 +25,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "distributed": lambda **given: DistributedSampler(range(20), shuffle="global", **given),
     "infinite": lambda **given: InfiniteSampler(range(20), **given),
     "grouped": lambda **given: GroupedBatchSampler(SequentialSampler(range(20)), GROUPS, 2, **given),
+    "token-budget": lambda **given: TokenBudgetBatchSampler([3, 5] * 10, 10, **given),
     "grouped-distributed": lambda **given: GroupedBatchSampler(
         DistributedSampler(range(20), shuffle="global", **given), GROUPS, 2
     ),

@@ -23,6 +23,7 @@ from penstock.samplers import (
     IterationBasedBatchSampler,
     RandomSampler,
     SequentialSampler,
+    TokenBudgetBatchSampler,
     WeightedRandomSampler,
 )
 from penstock.samplers.batch import batch_plan_of
@@ -33,6 +34,7 @@ __all__ = ["BATCHES", "CASES", "SAMPLES", "Case", "N", "Told", "of_generator"]
 N = 37
 WEIGHTS = np.random.default_rng(0).exponential(size=N)
 GROUPS = (np.arange(N) * 7) % 3
+LENGTHS = (np.arange(N) * 11) % 29 + 3
 Make = Callable[[int, int, Manifest], Any]
 
 
@@ -124,6 +126,10 @@ def _of_share(world: int, rank: int, manifest: Manifest) -> SequentialSampler:
 
 def _grouped(sampler: Any, size: int = 4, **options: Any) -> GroupedBatchSampler:
     return GroupedBatchSampler(sampler, GROUPS, size, **options)
+
+
+def _budget(world: int, rank: int, **options: Any) -> TokenBudgetBatchSampler:
+    return TokenBudgetBatchSampler(LENGTHS, 60, classes=5, seed=3, world_size=world, rank=rank, **options)
 
 
 def _alone(sampler: Any, **options: Any) -> GroupedBatchSampler:
@@ -232,6 +238,15 @@ BATCHES: dict[str, Case] = {
     "grouped, weighted": Case(lambda w, r, m: _alone(WeightedRandomSampler(WEIGHTS, 60, seed=2))),
     "grouped, list": Case(lambda w, r, m: _grouped(list(range(N)), world_size=w, rank=r), ranks=True),
     "grouped, by epoch": Case(lambda w, r, m: _grouped(ByEpoch(range(N)), world_size=w, rank=r), ranks=True),
+    "grouped, class": Case(lambda w, r, m: _grouped(_dealt(w, r), order="class"), ranks=True),
+    "grouped, class, drop": Case(lambda w, r, m: _grouped(_dealt(w, r), order="class", drop_last=True), ranks=True),
+    "grouped, class, uneven": Case(
+        lambda w, r, m: _grouped(_dealt(w, r, remainder="uneven"), order="class"), ranks=True
+    ),
+    "grouped, class, random": Case(lambda w, r, m: _alone(RandomSampler(range(N), **_GLOBAL), order="class")),
+    "token budget": Case(lambda w, r, m: _budget(w, r), ranks=True),
+    "token budget, drop": Case(lambda w, r, m: _budget(w, r, drop_last=True), ranks=True),
+    "token budget, uneven": Case(lambda w, r, m: _budget(w, r, remainder="uneven"), ranks=True),
     "iterations": Case(lambda w, r, m: _iterations(_batched(_dealt(w, r))), ranks=True),
     "iterations, start": Case(lambda w, r, m: _iterations(_batched(_dealt(w, r)), 25, 13), ranks=True),
     "iterations, grouped": Case(lambda w, r, m: _iterations(_grouped(_dealt(w, r))), ranks=True),

@@ -15,12 +15,13 @@ import typer
 from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_figures, print_json, spread
 from penstock.cli.plan_options import AssumedOptions, JobOptions
 from penstock.cli.plots import check_plot
+from penstock.cli.quantities import count
 from penstock.wording import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from penstock.planning import Epoch, Plan
+    from penstock.planning import Epoch, Job, Plan, TokenBatches
 
 __all__ = ["command"]
 
@@ -32,6 +33,12 @@ def command(
     run: JobOptions,
     assumed: AssumedOptions,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the plan into this file (matplotlib).")] = None,
+    lengths: Annotated[
+        Path | None, typer.Option("--lengths", help="Tokens of each sample, an .npy file, for --max-tokens.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", parser=count, metavar="N", help="Plan batches of so many tokens, too.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Plan a run: batches, memory, cache, what limits it, how well it mixes, how soon it resumes.
@@ -46,11 +53,15 @@ def command(
 
         check_matplotlib()  # said now, not after everything else
         check_plot(plot)
+    batches = _token_batches(job, lengths, max_tokens)
     plan = make_plan(job, assumptions)
     if as_json:
-        print_json({**asdict(plan), "nodes": job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}})
+        more = {} if batches is None else {"token_batches": asdict(batches)}
+        print_json({**asdict(plan), "nodes": job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}, **more})
     else:
         _print(plan)
+        if batches is not None:
+            console().print(pairs(f"Batches of {batches.max_tokens:,} tokens", _token_rows(batches)))
     if plot is not None:
         from penstock.cli.plan_plot import draw
 
@@ -75,6 +86,33 @@ def _print(plan: Plan) -> None:
     for note in plan.notes:
         out.print(note)
     out.print("Memory of processes, start-up and hand-over are assumed as measured on a small machine: see --help.")
+
+
+def _token_batches(job: Job, lengths: Path | None, max_tokens: int | None) -> TokenBatches | None:
+    """Return the batches within a budget of tokens, if both options for them are there."""
+    from penstock.planning import token_batches
+
+    if lengths is None or max_tokens is None:
+        if lengths is not None or max_tokens is not None:
+            raise typer.BadParameter("--lengths FILE and --max-tokens N belong together")
+        return None
+    found = token_batches(lengths, max_tokens, ranks=job.ranks, remainder=job.remainder)
+    if found.samples + found.too_long != job.samples:
+        told = f"{lengths} has {found.samples + found.too_long:,} lengths, and --samples says {job.samples:,}"
+        raise typer.BadParameter(told)
+    return found
+
+
+def _token_rows(found: TokenBatches) -> list[tuple[str, str]]:
+    samples = found.samples / found.batches if found.batches else 0
+    rows = [
+        ("batches of a rank", f"{found.batches_rank:,} of {found.batches:,}, with {samples:,.1f} samples on average"),
+        ("padding", f"{found.padding:.2%} at most, with {counted(found.classes, 'class')} of lengths"),
+        ("of the budget", f"{found.use:.1%} are tokens of samples"),
+    ]
+    if found.too_long:
+        rows.append(("too long", f"{counted(found.too_long, 'sample')}, which are left out here"))
+    return rows
 
 
 def _time(seconds: float) -> str:

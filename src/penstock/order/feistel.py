@@ -33,9 +33,12 @@ class Feistel:
     Args:
         a, b: sizes of the halves, at most 2**31.
         round_keys: 32 bits for each of the `ROUNDS` rounds.
+
+    For indices of many domains at once, each may be an array of uint32 with one value an index; such a network has no
+    tables.
     """
 
-    def __init__(self, a: int, b: int, round_keys: Sequence[int]) -> None:
+    def __init__(self, a: Any, b: Any, round_keys: Sequence[Any] | npt.NDArray[np.uint32]) -> None:
         self.a = a
         self.b = b
         self._round_keys = round_keys

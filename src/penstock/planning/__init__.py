@@ -6,8 +6,10 @@
 * `resources`: memory, the index on disk, start-up and resume.
 * `rates`: what storage, processors and the hand-over allow, and which of them limits.
 * `plan`: all of it.
+* `token_batches`: batches within a budget of tokens, from the lengths of all samples.
 
-Everything is a pure function of a few numbers; nothing is measured but the order itself. `penstock plan` prints it.
+Everything but the last is a pure function of a few numbers; nothing is measured but the order itself. `penstock plan`
+prints it.
 
 >>> plan = make_plan(Job(samples=1_281_167, sample_bytes=110_000, ranks=16, batch_size=256, step_s=0.2))
 >>> plan.dealing.batches, plan.dealing.padded, plan.memory.index_bytes
@@ -22,6 +24,7 @@ from penstock.planning.job import Assumptions, Job
 from penstock.planning.plan import Plan, make_plan
 from penstock.planning.rates import Epoch, Needs, epochs_of, needs_of
 from penstock.planning.resources import Memory, StartUp, memory_of, start_up_of
+from penstock.planning.token_batches import TokenBatches, token_batches
 
 __all__ = [
     "Assumptions",
@@ -33,6 +36,7 @@ __all__ = [
     "Needs",
     "Plan",
     "StartUp",
+    "TokenBatches",
     "check_dealing",
     "deal",
     "epochs_of",
@@ -41,4 +45,5 @@ __all__ = [
     "memory_of",
     "needs_of",
     "start_up_of",
+    "token_batches",
 ]

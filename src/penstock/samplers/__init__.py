@@ -22,6 +22,7 @@ __all__ = [
     "IterationBasedBatchSampler",
     "RandomSampler",
     "SequentialSampler",
+    "TokenBudgetBatchSampler",
     "WeightedRandomSampler",
     "aspect_ratio_groups",
     "make_batch_data_sampler",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.samplers.iterations import IterationBasedBatchSampler
     from penstock.samplers.random import RandomSampler
     from penstock.samplers.sequential import SequentialSampler
+    from penstock.samplers.token_budget import TokenBudgetBatchSampler
     from penstock.samplers.weighted import WeightedRandomSampler
 
 __getattr__, __dir__ = lazy.names(
@@ -52,6 +54,7 @@ __getattr__, __dir__ = lazy.names(
         "IterationBasedBatchSampler": "iterations",
         "RandomSampler": "random",
         "SequentialSampler": "sequential",
+        "TokenBudgetBatchSampler": "token_budget",
         "WeightedRandomSampler": "weighted",
         "aspect_ratio_groups": "factory",
         "make_batch_data_sampler": "factory",

@@ -16,8 +16,10 @@ import xxhash
 from penstock import distributed
 from penstock.errors import SamplerError, StateError
 from penstock.order import ORDER_VERSION, Partition
+from penstock.order.class_batches import ClassBatches, EpochBatches
+from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
-from penstock.plan.epoch import Batch, BatchEpochPlan
+from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan
 from penstock.plan.reader import Wish
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.distributed import DistributedSampler
@@ -26,6 +28,7 @@ from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion,
 from penstock.samplers.identity import data_of, fingerprint_identity, fingerprint_of, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
 from penstock.samplers.plans import plan_of
+from penstock.samplers.random import RandomSampler
 from penstock.samplers.shares import dealer, is_share, refuse_chance, refuse_share
 from penstock.samplers.streams import ExternalStream, JobStream, Stream
 
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["GroupedBatchSampler", "group_ids_of"]
 
 _CHUNK = 1 << 16
-_ORDERS = {"completion": by_completion, "first": by_first}
+_REPLAYED = {"completion": by_completion, "first": by_first}
+_ORDERS = (*_REPLAYED, "class")
 
 
 class GroupedBatchSampler(EpochBatchSampler):
@@ -53,7 +57,9 @@ class GroupedBatchSampler(EpochBatchSampler):
         drop_last: leave out batches that are not full, and the last full ones that do not go round.
         order: ``"completion"``: a batch is given out when it is full, in memory of a chunk plus groups x batch_size;
             partial batches come at the end. ``"first"``: in the order of their first members, as maskrcnn-benchmark
-            does, which has to hold the whole stream (about 40 bytes an index).
+            does, which has to hold the whole stream (about 40 bytes an index). ``"class"``: by arithmetic, in random
+            order: each epoch permutes the samples of every group, and all batches. The sampler has to be ours with
+            ``shuffle="global"``, and gives its seed and ranks; a resume begins at once.
         world_size, rank: with other samplers; by default from torch.distributed, RANK and WORLD_SIZE, or 1 and 0, found
             when they are first needed. ``world_size=1``: the batches are this rank's alone, and nothing is dealt.
 
@@ -80,8 +86,8 @@ class GroupedBatchSampler(EpochBatchSampler):
 
     The state is the number of global batches had and the state of the sampler at the beginning of the pass: elastic in
     the number of ranks. A resume forms the batches again from the beginning of the epoch, at some 10 million indices
-    per second, and every rank forms all of them. Over a sampler that is neither ours nor torch's it
-    is exact if that repeats its order, and refused if not.
+    per second, and every rank forms all of them; with ``order="class"`` it costs nothing. Over a sampler that is
+    neither ours nor torch's it is exact if that repeats its order, and refused if not.
 
     >>> batches = GroupedBatchSampler(range(7), [0, 1, 0, 1, 0, 0, 1], 2, world_size=1, rank=0)
     >>> list(batches), len(batches)
@@ -135,6 +141,8 @@ class GroupedBatchSampler(EpochBatchSampler):
         self._shown_at: Any = "nothing"
         self._check_size()
         self._refuse_share(self._world.peek().world_size)
+        if order == "class":
+            _refuse_other_orders(sampler)
 
     @property
     def world_size(self) -> int:
@@ -162,14 +170,14 @@ class GroupedBatchSampler(EpochBatchSampler):
     def repeated(self) -> list[int]:
         """Numbers of the global batches that are given out twice in the present pass, to fill up its last round."""
         run = self._reader.peek()
-        assert isinstance(run, _Grouped)
+        assert isinstance(run, _Grouped | ClassBatchPlan)
         return run.repeated
 
     @property
     def length_varies(self) -> bool:
         """Whether epochs can have different numbers of batches: where the stream is no permutation."""
         run = self._reader.whole()
-        assert isinstance(run, _Grouped)
+        assert isinstance(run, _Grouped | ClassBatchPlan)
         return run.rounds is None
 
     # As a plan.
@@ -269,8 +277,34 @@ class GroupedBatchSampler(EpochBatchSampler):
         refuse_chance(self.sampler, self.world_size)
         stream: Stream = entropy
         if self.inner is not None:
-            stream = JobStream(self.inner.bind(self._inner_cursor(cursor), entropy))
+            inside = self.inner.bind(self._inner_cursor(cursor), entropy)
+            if self.order == "class":
+                return self._bind_classes(inside, cursor)
+            stream = JobStream(inside)
         return _Grouped(self, stream, cursor.consumed)
+
+    def _bind_classes(self, inside: EpochPlan, cursor: Cursor) -> ClassBatchPlan:
+        """Return the batches of all samples, by arithmetic."""
+        inner = inside.cursor(0)
+        if inner.consumed:
+            raise StateError(
+                f"the state that the {type(self.sampler).__name__} was given is of the middle of an epoch, and "
+                "order='class' has batches of whole epochs: load the state of this GroupedBatchSampler"
+            )
+        rank, world_size = self._world.get()
+        run = EpochBatches(self._cuts, inside.seed or 0, inside.epoch)
+        partition = Partition(len(run), world_size, rank, remainder=self.remainder, consumed=cursor.consumed)
+        seed, epoch = inside.seed, inside.epoch
+        return ClassBatchPlan(run, self._classes, partition, self._identity(), seed=seed, epoch=epoch, sampler=inner)
+
+    @cached_property
+    def _cuts(self) -> ClassBatches:
+        starts = np.concatenate([[0], np.cumsum(self.groups.sizes())])
+        return ClassBatches(starts, np.full(self.groups.count, self.batch_size), drop_last=self.drop_last)
+
+    @cached_property
+    def _classes(self) -> SampleClasses:
+        return SampleClasses(self.groups.ids, self.groups.count, digest=self._digest)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor that a state of any number of ranks holds."""
@@ -278,7 +312,7 @@ class GroupedBatchSampler(EpochBatchSampler):
             state, of="GroupedBatchSampler", plan=self._identity(), unit="batch", sampler=self._read_inside
         )
         run = self.bind(self.whole(cursor), self.draw(cursor, None, None))
-        assert isinstance(run, _Grouped)
+        assert isinstance(run, _Grouped | ClassBatchPlan)
         # Where indices repeat, the number of batches is that epoch's own, and counting them reads the whole stream.
         if run.rounds is not None and cursor.consumed > run.total:
             raise StateError(
@@ -339,7 +373,7 @@ class _Grouped(BatchEpochPlan):
         self._stream = stream
         self._consumed = consumed
         self._groups, self._batch_size = sampler.groups, sampler.batch_size
-        self._drop_last, self._form = sampler.drop_last, _ORDERS[sampler.order]
+        self._drop_last, self._form = sampler.drop_last, _REPLAYED[sampler.order]
         self._rank, self._world_size = sampler._world.get()
         self._remainder = sampler.remainder
         self._count, self._identity = sampler._count, sampler._identity()
@@ -423,6 +457,17 @@ def _open_sizes(path: str | os.PathLike[str]) -> Sizes:
 
 def _ours(sampler: Any) -> bool:
     return isinstance(sampler, EpochSampler)
+
+
+def _refuse_other_orders(sampler: Any) -> None:
+    """Raise for a sampler that is no random order of all samples by (seed, epoch)."""
+    known = isinstance(sampler, DistributedSampler | RandomSampler) and sampler.shuffle == "global"
+    if not known or (isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples is not None)):
+        raise SamplerError(
+            "order='class' computes its batches from a seed and an epoch, and takes a penstock.DistributedSampler or "
+            f"RandomSampler of all samples with shuffle='global', not this {type(sampler).__name__}: use one, or "
+            "order='completion'"
+        )
 
 
 def _refuse_other_streams(sampler: Any) -> None:

@@ -35,6 +35,7 @@ from penstock.samplers import (
     IterationBasedBatchSampler,
     RandomSampler,
     SequentialSampler,
+    TokenBudgetBatchSampler,
     WeightedRandomSampler,
 )
 
@@ -63,6 +64,11 @@ def _generator() -> torch.Generator:
 
 def _grouped(sampler: Any, n: int, size: int = 4, **options: Any) -> GroupedBatchSampler:
     return GroupedBatchSampler(sampler, np.resize(GROUPS, n), size, **options)
+
+
+def _budget(n: int, world: int, rank: int, **options: Any) -> TokenBudgetBatchSampler:
+    lengths = np.resize(np.random.default_rng(1).integers(1, 30, N), n)
+    return TokenBudgetBatchSampler(lengths, 60, seed=3, classes=5, world_size=world, rank=rank, **options)
 
 
 def _foreign_batches(n: int) -> Any:
@@ -128,6 +134,13 @@ CASES: dict[str, Case] = {
         lambda n, w, r: _grouped(WeightedRandomSampler(_weights(n), 60, seed=2), n, world_size=1, rank=0)
     ),
     "grouped-foreign": Case(lambda n, w, r: _grouped(list(range(n)), n, world_size=w, rank=r), elastic=True),
+    "grouped-class": Case(lambda n, w, r: _grouped(_distributed(n, w, r), n, order="class"), elastic=True),
+    "grouped-class-drop": Case(
+        lambda n, w, r: _grouped(RandomSampler(range(n), shuffle="global"), n, 3, order="class", drop_last=True)
+    ),
+    "token-budget": Case(_budget, elastic=True),
+    "token-budget-drop": Case(lambda n, w, r: _budget(n, w, r, drop_last=True)),
+    "iterations-token-budget": Case(lambda n, w, r: IterationBasedBatchSampler(_budget(n, w, r), 25)),
     "iterations": Case(lambda n, w, r: IterationBasedBatchSampler(BatchSampler(_distributed(n, w, r), 4, False), 25)),
     "iterations-start": Case(
         lambda n, w, r: IterationBasedBatchSampler(BatchSampler(_distributed(n, w, r), 4, False), 25, 13)

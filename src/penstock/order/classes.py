@@ -1,0 +1,110 @@
+"""`ClassShuffle`: samples permuted within classes, such as those of similar length, all classes in one pass.
+
+The samples stand in a row, class after class. ``starts`` says where each class begins; a keyed permutation of its own
+moves the samples of each class, and none leaves it::
+
+    starts     0       4     7        12
+    class      0 0 0 0 1 1 1 2 2 2 2 2
+    shuffled   2 0 3 1 6 4 5 9 11 7 10 8
+
+A look-up is one Feistel network whose sizes and keys are those of each index's class (`penstock.order.feistel`), with
+cycle walking. So it costs the same for one class and for ten thousand.
+
+Promises: a bijection that keeps each class; memory of 50 bytes a class; the same on every machine, frozen by golden
+vectors in the tests under `ORDER_VERSION`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import OrderError
+from penstock.hashing import mix, mix_array
+from penstock.order.feistel import ROUNDS, Feistel, Indices
+from penstock.order.permutation import MAX_N, Inverse, normalise
+
+__all__ = ["ClassShuffle", "class_of"]
+
+_BLOCK = 32768  # indices worked on at once, so that they stay in the cache
+
+
+class ClassShuffle:
+    """A permutation of ``range(starts[0], starts[-1])`` that keeps every class.
+
+    Args:
+        starts: where each class begins, and the end of the last: int64 of shape (classes + 1,), not descending.
+        key: any integer, taken modulo 2**64.
+
+    Raises:
+        OrderError: starts that are negative or descend.
+
+    ``shuffle[i]`` takes an int or an integer array, and ``shuffle.inverse[j]`` finds where an element went. Cost: 0.2
+    microseconds an index in large arrays.
+
+    >>> shuffle = ClassShuffle([0, 4, 7], key=1)
+    >>> sorted(shuffle[np.arange(4)].tolist()), sorted(shuffle[np.arange(4, 7)].tolist())
+    ([0, 1, 2, 3], [4, 5, 6])
+    >>> shuffle.inverse[shuffle[np.arange(7)]].tolist()
+    [0, 1, 2, 3, 4, 5, 6]
+    """
+
+    def __init__(self, starts: npt.ArrayLike, key: int) -> None:
+        self.starts: Indices = np.asarray(starts, dtype=np.int64)
+        sizes = np.diff(self.starts)
+        if not len(self.starts) or self.starts[0] < 0 or self.starts[-1] > MAX_N or (sizes < 0).any():
+            raise OrderError("starts of classes ascend from 0 or more to 2**62 at most")
+        self.key = key
+        self._sizes = sizes.view(np.uint64)
+        # As of a `Permutation`: a * b >= n, and fewer than a elements too many.
+        a = np.array([math.isqrt(n - 1) + 1 if n else 1 for n in sizes.tolist()], dtype=np.int64)
+        self._a, self._b = a.astype(np.uint32), (-(-sizes // a)).astype(np.uint32)
+        numbers = np.arange(len(sizes), dtype=np.uint64)
+        self._keys = np.stack([mix_array(mix(key, r), numbers) for r in range(ROUNDS)]).astype(np.uint32)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self._look_up(index, Feistel.encrypt)
+
+    @cached_property
+    def inverse(self) -> Inverse:
+        """The inverse bijection, indexed in the same way."""
+        return Inverse(len(self), lambda index: self._look_up(index, Feistel.decrypt))
+
+    def _look_up(self, index: Any, walk: Any) -> Any:
+        result = normalise(index, len(self))
+        flat = result.reshape(-1)
+        if flat.size and int(flat.min()) < self.starts[0]:
+            raise IndexError(f"index {int(flat.min())} is out of range: the first class begins at {self.starts[0]}")
+        for begin in range(0, flat.size, _BLOCK):
+            self._walk(flat[begin : begin + _BLOCK], walk)
+        return int(result) if result.ndim == 0 else result
+
+    def _walk(self, flat: Indices, walk: Any) -> None:
+        """Replace indices by where they go."""
+        classes = class_of(self.starts, flat)
+        begins = self.starts[classes]
+        flat -= begins
+        local, sizes, left = flat.view(np.uint64), self._sizes[classes], np.arange(flat.size)
+        while left.size:
+            which = classes[left]
+            network = Feistel(self._a[which], self._b[which], self._keys[:, which])
+            local[left] = walk(network, local[left])
+            left = left[local[left] >= sizes[left]]
+        flat += begins
+
+
+def class_of(starts: Indices, places: Indices) -> Indices:
+    """Return the class that each place is in; empty classes have none."""
+    return np.searchsorted(starts, places, side="right") - 1

@@ -1,0 +1,167 @@
+"""`ClassBatchPlan`: one epoch of batches by class, as a function of position; the plan of several samplers.
+
+    number in the epoch -> batch -> slots -> places in the class index -> rows        `batches`
+    row -> place -> slot -> batch -> number in the epoch                              `inverse`
+
+Nothing is replayed: a plan that begins in the middle of an epoch costs what one at its beginning does. The position of
+a sample is its slot, which is the same one for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.order import Partition
+from penstock.order.class_batches import EpochBatches
+from penstock.order.permutation import Indices
+from penstock.plan.cursor import Cursor, State
+from penstock.plan.epoch import Batch, BatchEpochPlan
+from penstock.storage.class_index import ClassIndex
+
+__all__ = ["ClassBatchPlan", "ClassKeys", "SampleClasses"]
+
+_LARGEST_BLOCK = 64  # batches that are computed together
+
+
+class ClassKeys(Protocol):
+    """The class of each sample: an array, or anything that gives arrays for slices and for arrays of rows."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: Any, /) -> npt.NDArray[Any]: ...
+
+
+class SampleClasses:
+    """Samples by class, and back. The index is opened when the first sample is asked for.
+
+    Args:
+        keys: the class of each sample.
+        count: classes.
+        digest: what the keys are known by, see `ClassIndex.open`.
+        cache_dir: folder of the index.
+
+    A copy, in this process or another, opens the index for itself.
+    """
+
+    def __init__(
+        self, keys: ClassKeys, count: int, *, digest: str, cache_dir: str | os.PathLike[str] | None = None
+    ) -> None:
+        self.keys = keys
+        self.count = count
+        self._digest = digest
+        self._cache_dir = cache_dir
+
+    @cached_property
+    def index(self) -> ClassIndex:
+        """All rows by class, a mapped file that is made at first use."""
+        return ClassIndex.open(self.keys, self.count, cache_dir=self._cache_dir, digest=self._digest)
+
+    def rows(self, places: Indices) -> Indices:
+        """Return the samples at places of the index: int64 of their shape."""
+        return self.index.rows[places].astype(np.int64)
+
+    def places(self, rows: Indices) -> Indices:
+        """Return the places of samples in the index: int64 of their shape."""
+        return self.index.find(rows, self.keys[rows])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "index"}
+
+
+class ClassBatchPlan(BatchEpochPlan):
+    """The batches of one epoch on one rank.
+
+    Args:
+        run: the batches of the epoch, all ranks together.
+        samples: which samples they hold.
+        partition: which batches are this rank's.
+        identity: what a cursor belongs to, see `Cursor.plan`.
+        seed: of the samples' generators.
+        epoch: the number of the epoch.
+        sampler: the cursor of the plan inside, if there is one.
+    """
+
+    rounds: int | None = 1
+
+    def __init__(
+        self,
+        run: EpochBatches,
+        samples: SampleClasses,
+        partition: Partition,
+        identity: State,
+        *,
+        seed: int | None,
+        epoch: int,
+        sampler: Cursor | None = None,
+    ) -> None:
+        self._run = run
+        self._samples = samples
+        self._partition = partition
+        self._identity = identity
+        self.seed = seed
+        self.epoch = epoch
+        self._sampler = sampler
+
+    @property
+    def total(self) -> int:
+        """Batches of the whole epoch, all ranks together, without repeats."""
+        return len(self._run)
+
+    @property
+    def repeated(self) -> list[int]:
+        """Numbers of the batches that are given out twice, to fill up the last round."""
+        repeated: list[int] = self._partition.repeated.tolist()
+        return repeated
+
+    def __len__(self) -> int:
+        return len(self._partition)
+
+    def __iter__(self) -> Iterator[Batch]:
+        begin, size = 0, 1  # the first batch comes at once
+        while begin < len(self):
+            yield from self.batches(begin, begin + size)
+            begin, size = begin + size, min(_LARGEST_BLOCK, size * 2)
+
+    def batches(self, start: int, stop: int) -> list[Batch]:
+        """Return the batches ``start`` to ``stop`` of this rank, clipped to its share."""
+        return self._batches(self._partition.positions(start, stop))
+
+    def batch(self, number: int) -> Batch:
+        """Return the batch with this number in the epoch, whichever rank has it."""
+        (found,) = self._batches(np.array([range(self.total)[number]]))
+        return found
+
+    def _batches(self, numbers: Indices) -> list[Batch]:
+        laps, numbers = np.divmod(numbers, max(1, self.total))
+        slots, counts = self._run.slots(numbers)
+        rows = self._samples.rows(self._run.places(slots)).tolist()
+        # Batches that fill up the last round are other samples to their generators.
+        positions = slots + np.repeat(laps * len(self._samples.keys), counts)
+        ends = np.cumsum(counts).tolist()
+        begins = [0, *ends[:-1]]
+        return [(rows[a:b], positions[a:b]) for a, b in zip(begins, ends, strict=True)]
+
+    def inverse(self, rows: npt.ArrayLike) -> tuple[Indices, Indices]:
+        """Return where samples are: the number in the epoch of their batch, and their position in it; int64 arrays.
+
+        Both are -1 for samples that no batch has.
+        """
+        places = self._samples.places(np.asarray(rows, dtype=np.int64))
+        # Samples that belong to no batch of any epoch stand before the first class of the plan.
+        first = self._run.batches.starts[0]
+        found = places >= first
+        slots, numbers = np.full_like(places, -1), np.full_like(places, -1)
+        slots[found] = self._run.slots_of(places[found])
+        numbers[found] = self._run.numbers(slots[found])
+        slots[numbers < 0] = -1
+        return numbers, slots
+
+    def cursor(self, count: int) -> Cursor:
+        consumed = self._partition.consumed_after(count)
+        return Cursor(epoch=self.epoch, consumed=consumed, unit="batch", plan=self._identity, sampler=self._sampler)

@@ -1,0 +1,120 @@
+"""Lengths of samples: an array, a mapped ``.npy`` file, or the areas of images.
+
+Slices and arrays of rows give int64 arrays. Memory: an array is the user's own and is not copied; files are mapped.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import SamplerError, StateError
+from penstock.order.permutation import Indices
+from penstock.samplers.identity import fingerprint_of
+from penstock.storage.class_index import digest_of
+from penstock.storage.mapped import MappedFiles, look_at
+
+if TYPE_CHECKING:
+    from penstock.images.sizes import Sizes
+
+__all__ = ["SampleLengths", "lengths_of"]
+
+
+class SampleLengths(abc.ABC):
+    """One integer for each sample."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def __getitem__(self, part: Any, /) -> Indices:
+        """Return the lengths of a slice of the samples, or of an array of them."""
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all lengths, whatever type and place they come in: one pass over them."""
+        return digest_of(self)
+
+
+class _OfArray(SampleLengths):
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, part: Any, /) -> Indices:
+        lengths: Indices = self._array[part].astype(np.int64)
+        return lengths
+
+
+class _OfFile(SampleLengths):
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._files = MappedFiles([look_at(path, None)])
+        (self._file,) = self._files.files
+        _check(self._file.dtype, self._file.shape, self._file.path)
+
+    def __len__(self) -> int:
+        return self._file.shape[0]
+
+    def __getitem__(self, part: Any, /) -> Indices:
+        lengths: Indices = self._files.array(0)[part].astype(np.int64)
+        return lengths
+
+
+class _OfImages(SampleLengths):
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes.widths)
+
+    def __getitem__(self, part: Any, /) -> Indices:
+        areas: Indices = self._sizes.widths[part].astype(np.int64)
+        areas *= self._sizes.heights[part]
+        return areas
+
+
+def lengths_of(source: Any, *, data: Any = None) -> SampleLengths:
+    """Return the lengths that a user gives: array, path of an ``.npy`` file, or `Sizes`, of which the areas count.
+
+    Args:
+        source: as above.
+        data: the data set whose samples have these lengths, if it is known.
+
+    Raises:
+        SamplerError: they are no integers in one dimension, or not one for each sample.
+        StateError: sizes that were measured from another manifest than that of the data.
+        DataFileError, DataFileIOError: the file cannot be read.
+    """
+    if isinstance(source, str | os.PathLike):
+        lengths: SampleLengths = _OfFile(source)
+    elif hasattr(source, "widths") and hasattr(source, "heights"):
+        here, there = fingerprint_of(data), source.fingerprint
+        if here is not None and here != there:
+            raise StateError(
+                f"these image sizes belong to another manifest or an older version of it: their fingerprint is {there} "
+                f"and that of the data set {here}; measure again with: penstock manifest sizes FILE"
+            )
+        lengths = _OfImages(source)
+    else:
+        array = np.asarray(source)
+        array = array.astype(np.int64) if not array.size else array
+        _check(array.dtype.str, array.shape, "lengths")
+        lengths = _OfArray(array)
+    if data is not None and len(data) != len(lengths):
+        raise SamplerError(f"there are {len(lengths)} lengths for a data set of {len(data)} samples: one for each")
+    return lengths
+
+
+def _check(dtype: str, shape: tuple[int, ...], name: str) -> None:
+    kind = np.dtype(dtype)
+    if len(shape) != 1 or kind.kind not in "iu":
+        raise SamplerError(
+            f"{name} must be a one-dimensional array of integers, one per sample, got {kind} of shape {shape}"
+        )
