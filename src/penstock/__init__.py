@@ -31,6 +31,7 @@ _HOMES = {
     "Manifest": "manifest",
     "Mixture": "datasets",
     "OnError": "loader",
+    "PackedDataset": "datasets",
     "Partition": "order",
     "Permutation": "order",
     "RandomSampler": "samplers",
@@ -51,6 +52,7 @@ _HOMES = {
     "TokenBudgetBatchSampler": "samplers",
     "TokenDataset": "datasets",
     "WeightedRandomSampler": "samplers",
+    "collate_packed": "datasets",
     "generator": "random",
     "make_batch_data_sampler": "samplers",
     "make_data_sampler": "samplers",
@@ -81,6 +83,7 @@ __all__ = [
     "Manifest",
     "Mixture",
     "OnError",
+    "PackedDataset",
     "Partition",
     "Permutation",
     "RandomSampler",
@@ -101,6 +104,7 @@ __all__ = [
     "TokenBudgetBatchSampler",
     "TokenDataset",
     "WeightedRandomSampler",
+    "collate_packed",
     "generator",
     "make_batch_data_sampler",
     "make_data_sampler",
@@ -120,6 +124,7 @@ if TYPE_CHECKING:
         MDSDataset,
         Mixture,
         MPDataset,
+        PackedDataset,
         RankDataset,
         RankServerDataset,
         ServerDataset,
@@ -127,6 +132,7 @@ if TYPE_CHECKING:
         Subset,
         TableDataset,
         TokenDataset,
+        collate_packed,
     )
     from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
     from penstock.manifest import Manifest, Record

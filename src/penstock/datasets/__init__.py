@@ -15,6 +15,7 @@ __all__ = [
     "MDSDataset",
     "MPDataset",
     "Mixture",
+    "PackedDataset",
     "RankDataset",
     "RankServerDataset",
     "ServerDataset",
@@ -22,6 +23,7 @@ __all__ = [
     "Subset",
     "TableDataset",
     "TokenDataset",
+    "collate_packed",
 ]
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.datasets.images import ImageDataset, LoadImage
     from penstock.datasets.mds import MDSDataset
     from penstock.datasets.mixture import Mixture
+    from penstock.datasets.packed import PackedDataset, collate_packed
     from penstock.datasets.rank import RankDataset
     from penstock.datasets.raw import LoadBytes
     from penstock.datasets.server import RankServerDataset, ServerDataset
@@ -49,6 +52,7 @@ __getattr__, __dir__ = lazy.names(
         "MDSDataset": "mds",
         "MPDataset": "stream",
         "Mixture": "mixture",
+        "PackedDataset": "packed",
         "RankDataset": "rank",
         "RankServerDataset": "server",
         "ServerDataset": "server",
@@ -56,5 +60,6 @@ __getattr__, __dir__ = lazy.names(
         "Subset": "subset",
         "TableDataset": "tables",
         "TokenDataset": "tokens",
+        "collate_packed": "packed",
     },
 )

@@ -6,7 +6,6 @@ the fingerprint of the data and the text of the expression.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from penstock.plan.filter import CHUNK, KeptRows, Mask
 from penstock.progress import progress_bar
 from penstock.tables.table import TableFiles
 
-__all__ = ["Filterable", "filtered_parts", "kept_rows"]
+__all__ = ["Filterable", "HasColumns", "kept_rows"]
 
 _ROWS = 1 << 16  # of which the columns are in memory at once
 
@@ -98,20 +97,6 @@ def kept_rows(keep: Any, of: Filterable) -> KeptRows:
         "keep takes a mask (one truth value for each row), an array of row numbers, the path of an .npy file with one "
         f"of these, or an expression over columns such as pyarrow.compute.field('label') > 3; got {_said(keep, array)}"
     )
-
-
-def filtered_parts(keep: Any, datasets: Sequence[Any]) -> list[Any]:
-    """Return each data set with those of its rows that ``keep`` says, of all rows one data set after the other."""
-    from penstock.datasets.subset import Subset
-
-    if isinstance(keep, pc.Expression):
-        return [Subset(dataset, keep) for dataset in datasets]
-    ends = np.cumsum([0, *map(len, datasets)]).tolist()
-    kept = kept_rows(keep, Filterable(None, ends[-1], None, lambda rows: rows))
-    return [
-        Subset(dataset, kept.between(begin, end))
-        for dataset, (begin, end) in zip(datasets, itertools.pairwise(ends), strict=True)
-    ]
 
 
 def _said(keep: Any, array: Any) -> str:

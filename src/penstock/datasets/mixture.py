@@ -248,19 +248,41 @@ class Mixture(SourceDataset):
     def filtered(self, keep: Any) -> Mixture:
         """Return the mixture of the filtered sources, see `penstock.Subset`: rows are those of the sources, one source
         after the other."""
-        from penstock.datasets.keep import filtered_parts
+        from penstock.datasets.subset import filtered_parts
 
         return self.over(filtered_parts(keep, self._rows.datasets))
 
     def over(self, datasets: Sequence[Any]) -> Mixture:
         """Return a mixture of other data sets with the same weights, order and share."""
-        return Mixture(
-            list(zip(datasets, self._weights, strict=True)),
-            mode=self._mode,
-            stop=self._stop,
-            schedule=self._schedule or None,
-            **self._options,
-        )
+        return self._again(datasets, self._weights, self._stop, self._schedule)
+
+    def rescaled(self, datasets: Sequence[Any], ratios: Sequence[Fraction]) -> Mixture:
+        """Return a mixture of other data sets in which a sample of each source has become ``ratio`` samples.
+
+        Weights, the length of an epoch and the positions of the schedule are rescaled, so that each source keeps its
+        part of the samples that there were.
+        """
+        if self._mode != "proportion":
+            scaled = self._mode == "choose"
+            weights = [Fraction(round(w * r)) if scaled else w for w, r in zip(self._weights, ratios, strict=True)]
+            return self._again(datasets, weights, self._stop, [])
+        stages = [(0, self._weights), *self._schedule]
+        new: list[list[Fraction]] = [[w * r for w, r in zip(of, ratios, strict=True)] for _, of in stages]
+        scales = [sum(scaled) / Fraction(sum(of)) for scaled, (_, of) in zip(new, stages, strict=True)]
+        ends = [*(begin for begin, _ in stages[1:]), None]
+
+        def rescaled(position: int) -> int:
+            lasts = (position if end is None else min(position, end) for end in ends)
+            parts = zip(scales, stages, lasts, strict=True)
+            return round(sum((scale * max(0, last - begin) for scale, (begin, _), last in parts), Fraction(0)))
+
+        later = [(rescaled(begin), scaled) for (begin, _), scaled in zip(stages[1:], new[1:], strict=True)]
+        stop = self._stop if isinstance(self._stop, str | None) else max(1, rescaled(self._stop))
+        return self._again(datasets, new[0], stop, later)
+
+    def _again(self, datasets: Sequence[Any], weights: Sequence[Fraction], stop: Any, schedule: Any) -> Mixture:
+        pairs = list(zip(datasets, weights, strict=True))
+        return Mixture(pairs, mode=self._mode, stop=stop, schedule=schedule or None, **self._options)
 
 
 class _MixturePlan(SharePlan):

@@ -195,6 +195,22 @@ class SourceDataset(BatchedDataset):
             return self._items(records)
         return load_each(self.load, records, keys)
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether items can be asked for by the rows of the source: not those that a subclass makes by itself."""
+        own = type(self).load_samples
+        return not self.own_items and own is SourceDataset.load_samples
+
+    def load_rows(self, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+        """Return the items of rows, whatever the order: of the source, or of those that filters keep.
+
+        Args:
+            rows: 0 to ``plan.samples - 1``.
+            keys: of their generators; None where the caller's scope is to hold.
+        """
+        records = self.source.records(self.plan.kept(np.asarray(rows, dtype=np.int64)))
+        return self._items(records) if self.load is None else load_each(self.load, records, keys)
+
     def records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[Any]:
         """Return the source's records at these indices, whatever ``load`` makes of them."""
         view = self.plan.view(place)

@@ -14,23 +14,27 @@ Memory: none for each row in any process; see `penstock.plan.filter.KeptRows`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
+import pyarrow.compute as pc
 import xxhash
 from torch.utils.data import IterableDataset
 from torch.utils.data import Subset as TorchSubset
 
 from penstock.datasets.keep import Filterable, kept_rows
+from penstock.datasets.rows import load_rows, row_count
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.filter import KeptRows
-from penstock.random import in_sample, sample_scope
+from penstock.random import in_sample
 from penstock.samplers.identity import fingerprint_of
 from penstock.sources.batched import BatchedDataset
 
-__all__ = ["Subset"]
+__all__ = ["Subset", "filtered_parts"]
 
 
 class Subset(BatchedDataset, TorchSubset[Any]):
@@ -121,26 +125,9 @@ class Subset(BatchedDataset, TorchSubset[Any]):
     def load_samples(self, indices: Sequence[int], keys: Sequence[int] | None, **into: Any) -> list[Any]:
         """Return the items at several indices, each made in the scope of its key."""
         rows, dataset = self.rows(indices).tolist(), self.dataset
-        if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]
+        if into and isinstance(dataset, BatchedDataset):
             return list(dataset.load_samples(rows, keys, **into))  # type: ignore[attr-defined]
-        many = getattr(dataset, "__getitems__", None)
-        if keys is None or in_sample():
-            return list(many(rows)) if many is not None else [dataset[row] for row in rows]
-        with sample_scope(keys[0] if keys else 0) as scope:
-            if many is not None:
-                return list(many(rows))
-            items = []
-            for row, key in zip(rows, keys, strict=True):
-                scope.move(key)
-                items.append(self._item(row))
-            return items
-
-    def _item(self, row: int) -> Any:
-        try:
-            return self.dataset[row]
-        except Exception as error:
-            error.add_note(f"while loading row {row} of {type(self.dataset).__name__}")
-            raise
+        return load_rows(dataset, rows, None if in_sample() else keys)
 
     def fetch_batch(self, indices: Sequence[int], keys: Sequence[int] | None, empty: Any) -> Any:
         """Return the batch of the items at several indices, see `penstock.sources.batched.BatchedDataset`."""
@@ -156,3 +143,15 @@ def filterable(dataset: Any) -> Filterable:
         )
     source = getattr(dataset, "source", getattr(dataset, "manifest", dataset))
     return Filterable.of(source, fingerprint_of(dataset), len(dataset))
+
+
+def filtered_parts(keep: Any, datasets: Sequence[Any]) -> list[Any]:
+    """Return each data set with those of its rows that ``keep`` says, of all rows one data set after the other."""
+    if isinstance(keep, pc.Expression):
+        return [Subset(dataset, keep) for dataset in datasets]
+    ends = np.cumsum([0, *map(row_count, datasets)]).tolist()
+    kept = kept_rows(keep, Filterable.of(None, None, ends[-1]))
+    return [
+        Subset(dataset, kept.between(begin, end))
+        for dataset, (begin, end) in zip(datasets, itertools.pairwise(ends), strict=True)
+    ]

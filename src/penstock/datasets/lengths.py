@@ -1,0 +1,121 @@
+"""Lengths of documents: those that somebody gives, those that a data set knows, or a column of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from penstock.datasets.rows import row_count, rows_behind
+from penstock.errors import ConfigError
+from penstock.order.permutation import Indices
+from penstock.samplers.identity import fingerprint_of
+from penstock.samplers.lengths import SampleLengths, lengths_of
+from penstock.storage import cache_root, file_lock, write_atomically
+
+__all__ = ["document_lengths"]
+
+_ROWS = 1 << 16  # of a column in memory at once
+
+
+def document_lengths(dataset: Any, given: Any) -> SampleLengths:
+    """Return the number of tokens of each document of a data set.
+
+    Args:
+        dataset: the documents.
+        given: an array, the path of an ``.npy`` file, the name of a column, or None for the data set's own. Of a
+            filtered data set they may be those of all its documents.
+
+    Raises:
+        ConfigError: nobody knows the lengths, or there is no such column.
+        SamplerError: they are no integers.
+    """
+    from penstock.datasets.subset import Subset
+
+    count = row_count(dataset)
+    if isinstance(given, SampleLengths) and len(given) == count:
+        return given
+    if isinstance(dataset, Subset):
+        return _known(given, count) or _Some(document_lengths(dataset.dataset, given), dataset.kept.find, count)
+    kept = rows_behind(dataset)
+    found = _known(given, count) if kept is not None else None
+    if found is not None:
+        return found
+    every = _given(dataset, given)
+    return every if kept is None else _Some(every, kept, count)
+
+
+def _known(given: Any, count: int) -> SampleLengths | None:
+    """Return lengths that are of these documents already."""
+    if given is None or isinstance(given, str | os.PathLike):
+        return None
+    lengths = given if isinstance(given, SampleLengths) else lengths_of(given)
+    return lengths if len(lengths) == count else None
+
+
+def _given(dataset: Any, given: Any) -> SampleLengths:
+    if isinstance(given, SampleLengths):
+        return given
+    if isinstance(given, str) and not given.endswith(".npy"):
+        return _column(dataset, given)
+    if given is None:
+        given = getattr(dataset, "lengths", None)
+        if given is None:
+            raise ConfigError(
+                f"nobody says how long the documents of this {type(dataset).__name__} are: give lengths=, an array, "
+                "the path of an .npy file or the name of a column; or give the data set an attribute lengths"
+            )
+    return lengths_of(given)
+
+
+class _Some(SampleLengths):
+    """The lengths of some rows."""
+
+    def __init__(self, every: SampleLengths, rows: Callable[[Indices], Indices], count: int) -> None:
+        self._every, self._rows, self._count = every, rows, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, part: Any, /) -> Indices:
+        rows = np.arange(*part.indices(self._count)) if isinstance(part, slice) else np.asarray(part, dtype=np.int64)
+        return self._every[self._rows(rows)]
+
+
+def _column(dataset: Any, name: str) -> SampleLengths:
+    """Return a column as lengths, which is read once, and kept in the user's cache."""
+    from penstock.datasets.keep import HasColumns
+
+    source = getattr(dataset, "source", dataset)
+    if not isinstance(source, HasColumns) or name not in source.columns:
+        has = f"its columns are {', '.join(source.columns)}" if isinstance(source, HasColumns) else "it has no columns"
+        raise ConfigError(f"there is no column {name!r} in this {type(dataset).__name__}: {has}")
+    said = f"{fingerprint_of(source)} {len(source)} {name}"  # type: ignore[arg-type]
+    path = cache_root() / "lengths" / f"{xxhash.xxh3_128_hexdigest(said.encode())}.npy"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        with file_lock(path):
+            if not path.exists():
+                _write(source, name, path)
+    return lengths_of(path)
+
+
+def _write(source: Any, name: str, path: Path) -> None:
+    from penstock.tables.table import TableFiles
+
+    n = len(source)
+    with write_atomically(path) as out:
+        np.lib.format.write_array_header_1_0(out, {"descr": "<i8", "fortran_order": False, "shape": (n,)})
+        for begin in range(0, n, _ROWS):
+            rows = np.arange(begin, min(begin + _ROWS, n))
+            table = source.take(rows, [name]) if isinstance(source, TableFiles) else source.take(rows)
+            values = (
+                table[name].to_numpy(zero_copy_only=False) if isinstance(source, TableFiles) else table[name].to_numpy()
+            )
+            if values.dtype.kind not in "iu":
+                raise ConfigError(f"column {name!r} holds {values.dtype}, and lengths are integers without nulls")
+            out.write(values.astype("<i8").tobytes())

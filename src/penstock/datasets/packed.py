@@ -1,0 +1,352 @@
+"""`PackedDataset`: documents of different lengths, put together into sequences of one length without waste.
+
+documents = DocumentDataset("tokens")                       # any map-style data set of documents will do
+packs = PackedDataset(documents, 8192, seed=0)
+for batch in DataLoader(packs, batch_size=8, num_workers=4):
+    batch["input_ids"]                                      # int64 (8, 8192)
+
+Which documents fit together follows from their lengths alone, so the packs of an epoch are arithmetic
+(`penstock.order.packing`)::
+
+    position -> pack -> ranks of its lengths -> documents, others in each epoch
+
+Promises: each token of each document once an epoch, on any number of ranks; 99.9 % real tokens and more; any batch at
+once, wherever a run is resumed. Memory: a few MB for the types of packs; the documents by length are one mapped file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, Unpack, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.datasets.lengths import document_lengths
+from penstock.datasets.mixture import Mixture
+from penstock.datasets.packs import PackedDocuments, PackPlan, Packs
+from penstock.datasets.rows import load_rows
+from penstock.datasets.source_dataset import Redealt, SourceDataset
+from penstock.errors import ConfigError, DataFileError, PartitionError
+from penstock.hashing import mix
+from penstock.order.packing import PackOrder
+from penstock.order.permutation import Indices, normalise
+from penstock.plan.share import MiniEpoch
+from penstock.plan.share_options import DealOptions, check_share
+from penstock.random import in_sample, load_each
+from penstock.samplers.identity import shares_in
+from penstock.samplers.lengths import SampleLengths
+from penstock.stages import stage
+
+__all__ = ["IGNORED", "PackedDataset", "collate_packed"]
+
+IGNORED = -100
+"""The label of a position that no loss is for, as torch's cross entropy has it."""
+
+_OPTIONS = DealOptions.__annotations__.keys()
+
+
+class PackedDataset(SourceDataset, Redealt):
+    """The packs of one rank, as a map-style data set of exactly that length.
+
+    Args:
+        dataset: the documents: any map-style data set of whole data, not of one rank's share. An item is one row of
+            integers (tensor, array or list), or a dict with that under ``input_ids``. Of a `penstock.Mixture` the
+            result is a mixture of packs, see below.
+        capacity: tokens of a pack. A longer document is cut into full packs and a remainder, which is packed with
+            others.
+        lengths: tokens of each document: an array, the path of an ``.npy`` file, or the name of a column of the data
+            set. By default the data set's own ``lengths``.
+        max_documents: in a pack.
+        pad_token: what stands behind the last document of a pack that is not full.
+        balance: packs of a rank's batch. Those of each global batch are then dealt to ranks by what attention costs
+            (the sum of squares of document lengths), so that no rank waits long for another. The global batch stays
+            the same set of packs.
+        load: ``load(pack)`` makes the item of the dict, inside the scope of the pack's own `penstock.generator`.
+        rank, world_size, process_group, mini_epochs, seed, remainder: see `penstock.RankDataset`.
+
+    Raises:
+        ConfigError, PartitionError, SamplerError, OrderError: arguments that make no sense, no lengths, a share of a
+            rank.
+        DataFileError: (on access) a document that is not as long as ``lengths`` says.
+
+    An item is a dict of tensors of int64, padding at the end only:
+
+    * ``input_ids`` (capacity,)
+    * ``labels`` (capacity,): the next token; -100 where a document ends and for padding, which no loss is for
+    * ``position_ids`` (capacity,): 0, 1, 2, ... anew with each document; a piece of a cut one begins at 0, too
+    * ``document_ids`` (capacity,): 0, 1, 2, ... by document; -1 for padding
+    * ``cu_seqlens`` (``max_documents`` or those of the largest pack, + 2,): where documents begin, and the ends of the
+      last one and of the padding; the capacity from there on, so that all have one shape. `collate_packed` makes one
+      row of a batch's.
+
+    Every epoch deals documents anew. Empty documents are in no pack. A state is a few integers, and fits another number
+    of ranks. Making the class index is one pass over the lengths, kept in the user's cache.
+
+    **Mixtures.** ``PackedDataset(Mixture(...), capacity)`` packs each source by itself and mixes packs. Weights,
+    ``stop=``, a schedule and its positions stay those of documents: they become packs by how many of them a document of
+    each source fills. ``Mixture([(PackedDataset(a, n), 0.7), ...])`` has weights of packs, and so of
+    tokens; give all of them the same ``max_documents=``, so that ``cu_seqlens`` have one shape.
+
+    >>> packs = PackedDataset([[1, 2, 3], [4, 5], [6]], 4, lengths=[3, 2, 1], rank=0, world_size=1)
+    >>> sorted(pack["input_ids"].tolist() for pack in packs)
+    [[1, 2, 3, 6], [4, 5, 0, 0]]
+    """
+
+    def __new__(cls, dataset: Any = None, capacity: int = 1, **options: Any) -> PackedDataset:
+        """Return a mixture of packs over a mixture, else a data set of packs."""
+        if cls is PackedDataset and isinstance(dataset, Mixture):
+            return cast(PackedDataset, _packed_mixture(dataset, capacity, **options))
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        dataset: Any,
+        capacity: int,
+        *,
+        lengths: Any = None,
+        max_documents: int | None = None,
+        pad_token: int = 0,
+        balance: int | None = None,
+        load: Callable[[Any], Any] | None = None,
+        **deal: Unpack[DealOptions],
+    ) -> None:
+        check_share(type(self), deal, load, known=_OPTIONS)
+        _check(dataset, capacity, balance)
+        self._options: dict[str, Any] = {
+            "max_documents": max_documents,
+            "pad_token": pad_token,
+            "balance": balance,
+            "load": load,
+            **deal,
+        }
+        self.dataset = dataset
+        """The documents."""
+        self._given = lengths
+        self._packs = Packs(dataset, capacity, document_lengths(dataset, lengths), max_documents)
+        self.capacity = capacity
+        self.pad_token = pad_token
+        super().__init__(self._packs, PackPlan(self._packs, balance, **deal), load)
+        self.pure = self.pure and bool(getattr(dataset, "pure", False))
+        self.releases_gil = bool(getattr(dataset, "releases_gil", False))
+        self.fork_safe = bool(getattr(dataset, "fork_safe", True))
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return ()
+
+    # What there is.
+
+    @property
+    def packs(self) -> int:
+        """How many packs an epoch has, of all ranks together."""
+        return len(self._packs.layout)
+
+    @property
+    def fill(self) -> float:
+        """The share of real tokens in all packs."""
+        return self._packs.layout.tokens / max(1, self.packs * self.capacity)
+
+    @property
+    def lengths(self) -> SampleLengths:
+        """The number of tokens of each document."""
+        return self._packs.lengths
+
+    def documents(self, packs: npt.ArrayLike, turn: int | None = None) -> PackedDocuments:
+        """Return the documents of packs.
+
+        Args:
+            packs: numbers of packs, 0 to ``self.packs - 1``: int64 of shape (n,). `rows` gives those of indices.
+            turn: of which epoch, by default the present one.
+        """
+        return self._packs.documents(normalise(packs, self.packs), self._order(turn))
+
+    def packs_of(self, row: int, turn: int | None = None) -> Indices:
+        """Return the packs that hold the document of a row, in the order of its tokens; of a long one several.
+
+        Args:
+            row: of the data set of documents.
+            turn: of which epoch, by default the present one.
+        """
+        return self._order(turn).packs_of(self._packs.place_of(row))
+
+    def _order(self, turn: int | None) -> PackOrder:
+        return self._packs.order(self.seed, self.epoch if turn is None else turn)
+
+    def costs(self, packs: npt.ArrayLike) -> Indices:
+        """Return what attention over packs costs: the sums of squares of their documents' lengths."""
+        return self._packs.costs(normalise(packs, self.packs))
+
+    # Items.
+
+    def __getitem__(self, index: int) -> Any:
+        return PackedDataset.__getitems__(self, [index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the packs at several indices at once."""
+        return PackedDataset.load_samples(self, indices, None if in_sample() else self.keys(indices))
+
+    def load_samples(
+        self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None = None
+    ) -> list[Any]:
+        """Return the packs at several indices, each made in the scope of its key."""
+        view = self.plan.view(place)
+        return self.load_turn(view.epoch, view.rows(normalise(indices, len(view))).tolist(), keys)
+
+    def load_turn(self, turn: int, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+        """Return packs by number as an epoch has them, each made in the scope of its key."""
+        found = self.documents(np.asarray(rows, dtype=np.int64), turn)
+        tokens = self._tokens(found, keys)
+        splits = found.splits.tolist()
+        packs = [self._pack(tokens[begin:end]) for begin, end in itertools.pairwise(splits)]
+        return packs if self.load is None else load_each(self.load, packs, keys)
+
+    def _tokens(self, found: PackedDocuments, keys: Sequence[int] | None) -> list[torch.Tensor]:
+        """Return the tokens of each piece. A document of several pieces is read once."""
+        rows, first, where = np.unique(found.rows, return_index=True, return_inverse=True)
+        own = None
+        if keys is not None:
+            of_pack = np.repeat(np.arange(len(keys)), np.diff(found.splits))
+            own = [mix(keys[of_pack[at]], at) for at in first.tolist()]
+        with stage("read"):
+            items = load_rows(self.dataset, rows.tolist(), own)
+        expected = self._packs.lengths[rows].tolist()
+        documents = [_document(*args) for args in zip(items, expected, rows.tolist(), strict=True)]
+        spans = zip(where.tolist(), found.begins.tolist(), found.lengths.tolist(), strict=True)
+        return [documents[at][begin : begin + length] for at, begin, length in spans]
+
+    def _pack(self, documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        lengths = [len(document) for document in documents]
+        used = sum(lengths)
+        ids = torch.full((self.capacity,), self.pad_token, dtype=torch.int64)
+        torch.cat(documents, out=ids[:used])
+        ends = np.cumsum(lengths)
+        labels = torch.full_like(ids, IGNORED)
+        labels[: used - 1] = ids[1:used]
+        labels[ends - 1] = IGNORED
+        document_ids = torch.full_like(ids, -1)
+        document_ids[:used] = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+        positions = np.arange(self.capacity)
+        positions[:used] -= np.repeat(ends - lengths, lengths)
+        positions[used:] -= used
+        bounds = torch.full((self._packs.bounds,), self.capacity, dtype=torch.int64)
+        bounds[0] = 0
+        bounds[1 : len(ends) + 1] = torch.from_numpy(ends)
+        return {
+            "input_ids": ids,
+            "labels": labels,
+            "position_ids": torch.from_numpy(positions),
+            "document_ids": document_ids,
+            "cu_seqlens": bounds,
+        }
+
+    # Filters.
+
+    def filtered(self, keep: Any) -> SourceDataset:
+        """Return the packs of some of the documents, see `penstock.Subset`."""
+        from penstock.datasets.subset import Subset
+
+        return PackedDataset(Subset(self.dataset, keep), self.capacity, lengths=self._given, **self._options)
+
+
+def collate_packed(packs: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    """Return a batch of packs with the bounds of all documents in one row, as kernels for varying lengths take them.
+
+    ``cu_seqlens`` is int32 of shape (documents + 1,) over the batch seen as one sequence of ``len(packs) * capacity``
+    tokens, padding counted as a document; ``max_seqlen`` is the length of the longest document, an int. All else is
+    stacked.
+
+    >>> packs = PackedDataset([[1, 2, 3], [4, 5], [6]], 4, lengths=[3, 2, 1], rank=0, world_size=1)
+    >>> collate_packed([packs[0], packs[1]])["cu_seqlens"].dtype
+    torch.int32
+    """
+    capacity = len(packs[0]["input_ids"])
+    batch: dict[str, Any] = {
+        name: torch.stack([pack[name] for pack in packs]) for name in packs[0] if name != "cu_seqlens"
+    }
+    bounds = torch.cat([torch.unique(pack["cu_seqlens"])[:-1] + i * capacity for i, pack in enumerate(packs)])
+    bounds = torch.cat([bounds, bounds.new_tensor([capacity * len(packs)])])
+    batch["cu_seqlens"] = bounds.to(torch.int32)
+    batch["max_seqlen"] = int(bounds.diff().max())
+    return batch
+
+
+def _check(dataset: Any, capacity: Any, balance: Any) -> None:
+    if not isinstance(capacity, int) or capacity < 1:
+        raise ConfigError(f"capacity is the number of tokens in a pack, 1 or more, got {capacity!r}")
+    if balance is not None and (not isinstance(balance, int) or balance < 1):
+        raise ConfigError(f"balance is the number of packs in a rank's batch, 1 or more, got {balance!r}")
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigError(f"a PackedDataset takes documents with length and items, got a {type(dataset).__name__}")
+    if isinstance(dataset, Redealt):
+        raise ConfigError(f"a {type(dataset).__name__} is packed already: give the documents")
+    share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
+    if share is not None:
+        raise PartitionError(
+            f"the documents are one rank's share of a {type(share).__name__}, and the PackedDataset shares out packs: "
+            "give it the whole, with rank=0, world_size=1"
+        )
+
+
+def _document(item: Any, expected: int, row: int) -> torch.Tensor:
+    """Return the tokens of a document."""
+    ids = item["input_ids"] if isinstance(item, dict) else item
+    tokens = torch.as_tensor(ids)
+    if tokens.ndim != 1 or len(tokens) != expected:
+        raise DataFileError(
+            f"document {row} has {len(tokens) if tokens.ndim == 1 else tuple(tokens.shape)} tokens, and lengths= says "
+            f"{expected}: count the lengths again, of these documents and this tokenizer"
+        )
+    return tokens.to(torch.int64)
+
+
+def _packed_mixture(mixture: Mixture, capacity: int, *, lengths: Any = None, **options: Any) -> Mixture:
+    """Return the mixture of packs that `PackedDataset` makes of a mixture of documents.
+
+    Args:
+        mixture: of documents.
+        capacity: tokens of a pack.
+        lengths: None for those that the sources know, a list with those of each source, or an array of all, one source
+            after the other.
+        options: of each `PackedDataset`; how packs are shared out is the mixture's.
+
+    Raises:
+        ConfigError: options that the mixture decides, lengths that fit no source.
+    """
+    wrong = sorted(
+        options.keys() & {"balance", "rank", "world_size", "process_group", "mini_epochs", "seed", "remainder"}
+    )
+    if wrong:
+        raise ConfigError(
+            f"{wrong[0]}= of a packed mixture is that of the Mixture, or cannot be had: leave it out here"
+        )
+    sources = mixture.sources
+    parts = [
+        PackedDataset(source, capacity, lengths=own, rank=0, world_size=1, seed=number, **options)
+        for number, (source, own) in enumerate(zip(sources, _split(lengths, sources), strict=True))
+    ]
+    for part in parts:
+        part._packs.bounds = max(other._packs.bounds for other in parts)
+    ratios = [Fraction(part.packs, max(1, len(part.lengths))) for part in parts]
+    return mixture.rescaled(parts, ratios)
+
+
+def _split(lengths: Any, sources: Sequence[Any]) -> list[Any]:
+    """Return the lengths of each source."""
+    if lengths is None:
+        return [None] * len(sources)
+    if (
+        isinstance(lengths, list | tuple)
+        and len(lengths) == len(sources)
+        and not all(isinstance(n, int) for n in lengths)
+    ):
+        return list(lengths)
+    every = np.load(lengths, mmap_mode="r") if isinstance(lengths, str) else np.asarray(lengths)
+    ends = np.cumsum([0, *map(len, sources)])
+    if every.shape != (int(ends[-1]),):
+        raise ConfigError(
+            f"there are lengths of shape {every.shape} for {int(ends[-1])} documents of {len(sources)} sources"
+        )
+    return [every[begin:end] for begin, end in itertools.pairwise(ends.tolist())]

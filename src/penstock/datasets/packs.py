@@ -1,0 +1,188 @@
+"""`Packs`: the packs of a data set of documents as the rows of a source, and `PackPlan`, which deals them to ranks.
+
+pack -> places in the row of classes (`penstock.order.packing`) -> class index -> rows of the documents
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, NamedTuple, Unpack, cast
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.datasets.rows import row_count
+from penstock.errors import ConfigError
+from penstock.order import Order
+from penstock.order.balance import deal_by_cost
+from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
+from penstock.order.permutation import Indices, normalise
+from penstock.plan.class_plan import SampleClasses
+from penstock.plan.share import EpochView, MiniEpoch, SharePlan
+from penstock.plan.share_options import DealOptions
+from penstock.samplers.identity import fingerprint_of
+from penstock.samplers.lengths import SampleLengths
+from penstock.wording import counted
+
+__all__ = ["PackPlan", "PackedDocuments", "Packs"]
+
+_CHUNK = 1 << 20
+
+
+class PackedDocuments(NamedTuple):
+    """The documents of some packs, or parts of them, one pack after the other.
+
+    Attributes:
+        rows: of the data set of documents: int64 of shape (pieces,).
+        begins: the first token of each piece in its document.
+        lengths: tokens of each piece.
+        splits: where the pieces of each pack begin, and the end: int64 of shape (packs + 1,).
+    """
+
+    rows: Indices
+    begins: Indices
+    lengths: Indices
+    splits: Indices
+
+
+class Packs:
+    """The packs as the rows of a source: how many there are, and what is in them."""
+
+    def __init__(self, dataset: Any, capacity: int, lengths: SampleLengths, max_documents: int | None) -> None:
+        if len(lengths) != row_count(dataset):
+            raise ConfigError(
+                f"there are {len(lengths)} lengths for {counted(row_count(dataset), 'document')}: one for each"
+            )
+        self.lengths = lengths
+        classes = PackClasses(capacity, _long(lengths, capacity))
+        digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {capacity} {lengths.digest}".encode())
+        self._samples = SampleClasses(_Keys(lengths, classes), classes.count, digest=digest)
+        self.layout = PackLayout(classes, self._samples.index.starts, max_documents=max_documents)
+        identity = [PACK_ORDER, capacity, lengths.digest, max_documents, fingerprint_of(dataset)]
+        self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
+        self.bounds = (max_documents or self.layout.most) + 2
+        """Entries of an item's ``cu_seqlens``."""
+        self._said = f"<{counted(len(self.layout), 'pack')} of {capacity} tokens: {dataset!r}>"
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def __repr__(self) -> str:
+        return self._said
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Never: with more documents, others stand together."""
+        return False
+
+    def records(self, rows: Indices) -> list[int]:
+        """Return the numbers of packs: what they hold depends on the epoch."""
+        return list(rows.tolist())
+
+    def order(self, seed: int, epoch: int) -> PackOrder:
+        """Return the packs of an epoch."""
+        return _order(self.layout, seed, epoch)
+
+    def documents(self, packs: Indices, order: PackOrder) -> PackedDocuments:
+        """Return the documents of packs in an epoch."""
+        found = order.pieces(packs)
+        return PackedDocuments(self._samples.rows(found.places), *found[1:])
+
+    def place_of(self, row: int) -> int:
+        """Return where a document stands in the row of classes."""
+        return int(self._samples.places(normalise([row], len(self.lengths)))[0])
+
+    def costs(self, packs: Indices) -> Indices:
+        """Return the sums of squares of the lengths in packs."""
+        found = self.layout.pieces(packs)
+        sums = np.concatenate([[0], np.cumsum(found.lengths**2)])
+        return np.diff(sums[found.splits])
+
+
+class _Keys:
+    """The class of each document, computed from its length when it is asked for."""
+
+    def __init__(self, lengths: SampleLengths, classes: PackClasses) -> None:
+        self._lengths, self._classes = lengths, classes
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, part: Any, /) -> npt.NDArray[Any]:
+        return self._classes.of(self._lengths[part])
+
+
+def _long(lengths: SampleLengths, capacity: int) -> Indices:
+    """Return the different lengths of a pack and more: one pass."""
+    found = np.empty(0, np.int64)
+    for begin in range(0, len(lengths), _CHUNK):
+        chunk = lengths[begin : begin + _CHUNK]
+        if len(chunk) and int(chunk.min()) < 0:
+            row = begin + int(np.flatnonzero(chunk < 0)[0])
+            raise ConfigError(f"document {row} has a length of {chunk[row - begin]}: lengths are 0 or more")
+        found = np.union1d(found, chunk[chunk >= capacity])
+    return found
+
+
+@lru_cache(maxsize=8)
+def _order(layout: PackLayout, seed: int, epoch: int) -> PackOrder:
+    return PackOrder(layout, seed, epoch)
+
+
+class PackPlan(SharePlan):
+    """A share of the packs of an epoch."""
+
+    def __init__(self, packs: Packs, balance: int | None, **deal: Unpack[DealOptions]) -> None:
+        self.balance = balance
+        super().__init__(packs, shuffle="none", **deal)
+
+    def make_order(self, place: MiniEpoch) -> Order:
+        """Return the pack at each position of an epoch."""
+        return cast(Order, self.source.order(self.seed, place.epoch).order)
+
+    def make_view(self, place: MiniEpoch) -> EpochView:
+        """Return the view at a place, with packs dealt by cost if that is wanted."""
+        view = super().make_view(place)
+        if self.balance is not None and view.partition.world_size > 1:
+            window = self.balance * view.partition.world_size
+            view.order = cast(Order, _Balanced(view.order, self.source, view.partition, window))
+        return view
+
+    def _order_in_words(self) -> str:
+        return "packs, documents dealt anew each epoch" + (f", balance {self.balance}" if self.balance else "")
+
+    def agrees_with(self, shuffle: bool | str) -> bool:
+        """Return whether a loader asks for this order: packs always come shuffled."""
+        return shuffle is True or shuffle == "global"
+
+
+class _Balanced:
+    """An order whose windows are global batches, within which packs are dealt to ranks by cost."""
+
+    def __init__(self, order: Order, packs: Packs, partition: Any, window: int) -> None:
+        self._order, self._packs = order, packs
+        self._begin, self._end = partition.begin, min(partition.end, partition.n)
+        self._world, self._window = partition.world_size, window
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, positions: Any) -> Any:
+        places = np.asarray(positions, dtype=np.int64)
+        flat = places.reshape(-1)
+        found = np.empty(flat.size, np.int64)
+        windows = (flat - self._begin) // self._window
+        for number in np.unique(windows).tolist():
+            here = windows == number
+            begin = self._begin + number * self._window
+            if begin < self._begin or begin + self._window > self._end:
+                found[here] = self._order[flat[here]]
+            else:
+                found[here] = self._dealt(begin)[flat[here] - begin]
+        return found.reshape(places.shape) if places.ndim else int(found[0])
+
+    def _dealt(self, begin: int) -> Indices:
+        """Return the packs of a window by place: place p is of rank ``p % world_size``."""
+        packs = self._order[np.arange(begin, begin + self._window)]
+        return packs[deal_by_cost(self._packs.costs(packs), self._world).T.reshape(-1)]

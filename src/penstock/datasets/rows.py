@@ -1,0 +1,62 @@
+"""Items of a map-style data set by the rows of its data, whatever order it has of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.datasets.source_dataset import SourceDataset
+from penstock.order.permutation import Indices
+from penstock.random import sample_scope
+from penstock.sources.batched import BatchedDataset
+
+__all__ = ["load_rows", "row_count", "rows_behind"]
+
+
+def row_count(dataset: Any) -> int:
+    """Return how many rows a data set has: of one rank's share, those of all ranks."""
+    return dataset.plan.samples if _by_rows(dataset) else len(dataset)
+
+
+def rows_behind(dataset: Any) -> Callable[[Indices], Indices] | None:
+    """Return a function from rows of a data set to those of the data that its filters have left; None without one."""
+    filtered = _by_rows(dataset) and dataset.plan.filters
+    return dataset.plan.kept if filtered else None
+
+
+def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+    """Return the items of rows, each made in the scope of its key.
+
+    Args:
+        dataset: any map-style data set. Rows of one of ours with an order of its own are those of its source. Of a
+            subclass that makes its items by itself, they are indices.
+        rows: 0 to ``row_count - 1``.
+        keys: of the items' generators; None where the caller's scope is to hold.
+    """
+    if _by_rows(dataset):
+        return list(dataset.load_rows(rows, keys))
+    if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]
+        return list(dataset.load_samples(rows, keys))  # type: ignore[attr-defined]
+    many = getattr(dataset, "__getitems__", None)
+    if keys is None:
+        return list(many(list(rows))) if many is not None else [_item(dataset, row) for row in rows]
+    with sample_scope(keys[0] if keys else 0) as scope:
+        if many is not None:
+            return list(many(list(rows)))
+        items = []
+        for row, key in zip(rows, keys, strict=True):
+            scope.move(key)
+            items.append(_item(dataset, row))
+        return items
+
+
+def _by_rows(dataset: Any) -> bool:
+    return isinstance(dataset, SourceDataset) and dataset.has_rows
+
+
+def _item(dataset: Any, row: int) -> Any:
+    try:
+        return dataset[row]
+    except Exception as error:
+        error.add_note(f"while loading row {row} of {type(dataset).__name__}")
+        raise
