@@ -16,6 +16,7 @@ _HOMES = {
     "BatchSampler": "samplers",
     "DataLoader": "loader",
     "DistributedSampler": "samplers",
+    "DocumentDataset": "datasets",
     "DpexDataLoader": "loader",
     "Failure": "loader",
     "GroupedBatchSampler": "samplers",
@@ -48,6 +49,7 @@ _HOMES = {
     "TableFiles": "tables",
     "TarWriter": "shards",
     "TokenDataset": "datasets",
+    "TokenizedDataset": "datasets",
     "WeightedRandomSampler": "samplers",
     "generator": "random",
     "make_batch_data_sampler": "samplers",
@@ -55,6 +57,7 @@ _HOMES = {
     "make_order": "order",
     "open": "opening",
     "stage": "stages",
+    "tokenize": "tokenizing",
     "use_generator": "random",
 }
 
@@ -64,6 +67,7 @@ __all__ = [
     "BatchSampler",
     "DataLoader",
     "DistributedSampler",
+    "DocumentDataset",
     "DpexDataLoader",
     "Failure",
     "GroupedBatchSampler",
@@ -96,6 +100,7 @@ __all__ = [
     "TableFiles",
     "TarWriter",
     "TokenDataset",
+    "TokenizedDataset",
     "WeightedRandomSampler",
     "generator",
     "make_batch_data_sampler",
@@ -103,12 +108,14 @@ __all__ = [
     "make_order",
     "open",
     "stage",
+    "tokenize",
     "use_generator",
 ]
 
 if TYPE_CHECKING:
     from penstock.datasets import (
         ArrayDataset,
+        DocumentDataset,
         ImageDataset,
         LoadArray,
         LoadBytes,
@@ -122,6 +129,7 @@ if TYPE_CHECKING:
         ShardDataset,
         TableDataset,
         TokenDataset,
+        TokenizedDataset,
     )
     from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
     from penstock.manifest import Manifest, Record
@@ -144,6 +152,7 @@ if TYPE_CHECKING:
     from penstock.shards.mds import MDSFolder
     from penstock.stages import stage
     from penstock.tables import TableFiles
+    from penstock.tokenizing import tokenize
 
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

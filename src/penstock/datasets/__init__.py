@@ -8,6 +8,7 @@ from penstock import lazy
 
 __all__ = [
     "ArrayDataset",
+    "DocumentDataset",
     "ImageDataset",
     "LoadArray",
     "LoadBytes",
@@ -21,10 +22,12 @@ __all__ = [
     "ShardDataset",
     "TableDataset",
     "TokenDataset",
+    "TokenizedDataset",
 ]
 
 if TYPE_CHECKING:
     from penstock.datasets.arrays import ArrayDataset, LoadArray
+    from penstock.datasets.documents import DocumentDataset
     from penstock.datasets.images import ImageDataset, LoadImage
     from penstock.datasets.mds import MDSDataset
     from penstock.datasets.mixture import Mixture
@@ -34,12 +37,14 @@ if TYPE_CHECKING:
     from penstock.datasets.shards import ShardDataset
     from penstock.datasets.stream import MPDataset
     from penstock.datasets.tables import TableDataset
+    from penstock.datasets.tokenized import TokenizedDataset
     from penstock.datasets.tokens import TokenDataset
 
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
         "ArrayDataset": "arrays",
+        "DocumentDataset": "documents",
         "ImageDataset": "images",
         "LoadArray": "arrays",
         "LoadBytes": "raw",
@@ -53,5 +58,6 @@ __getattr__, __dir__ = lazy.names(
         "ShardDataset": "shards",
         "TableDataset": "tables",
         "TokenDataset": "tokens",
+        "TokenizedDataset": "tokenized",
     },
 )
