@@ -60,6 +60,8 @@ class DocumentFiles(FilesTable):
         self.token_type = np.dtype(token_type)
         self.end_token = end_token
         pairs = [pair for name in expand(files, storage) for pair in self._pairs(name, dtype, storage)]
+        if not pairs:
+            raise DataFileError(f"{expand(files, storage)[0]} holds no documents: its source had no rows")
         for pair in pairs:
             self._check(pair.tokens)
         self._set_up(MappedFiles([pair.tokens for pair in pairs]), _mapped([pair.at for pair in pairs]))
