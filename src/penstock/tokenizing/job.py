@@ -110,6 +110,8 @@ def tokenize(
         raise ConfigError(f"unknown executor={executor!r}: use one of {', '.join(map(repr, EXECUTORS))}")
     if shard_tokens < 1 or (workers is not None and workers < 1):
         raise ConfigError("shard_tokens and workers must be positive")
+    if address is not None and executor != "ray":
+        raise ConfigError("address= is that of a Ray cluster, for executor='ray'")
     encoder = TextTokenizer(tokenizer, append_eos=append_eos, add_special_tokens=add_special_tokens)
     rows, column = _rows(source), column or COLUMN
     check_column(getattr(rows, "columns", None), column)
@@ -263,6 +265,10 @@ def _folder(where: Path, wanted: TokenFolder) -> TokenFolder:
         wanted.write(where)
         return wanted
     found = TokenFolder.read(str(where / NAME))
+    if not found.shards and not found.complete:
+        # Nothing is lost by other options: the first ones may have been a mistake.
+        wanted.write(where)
+        return wanted
     differ = [name for name in ("format", "dtype", "rows") if getattr(found, name) != getattr(wanted, name)]
     differ += [name for name, value in wanted.options.items() if found.options.get(name) != value]
     if differ:

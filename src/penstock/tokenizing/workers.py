@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import ConfigError, WorkerError
+from penstock.errors import WorkerError
 from penstock.processes import process_pool
 from penstock.tokenizing.work import Encoded, Work
 
@@ -30,17 +30,13 @@ def start(work: Work, executor: str, workers: int | None, address: str | None) -
     """Give what runs tasks, and how many workers it has, until the block ends.
 
     Raises:
-        ConfigError: no such executor, or Ray is missing.
+        ConfigError: Ray is missing.
         ClusterError: no cluster.
         WorkerError: (while it runs) a worker was killed.
     """
     if executor == "ray":
         yield _on_ray(work, workers, address)
         return
-    if executor != "process":
-        raise ConfigError(f"unknown executor={executor!r}: use one of {', '.join(map(repr, EXECUTORS))}")
-    if address is not None:
-        raise ConfigError("an address of a cluster is for executor='ray'")
     if workers is None:
         from penstock.loader.cores import cores
 
