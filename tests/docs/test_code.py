@@ -2,9 +2,10 @@
 
 Commands that measure are tested in tests/cli, and are run here with ``PENSTOCK_TEST_FULL=1``; else only understood.
 A block runs in a folder that holds ``train.txt`` (200 rows, class-sorted), ``val.txt`` (50 rows), the images they
-name under ``data/``, and text with a tokenizer. Shell lines that set up or build something are known by their first word and are not run. A server
-is started, asked to stop once it listens, and has to end well. Configuration files name commands and options that are
-there. Blocks marked ``py`` show programs of other libraries, or of a cluster: they compile, and are not run.
+name under ``data/``, and text with a tokenizer. Shell lines that set up or build something are known by their first
+word and are not run. A server is started, asked to stop once it listens, and has to end well. Configuration files name
+commands and options that are there. Blocks marked ``py`` show programs of other libraries, or of a cluster: they
+compile, and are not run.
 """
 
 from __future__ import annotations
