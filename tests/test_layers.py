@@ -17,12 +17,12 @@ LAYERS = (
     {"manifest", "order"},
     {"images", "plan"},
     {"samplers"},
-    {"server", "shards", "sources", "tables"},
+    {"server", "shards", "sources", "tables", "tokens"},
     {"datasets"},
     {"opening"},
     {"loader"},
     {"compat", "integrations", "wds"},
-    {"__main__", "cli", "diagnosis", "planning", "profiling", "quality"},
+    {"__main__", "cli", "diagnosis", "planning", "profiling", "quality", "tokenizing"},
 )
 """Packages and files, from the bottom up; each imports its own layer and those before it. "" is penstock itself."""
 

@@ -16,6 +16,7 @@ _HOMES = {
     "BatchSampler": "samplers",
     "DataLoader": "loader",
     "DistributedSampler": "samplers",
+    "DocumentDataset": "datasets",
     "DpexDataLoader": "loader",
     "Failure": "loader",
     "GroupedBatchSampler": "samplers",
@@ -51,6 +52,7 @@ _HOMES = {
     "TarWriter": "shards",
     "TokenBudgetBatchSampler": "samplers",
     "TokenDataset": "datasets",
+    "TokenizedDataset": "datasets",
     "WeightedRandomSampler": "samplers",
     "collate_packed": "datasets",
     "generator": "random",
@@ -59,6 +61,7 @@ _HOMES = {
     "make_order": "order",
     "open": "opening",
     "stage": "stages",
+    "tokenize": "tokenizing",
     "use_generator": "random",
 }
 
@@ -68,6 +71,7 @@ __all__ = [
     "BatchSampler",
     "DataLoader",
     "DistributedSampler",
+    "DocumentDataset",
     "DpexDataLoader",
     "Failure",
     "GroupedBatchSampler",
@@ -103,6 +107,7 @@ __all__ = [
     "TarWriter",
     "TokenBudgetBatchSampler",
     "TokenDataset",
+    "TokenizedDataset",
     "WeightedRandomSampler",
     "collate_packed",
     "generator",
@@ -111,12 +116,14 @@ __all__ = [
     "make_order",
     "open",
     "stage",
+    "tokenize",
     "use_generator",
 ]
 
 if TYPE_CHECKING:
     from penstock.datasets import (
         ArrayDataset,
+        DocumentDataset,
         ImageDataset,
         LoadArray,
         LoadBytes,
@@ -132,6 +139,7 @@ if TYPE_CHECKING:
         Subset,
         TableDataset,
         TokenDataset,
+        TokenizedDataset,
         collate_packed,
     )
     from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
@@ -156,6 +164,7 @@ if TYPE_CHECKING:
     from penstock.shards.mds import MDSFolder
     from penstock.stages import stage
     from penstock.tables import TableFiles
+    from penstock.tokenizing import tokenize
 
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

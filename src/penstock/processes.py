@@ -13,27 +13,41 @@ import os
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
+from typing import Any
 
 __all__ = ["end_with_parent", "process_pool"]
 
 
 @contextmanager
-def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+def process_pool(
+    workers: int, begin: Callable[..., object] | None = None, *arguments: Any
+) -> Iterator[ProcessPoolExecutor]:
     """Give an executor of so many processes, and end them with the block.
 
     They are started by a fork server, so what they run is a function of a module.
+
+    Args:
+        workers: processes.
+        begin: called in each of them first, with ``arguments``.
     """
     context = get_context("forkserver")
-    pool = ProcessPoolExecutor(workers, context, initializer=end_with_parent, initargs=(os.getpid(),))
+    told = os.getpid(), begin, arguments
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=told)
     try:
         yield pool
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(parent: int, begin: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:
+    end_with_parent(parent)
+    if begin is not None:
+        begin(*arguments)
 
 
 def end_with_parent(parent: int, *, grace: float = 0.0) -> None:

@@ -40,6 +40,7 @@ MISSING: dict[str, list[str]] = {
     "shards pack": [NOBODY, "out"],
     "shards split": [NOBODY, "out-%d.tar"],
     "shards merge": [NOBODY, "out.tar"],
+    "tokenize": [NOBODY, "--tokenizer", NOBODY, "--out", "out"],
     "cache info": ["--folder", NOBODY],
     "cache clear": ["--folder", NOBODY],
     "cache verify": ["--folder", NOBODY],

@@ -1,10 +1,11 @@
 """Every code block of README and docs runs: Python blocks as one script a document, shell blocks line by line.
 
 Commands that measure are tested in tests/cli, and are run here with ``PENSTOCK_TEST_FULL=1``; else only understood.
-A block runs in a folder that holds ``train.txt`` (200 rows, class-sorted), ``val.txt`` (50 rows) and the images they
-name under ``data/``. Shell lines that set up or build something are known by their first word and are not run. A server
-is started, asked to stop once it listens, and has to end well. Configuration files name commands and options that are
-there. Blocks marked ``py`` show programs of other libraries, or of a cluster: they compile, and are not run.
+A block runs in a folder that holds ``train.txt`` (200 rows, class-sorted), ``val.txt`` (50 rows), the images they
+name under ``data/``, and text with a tokenizer. Shell lines that set up or build something are known by their first
+word and are not run. A server is started, asked to stop once it listens, and has to end well. Configuration files name
+commands and options that are there. Blocks marked ``py`` show programs of other libraries, or of a cluster: they
+compile, and are not run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import cv2
 import interpreter_support
 import numpy as np
 import pytest
+import text_support
 from busy_support import HANG
 from interpreter_support import FULL
 
@@ -52,6 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines.append(f"{name} {i // 20}\n")
     (root / "train.txt").write_text("".join(lines))
     (root / "val.txt").write_text("".join(lines[::4]))
+    for name in ("pipes.parquet", "part-0.parquet"):
+        text_support.write_table(root / name, text_support.TEXTS)
+    text_support.tokenizer().save(str(root / "tokenizer.json"))
     return root
 
 

@@ -17,7 +17,11 @@ import penstock as ps
 from penstock.order.permutation import normalise
 from penstock.plan.source import Source
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
+from penstock.sources.documents import DocumentFiles
 from penstock.sources.tokens import TokenFiles
+from penstock.tokens.folder import TokenFolder
+from penstock.tokens.megatron import write_index
+from penstock.tokens.writer import ShardWriter
 
 PER_FILE = 4
 """Rows of a file, where a source has several."""
@@ -76,6 +80,24 @@ def write_tokens(file: Path, numbers: Numbers) -> None:
 def write_documents(file: Path, numbers: Numbers) -> None:
     """Write a document a row, of which the number is the first token."""
     np.save(file, np.array([token for number in numbers for token in (number, number, END)], np.uint16))
+
+
+def write_pair(file: Path, numbers: Numbers) -> None:
+    """Write the same documents as Megatron does."""
+    np.array([token for number in numbers for token in (number, number, END)], np.uint16).tofile(
+        file.with_suffix(".bin")
+    )
+    with file.open("wb") as out:
+        write_index(out, "uint16", [3] * len(numbers))
+
+
+def tokenized(folder: Path, numbers: Numbers) -> Source:
+    """Write documents into a folder, as ``penstock tokenize`` does."""
+    said = TokenFolder("penstock", "uint16", len(numbers), {})
+    with ShardWriter(folder, said, 2 * PER_FILE) as writer:
+        writer.write(np.repeat(np.array(numbers, np.uint16), 2), np.full(len(numbers), 2))
+        writer.finish()
+    return DocumentFiles(folder)
 
 
 def write_tar(file: Path, numbers: Numbers) -> None:
@@ -147,6 +169,13 @@ SOURCES: dict[str, Callable[[Path, Numbers], Source]] = {
     "tokens": lambda folder, numbers: TokenFiles(per_file(folder, "tokens-{}.npy", numbers, write_tokens), 3),
     "documents": lambda folder, numbers: TokenFiles(
         per_file(folder, "tokens-{}.npy", numbers, write_documents), 3, end_token=END
+    ),
+    "documents by an end token": lambda folder, numbers: DocumentFiles(
+        per_file(folder, "tokens-{}.npy", numbers, write_documents), end_token=END
+    ),
+    "documents of a folder": tokenized,
+    "documents of Megatron": lambda folder, numbers: DocumentFiles(
+        per_file(folder, "tokens-{}.idx", numbers, write_pair)
     ),
     "parquet table": lambda folder, numbers: ps.TableFiles(
         per_file(folder, "table-{}.parquet", numbers, write_parquet)

@@ -47,6 +47,12 @@ class _Penstock(Catalog):
         ),
         "manifest": Entry("penstock.cli.manifest", "Data", "Look at, index and check lists of samples."),
         "shards": Entry("penstock.cli.shards", "Data", "Index, look at, check, pack, cut and join tar shards."),
+        "tokenize": Entry(
+            "penstock.cli.tokenize",
+            "Data",
+            "Tokenize text into files, by all cores or a cluster.",
+            "penstock tokenize 'part-*.parquet' --tokenizer tokenizer.json --out tokens",
+        ),
         "cache": Entry("penstock.cli.cache", "Data", "Look after local copies of remote objects."),
         "profile": Entry(
             "penstock.cli.profile",

@@ -8,6 +8,7 @@ from penstock import lazy
 
 __all__ = [
     "ArrayDataset",
+    "DocumentDataset",
     "ImageDataset",
     "LoadArray",
     "LoadBytes",
@@ -23,11 +24,13 @@ __all__ = [
     "Subset",
     "TableDataset",
     "TokenDataset",
+    "TokenizedDataset",
     "collate_packed",
 ]
 
 if TYPE_CHECKING:
     from penstock.datasets.arrays import ArrayDataset, LoadArray
+    from penstock.datasets.documents import DocumentDataset
     from penstock.datasets.images import ImageDataset, LoadImage
     from penstock.datasets.mds import MDSDataset
     from penstock.datasets.mixture import Mixture
@@ -39,12 +42,14 @@ if TYPE_CHECKING:
     from penstock.datasets.stream import MPDataset
     from penstock.datasets.subset import Subset
     from penstock.datasets.tables import TableDataset
+    from penstock.datasets.tokenized import TokenizedDataset
     from penstock.datasets.tokens import TokenDataset
 
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
         "ArrayDataset": "arrays",
+        "DocumentDataset": "documents",
         "ImageDataset": "images",
         "LoadArray": "arrays",
         "LoadBytes": "raw",
@@ -61,5 +66,6 @@ __getattr__, __dir__ = lazy.names(
         "TableDataset": "tables",
         "TokenDataset": "tokens",
         "collate_packed": "packed",
+        "TokenizedDataset": "tokenized",
     },
 )

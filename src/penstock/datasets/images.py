@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock.datasets.loading import Item, LoadImage
+from penstock.datasets.passed_on import OF_THE_SOURCE
 from penstock.datasets.rank import RankDataset
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.stream import MPDataset
@@ -38,24 +39,6 @@ __all__ = ["ImageDataset", "LoadImage"]
 
 Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Gives memory for the images of a batch: of this shape and type, the first dimension the batch."""
-
-# What a data set with an order of its own offers, and a wrapper passes on.
-_OF_THE_SOURCE = frozenset(
-    {"epoch", "load_state_dict", "mini_epoch", "next_mini_epoch", "running", "samples", "seed", "set_epoch"}
-    | {
-        "plan",
-        "rank",
-        "world_size",
-        "place",
-        "set_mini_epoch",
-        "splits_by_rank",
-        "state_dict",
-        "batch_size",
-        "drop_last",
-        "fingerprint",
-        "fork_safe",
-    }
-)
 
 
 class _Records(Protocol):
@@ -217,7 +200,7 @@ class ImageDataset(HasClasses, BatchedDataset):
         return given[0].permute(0, 3, 1, 2) if last else given[0], *default_collate([item[1:] for item in items])
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_THE_SOURCE:
+        if name in OF_THE_SOURCE:
             return getattr(self.source, name)
         if name in ("classes", "class_to_idx"):
             # Python comes here when the property has raised an AttributeError.
@@ -277,7 +260,7 @@ class _ImageStream(HasClasses, StreamDataset):
             yield call_in_scope(key, self.load, record)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_THE_SOURCE:
+        if name in OF_THE_SOURCE:
             return getattr(self.source, name)
         if name in ("classes", "class_to_idx"):
             # Python comes here when the property has raised an AttributeError.

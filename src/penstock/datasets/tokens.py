@@ -24,7 +24,7 @@ from penstock.sources.tokens import TokenFiles
 from penstock.stages import stage
 from penstock.storage import Storage
 
-__all__ = ["TokenDataset"]
+__all__ = ["TokenDataset", "integers"]
 
 Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -85,7 +85,7 @@ class TokenDataset(SourceDataset):
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share, load)
-        self._type = _integers(token_type)
+        self._type = integers(token_type)
         self.tokens = TokenFiles(
             files,
             sequence_length,
@@ -120,8 +120,8 @@ class TokenDataset(SourceDataset):
         return out
 
 
-def _integers(name: str) -> torch.dtype:
-    """The tensors' type."""
+def integers(name: str) -> torch.dtype:
+    """Return the type of tensors of a name; ConfigError if there are none."""
     try:
         kind = np.dtype(name)
         if kind.kind not in "iu":

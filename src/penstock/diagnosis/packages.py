@@ -19,6 +19,7 @@ _EXTRAS = {
     "albumentations": "its augmentations; our own transforms need nothing",
     "prometheus-client": "`penstock serve --metrics-port`, and a loader's metrics",
     "lmdb": "LMDB databases as sources",
+    "tokenizers": "text by a tokenizer.json: TokenizedDataset, `penstock tokenize`",
     "fsspec": "object stores; http:// and https:// work without",
     "s3fs": "s3:// addresses",
     "gcsfs": "gs:// addresses",

@@ -10,12 +10,9 @@ Invariant: where a sequence begins is arithmetic, or one row of a mapped index; 
 
 from __future__ import annotations
 
-import io
 import operator
-import os
-import warnings
 from collections.abc import Iterable
-from pathlib import Path
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -27,14 +24,14 @@ from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.urls import Urls, expand
 from penstock.stages import stage
-from penstock.storage import UNWRITABLE, Storage, cache_root, file_lock, write_atomically
+from penstock.storage import Storage
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
+from penstock.tokens.kept import document_ends, kept_array, said_of
 from penstock.wording import counted
 
 __all__ = ["TokenFiles"]
 
 _ROWS = 128  # gathered at a time, which stay in the cache of the processor until they are written out
-_SCAN = 1 << 22  # tokens looked at at a time for the ends of documents
 
 
 class TokenFiles(FilesTable):
@@ -176,43 +173,18 @@ class TokenFiles(FilesTable):
         found = self._indexes.get(number)
         if found is None:
             file = self.maps.files[number]
-            said = f"{os.path.realpath(file.path)} {tuple(file)[1:]} {self.length} {self.end_token}"
-            path = cache_root() / "tokens" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(said))}.idx"
-            try:
-                found = self._kept_index(number, path)
-            except OSError as error:
-                if error.errno not in UNWRITABLE:
-                    raise
-                warnings.warn(
-                    f"{path}: the index of {file.path} cannot be kept there ({error.strerror}): each process makes one "
-                    "of its own in memory. Free space, or set XDG_CACHE_HOME to another folder",
-                    stacklevel=2,
-                )
-                made = io.BytesIO()
-                self._write_index(number, made)
-                found = np.frombuffer(made.getvalue(), np.int64).reshape(-1, 2)
+            key = f"{said_of(file)} {self.length} {self.end_token}"
+            write = partial(self._write_index, number)
+            found = kept_array(key, np.int64, write, f"the index of {file.path}").reshape(-1, 2)
             self._indexes[number] = found
         return found
 
-    def _kept_index(self, number: int, path: Path) -> npt.NDArray[np.int64]:
-        if not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            with file_lock(path):
-                if not path.exists():
-                    with write_atomically(path) as out:
-                        self._write_index(number, out)
-        return np.memmap(path, np.int64, "r").reshape(-1, 2) if path.stat().st_size else np.empty((0, 2), np.int64)
-
     def _write_index(self, number: int, out: BinaryIO) -> None:
         total, open_at = self.maps.files[number].shape[0], 0
-        for begin in range(0, total, _SCAN):
-            tokens = self.maps.array(number)[begin : begin + _SCAN]
-            ends = np.flatnonzero(tokens == self.end_token) + begin + 1
-            if begin + _SCAN >= total and (not len(ends) or ends[-1] < total):
-                ends = np.append(ends, total)  # the last document needs no end
-            if len(ends):
-                out.write(self._cut(open_at, ends).tobytes())
-                open_at = int(ends[-1])
+        assert self.end_token is not None
+        for ends in document_ends(lambda a, b: self.maps.array(number)[a:b], total, self.end_token):
+            out.write(self._cut(open_at, ends).tobytes())
+            open_at = int(ends[-1])
 
     def _cut(self, start: int, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Sequences of documents that follow each other: the first begins at ``start``, they end at ``ends``."""

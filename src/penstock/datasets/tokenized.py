@@ -1,0 +1,160 @@
+"""`TokenizedDataset`: text tokenized on the fly, a batch at a time, over any map-style data set of text.
+
+text = penstock.open("fineweb-*.parquet", columns=["text"], seed=0)
+tokens = TokenizedDataset(text, "tokenizer.json", append_eos="<|endoftext|>")
+tokens[0]                                           # int64 tensor (tokens,)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+
+from penstock.datasets.passed_on import OF_THE_SOURCE
+from penstock.datasets.source_dataset import SourceDataset
+from penstock.errors import ConfigError
+from penstock.plan.share import MiniEpoch
+from penstock.random import call_in_scope, in_sample, load_each
+from penstock.sources.batched import BatchedDataset
+from penstock.stages import stage
+from penstock.tokens.texts import COLUMN, check_column, text_of
+from penstock.tokens.tokenizer import IdsOf, TextTokenizer
+
+__all__ = ["TokenizedDataset"]
+
+
+class TokenizedDataset(BatchedDataset):
+    """The samples of a data set of text, as tokens.
+
+    Args:
+        source: a map-style data set whose samples are text, or dicts with a column of text: one of ours, such as
+            `TableDataset`, or a user's, down to a list of strings.
+        tokenizer: the path of a ``tokenizer.json`` of `tokenizers` or of a folder with one, a ``tokenizers.Tokenizer``,
+            a fast tokenizer of `transformers`, or any function from text to ids. What it says of padding and truncation
+            is left out.
+        column: that holds the text; ``"text"`` by default.
+        max_length: longer samples are cut to so many tokens, special ones and the end token included.
+        append_eos: the id or the text of a token to put behind each sample.
+        add_special_tokens: have the tokenizer add those that it adds by itself. A function decides by itself.
+        as_dict: items are dicts: the other columns of the sample, and ``input_ids``. By default they are the tokens.
+        load: ``load(item)`` makes the item of that, inside the scope of the sample's own `penstock.generator`.
+
+    Raises:
+        ConfigError: arguments that make no sense; `tokenizers` is not installed (``pip install 'penstock[text]'``); a
+            column that there is not, now where the source knows its columns, else on access.
+        DataFileIOError, DataFileError: a ``tokenizer.json`` that cannot be read; (on access) a sample without text.
+
+    Items are int64 tensors (tokens,) of different lengths, which the default collate function cannot put into one
+    tensor: pack them, or give a ``collate_fn``.
+
+    Order: over a data set of ours it is the order, epoch, rank and state of that one (``tokens.set_epoch``, ``plan``,
+    ``state_dict`` are the source's). Over a user's data set it is a plain map-style data set, which a loader deals to
+    ranks as any other.
+
+    Threads: a batch is encoded at once, by threads of `tokenizers` where this process was started as a program. In
+    worker processes, forked or not, they are not used: there workers are the parallelism, and threads of a parent do
+    not survive a fork. No environment variable is set. With ``TOKENIZERS_PARALLELISM=false`` there are no such threads.
+
+    Cost: a megabyte of text takes 0.2 to 1 second of one core. Text that is read more than once is better tokenized
+    once, by ``penstock tokenize``, which `DocumentDataset` reads. Memory: one copy of the vocabulary in each process.
+
+    >>> dataset = TokenizedDataset(["ab", "abc"], lambda text: [ord(letter) for letter in text], append_eos=0)
+    >>> dataset[1]
+    tensor([97, 98, 99,  0])
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        tokenizer: Any | IdsOf,
+        *,
+        column: str | None = None,
+        max_length: int | None = None,
+        append_eos: int | str | None = None,
+        add_special_tokens: bool = True,
+        as_dict: bool = False,
+        load: Callable[[Any], Any] | None = None,
+    ) -> None:
+        if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+            raise ConfigError(
+                f"TokenizedDataset needs a data set with a length and samples by number, got {type(source).__name__}"
+            )
+        if load is not None and not callable(load):
+            raise ConfigError(f"TokenizedDataset: load= takes a function, or None, got {load!r}")
+        self.source = source
+        """What gives the text, with its order, place and state."""
+        self.column = column or COLUMN
+        if getattr(source, "load", None) is None:
+            check_column(getattr(getattr(source, "source", source), "columns", None), self.column)
+        self.tokenizer = TextTokenizer(
+            tokenizer, max_length=max_length, append_eos=append_eos, add_special_tokens=add_special_tokens
+        )
+        """What makes the ids."""
+        self.as_dict = as_dict
+        self.load = load
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.source!r}"
+
+    @property
+    def pure(self) -> bool:
+        """Whether items depend on their sample and `penstock.generator` alone."""
+        parts = self.own_items, self.tokenizer.is_pure, getattr(self.source, "pure", isinstance(self.source, list))
+        return not parts[0] and all(parts[1:]) and (self.load is None or bool(getattr(self.load, "pure", False)))
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        # A copy goes its own way, see `SourceDataset`.
+        made.source = copy.copy(self.source)
+        return made
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        return TokenizedDataset.__getitems__(self, [index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Several items, encoded at once."""
+        keys = None
+        if isinstance(self.source, SourceDataset) and not in_sample():
+            keys = self.source.keys(indices)
+        return TokenizedDataset.load_samples(self, indices, keys)
+
+    def load_samples(
+        self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None = None
+    ) -> list[Any]:
+        """Return the items at several indices, each made in the scope of its key; at another place of the source than
+        the present one if that is given."""
+        samples = self._samples(indices, keys, place)
+        texts = [text_of(sample, self.column, index) for sample, index in zip(samples, indices, strict=True)]
+        with stage("tokenize"):
+            items: list[Any] = [torch.from_numpy(ids) for ids in self.tokenizer.encode(texts)]
+        if self.as_dict:
+            items = [self._with_columns(sample, ids) for sample, ids in zip(samples, items, strict=True)]
+        return items if self.load is None else load_each(self.load, items, keys)
+
+    def _samples(self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None) -> list[Any]:
+        source = self.source
+        if isinstance(source, BatchedDataset) and (load := getattr(source, "load_samples", None)) is not None:
+            found: list[Any] = load(indices, keys) if place is None else load(indices, keys, place)
+            return found
+        getitems = getattr(source, "__getitems__", None)
+        if getitems is None:
+            return load_each(source.__getitem__, indices, keys)
+        if not keys:
+            return list(getitems(indices))
+        return list(call_in_scope(keys[0], getitems, indices))
+
+    def _with_columns(self, sample: Any, ids: torch.Tensor) -> dict[str, Any]:
+        others = {} if isinstance(sample, str) else {k: v for k, v in sample.items() if k != self.column}
+        return {**others, "input_ids": ids}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OF_THE_SOURCE:
+            return getattr(self.source, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

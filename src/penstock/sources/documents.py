@@ -1,0 +1,249 @@
+"""`DocumentFiles`: documents of tokens, of different lengths, out of memory-mapped files, as a table.
+
+    files = DocumentFiles("tokens")                                         what `penstock tokenize` wrote
+    files = DocumentFiles("corpus_text_document.idx")                       Megatron's pair of .bin and .idx
+    files = DocumentFiles("train.bin", dtype="uint16", end_token=50256)     nanoGPT's: documents end with a token
+    files.records([5, 3])                                                   two int64 tensors
+    files.lengths                                                           tokens of each document
+
+Invariant: where a document is, is one row of a mapped index; nothing is kept for each document.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from penstock.errors import ConfigError, DataFileError
+from penstock.order.permutation import Indices, normalise
+from penstock.shards.urls import Urls, expand
+from penstock.stages import stage
+from penstock.storage import Storage
+from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
+from penstock.tokens.folder import INDEX, NAME, TokenFolder
+from penstock.tokens.kept import document_ends, kept_array, said_of
+from penstock.tokens.megatron import MegatronIndex, read_header
+from penstock.tokens.offsets import OffsetIndex
+from penstock.wording import counted
+
+__all__ = ["DocumentFiles"]
+
+_ROWS = 1 << 20  # documents looked at at a time for their lengths
+
+
+class _Pair(NamedTuple):
+    """A file of tokens, and the index that says where its documents are; None where an end token says it."""
+
+    tokens: MappedFile
+    at: MappedFile | None
+
+
+class DocumentFiles(FilesTable):
+    """The documents of token files, one file after the other. See `DocumentDataset` for arguments and errors."""
+
+    def __init__(
+        self,
+        files: Urls,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        end_token: int | None = None,
+        token_type: npt.DTypeLike = "int64",
+        storage: Storage | None = None,
+    ) -> None:
+        self.token_type = np.dtype(token_type)
+        self.end_token = end_token
+        pairs = [pair for name in expand(files, storage) for pair in self._pairs(name, dtype, storage)]
+        if not pairs:
+            raise DataFileError(f"{expand(files, storage)[0]} holds no documents: its source had no rows")
+        for pair in pairs:
+            self._check(pair.tokens)
+        self._set_up(MappedFiles([pair.tokens for pair in pairs]), _mapped([pair.at for pair in pairs]))
+
+    def _pairs(self, name: str, dtype: npt.DTypeLike | None, storage: Storage | None) -> Iterator[_Pair]:
+        """Yield the files that a name stands for."""
+        if os.path.isdir(name):
+            name = os.path.join(name, NAME)
+        said = dtype is not None or self.end_token is not None
+        if os.path.basename(name) == NAME or name.endswith(".idx"):
+            if said:
+                raise ConfigError(f"{name} says type and ends of its documents: leave dtype= and end_token= out")
+            yield from _named(name, storage) if os.path.basename(name) == NAME else [_megatron(name, storage)]
+        elif self.end_token is not None:
+            yield _Pair(look_at(name, dtype, storage), None)
+        elif name.endswith(".bin") and not said:
+            yield _megatron(f"{name.removesuffix('.bin')}.idx", storage)
+        else:
+            raise ConfigError(
+                f"{name}: nothing says where its documents end. Give end_token=, a folder that `penstock tokenize` "
+                "wrote, or the .idx of Megatron's pair of files; or open it as sequences of one length by TokenDataset"
+            )
+
+    def _check(self, file: MappedFile) -> None:
+        kind = np.dtype(file.dtype)
+        if len(file.shape) != 1 or kind.kind not in "iu":
+            raise DataFileError(f"{file.path} holds {kind} of shape {file.shape}: tokens are one row of integers")
+        if not np.can_cast(kind, self.token_type):
+            raise ConfigError(f"{file.path} holds {kind}, which token_type={str(self.token_type)!r} cannot hold")
+        limits = np.iinfo(kind)
+        if self.end_token is not None and not limits.min <= self.end_token <= limits.max:
+            raise ConfigError(f"{file.path} holds {kind}, in which no token is end_token={self.end_token}")
+
+    def _set_up(self, maps: MappedFiles, index_maps: MappedFiles | None) -> None:
+        self.maps, self._index_maps = maps, index_maps
+        self._indexes = [self._index(number) for number in range(len(maps.files))]
+        self.starts = np.cumsum([0, *map(len, self._indexes)], dtype=np.int64)
+        """First document of each file, and the number of all."""
+        self._lengths: npt.NDArray[np.int32] | None = None
+
+    def _index(self, number: int) -> OffsetIndex | MegatronIndex:
+        file = self.maps.files[number]
+        if self._index_maps is None:
+            return OffsetIndex(file.path, _fixed(self._ends(number)), file.shape[0])
+        where, read = self._index_maps.files[number].path, partial(self._index_maps.array, number)
+        if where.endswith(INDEX["penstock"]):
+            return OffsetIndex(where, read, file.shape[0])
+        return MegatronIndex(where, read, file.size)
+
+    def _ends(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the offsets of the documents of a file that an end token cuts."""
+        file, end = self.maps.files[number], self.end_token
+        assert end is not None
+
+        def write(out: BinaryIO) -> None:
+            out.write(np.zeros(1, np.int64).tobytes())
+            for ends in document_ends(lambda a, b: self.maps.array(number)[a:b], file.shape[0], end):
+                out.write(ends.tobytes())
+
+        return kept_array(f"documents {said_of(file)} {end}", np.int64, write, f"the index of {file.path}")
+
+    # What it is.
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __repr__(self) -> str:
+        return f"<DocumentFiles of {counted(len(self), 'document')}: {self.maps.in_words()}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_indexes", "starts", "_lengths")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_up(state["maps"], state["_index_maps"])
+
+    @property
+    def tokens(self) -> int:
+        """Number of all tokens."""
+        return sum(file.shape[0] for file in self.maps.files)
+
+    def prefixes(self, rows: int) -> list[str]:
+        return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
+
+    def _combined(self, files: int) -> str:
+        """Identity of the documents of the first files: of the tokens, and of where they are cut."""
+        prints = [self.maps.fingerprint(number) for number in range(files)]
+        if self._index_maps is not None:
+            prints += [self._index_maps.fingerprint(number) for number in range(files)]
+        return xxhash.xxh3_128_hexdigest(f"documents {self.end_token} {' '.join(prints)}".encode())
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """The number of tokens of each document, int32 of shape (documents,), by rows of the files; read-only.
+
+        It is mapped: from Megatron's index, where there is one file of it, else from a file in the user's cache, which
+        is made when it is first asked for, in one pass over the indexes.
+
+        Raises:
+            DataFileError: an index that is damaged, or a document of 2**31 tokens or more.
+        """
+        if self._lengths is None:
+            found = self._indexes[0].mapped_lengths() if len(self._indexes) == 1 else None
+            if found is None:
+                names = [f"{said_of(file)} {self.end_token}" for file in self.maps.files]
+                names += [said_of(file) for file in (self._index_maps.files if self._index_maps else ())]
+                found = kept_array("lengths " + " ".join(names), np.int32, self._write_lengths, "lengths of documents")
+            self._lengths = found
+        return self._lengths
+
+    def _write_lengths(self, out: BinaryIO) -> None:
+        for file, index in zip(self.maps.files, self._indexes, strict=True):
+            total = 0
+            for begin in range(0, len(index), _ROWS):
+                lengths = index.lengths(begin, min(begin + _ROWS, len(index)))
+                if len(lengths) and not 0 <= lengths.min() <= lengths.max() <= np.iinfo(np.int32).max:
+                    raise DataFileError(f"{file.path}: a document of {lengths.min():,} or {lengths.max():,} tokens")
+                total += int(lengths.sum())
+                out.write(lengths.astype(np.int32).tobytes())
+            if total > file.shape[0]:
+                raise DataFileError(f"{file.path}: its index has {total:,} tokens, and there are {file.shape[0]:,}")
+
+    # Reading.
+
+    def records(self, rows: Indices) -> list[torch.Tensor]:
+        """Return a tensor (tokens,) for each document.
+
+        Raises:
+            DataFileChangedError: a file was truncated or written to since it was opened.
+            DataFileError: an index that points elsewhere.
+        """
+        with stage("read"):
+            rows = normalise(rows, len(self))
+            found: list[torch.Tensor] = [_NONE] * len(rows)
+            numbers = self.starts.searchsorted(rows, "right") - 1
+            for number in np.unique(numbers).tolist():
+                places = np.flatnonzero(numbers == number)
+                tokens, local = self.maps.array(number), rows[places] - self.starts[number]
+                begins, ends = self._indexes[number].bounds(local)
+                bad = (begins < 0) | (begins > ends) | (ends > len(tokens))
+                if bad.any():
+                    k = int(bad.argmax())
+                    raise DataFileError(
+                        f"{self.maps.files[number].path}: document {local[k]} is said to be tokens {begins[k]} to "
+                        f"{ends[k]} of {len(tokens)}: its index is damaged, or that of another file"
+                    )
+                for place, begin, end in zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True):
+                    found[place] = torch.from_numpy(tokens[begin:end].astype(self.token_type))
+            return found
+
+
+_NONE = torch.empty(0)
+
+
+def _fixed(array: npt.NDArray[np.int64]) -> Any:
+    return lambda: array
+
+
+def _mapped(files: list[MappedFile | None]) -> MappedFiles | None:
+    """Return the maps of indexes; None where an end token takes their place."""
+    found = [file for file in files if file is not None]
+    return MappedFiles(found) if found else None
+
+
+def _named(name: str, storage: Storage | None) -> Iterator[_Pair]:
+    """Yield the files of a folder that `penstock tokenize` wrote."""
+    folder = TokenFolder.read(name, storage)
+    if not folder.complete:
+        raise DataFileError(
+            f"{name}: {folder.documents:,} of {folder.rows:,} rows are tokenized. Run `penstock tokenize` with the "
+            "same options again, which goes on there"
+        )
+    for shard in folder.shards:
+        path = f"{name.removesuffix(NAME)}{shard.name}"
+        index = f"{path}{INDEX[folder.format]}"
+        tokens = look_at(f"{path}.bin", np.dtype(folder.dtype).newbyteorder("<"), storage)
+        if tokens.shape[0] != shard.tokens:
+            raise DataFileError(f"{tokens.path} has {tokens.shape[0]:,} tokens, and {NAME} says {shard.tokens:,}")
+        yield _Pair(tokens, look_at(index, "uint8" if folder.format == "megatron" else None, storage))
+
+
+def _megatron(name: str, storage: Storage | None) -> _Pair:
+    index = look_at(name, "uint8", storage)
+    header = read_header(name, MappedFiles([index]).array(0))
+    return _Pair(look_at(f"{name.removesuffix('.idx')}.bin", header.dtype, storage), index)

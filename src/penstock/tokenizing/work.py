@@ -1,0 +1,69 @@
+"""What a worker does: rows of the source to tokens. It is the same in this process, in others and on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import DataFileError
+from penstock.plan.source import Source
+from penstock.tokens.texts import text_of
+from penstock.tokens.tokenizer import TextTokenizer
+
+__all__ = ["Encoded", "Work"]
+
+
+class Encoded(NamedTuple):
+    """Some documents: their tokens one behind the other, how many each has, and how many characters they had."""
+
+    tokens: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int64]
+    characters: int
+
+
+class Work:
+    """Tokenizes rows of a source; picklable if the source is.
+
+    Args:
+        source: a `Source`, or a map-style data set.
+        column: of text.
+        tokenizer: what makes the ids.
+        dtype: NumPy's name of the tokens' type.
+    """
+
+    def __init__(self, source: Any, column: str, tokenizer: TextTokenizer, dtype: str) -> None:
+        self._source = source
+        self._column = column
+        self._tokenizer = tokenizer
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+
+    def texts(self, rows: Sequence[int]) -> list[str]:
+        """Return the texts of some rows."""
+        if isinstance(self._source, Source):
+            samples = self._source.records(np.asarray(rows))
+        elif callable(getitems := getattr(self._source, "__getitems__", None)):
+            samples = getitems(list(rows))
+        else:
+            samples = [self._source[row] for row in rows]
+        return [text_of(sample, self._column, row) for sample, row in zip(samples, rows, strict=True)]
+
+    def encode(self, start: int, stop: int) -> Encoded:
+        """Return the documents of the rows from one to another.
+
+        Raises:
+            DataFileError: a token that the type cannot hold.
+        """
+        texts = self.texts(range(start, stop))
+        # Without threads of tokenizers: these workers are as many as there are cores.
+        documents = self._tokenizer.encode(texts, threads=False)
+        lengths = np.array([len(document) for document in documents], np.int64)
+        tokens = np.concatenate([np.empty(0, np.int64), *documents])
+        limits = np.iinfo(self._dtype)
+        if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
+            k = int(((tokens < limits.min) | (tokens > limits.max)).argmax())
+            row = start + int(np.cumsum(lengths).searchsorted(k, "right"))
+            raise DataFileError(f"row {row} has the token {tokens[k]}, which {self._dtype} cannot hold: see dtype=")
+        return Encoded(tokens.astype(self._dtype), lengths, sum(map(len, texts)))

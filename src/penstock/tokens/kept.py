@@ -1,0 +1,82 @@
+"""Tables about token files that can be made again: computed in one pass, kept in the user's cache, mapped."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.storage import UNWRITABLE, cache_root, file_lock, write_atomically
+from penstock.storage.mapped import MappedFile
+
+__all__ = ["document_ends", "kept_array", "said_of"]
+
+_SCAN = 1 << 22  # tokens looked at at a time for the ends of documents
+
+
+def kept_array(key: str, dtype: npt.DTypeLike, write: Callable[[BinaryIO], None], what: str) -> npt.NDArray[Any]:
+    """Return the numbers that ``write(file)`` writes, one-dimensional and read-only.
+
+    One process of the machine writes them while the others wait; after that all map the file. Where the cache has no
+    room each process has them in memory, and a warning says so.
+
+    Args:
+        key: what the numbers follow from, with the identity of the files.
+        dtype: of the numbers.
+        write: writes them, in NumPy's format without a header.
+        what: names them in the warning.
+    """
+    path = cache_root() / "tokens" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(key))}.idx"
+    try:
+        return _mapped(path, dtype, write)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        warnings.warn(
+            f"{path}: {what} cannot be kept there ({error.strerror}): each process makes one of its own in memory. "
+            "Free space, or set XDG_CACHE_HOME to another folder",
+            stacklevel=2,
+        )
+        made = io.BytesIO()
+        write(made)
+        return np.frombuffer(made.getvalue(), dtype)
+
+
+def _mapped(path: Path, dtype: npt.DTypeLike, write: Callable[[BinaryIO], None]) -> npt.NDArray[Any]:
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        with file_lock(path):
+            if not path.exists():
+                with write_atomically(path) as out:
+                    write(out)
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+
+
+def said_of(file: MappedFile) -> str:
+    """Return the identity of a file that is cheap to tell: its path, size, time and layout."""
+    return f"{os.path.realpath(file.path)} {tuple(file)[1:]}"
+
+
+def document_ends(
+    read: Callable[[int, int], npt.NDArray[Any]], total: int, end_token: int
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the first token behind each document, in ascending arrays that are not empty.
+
+    Args:
+        read: ``read(begin, end)`` gives these tokens.
+        total: number of tokens. What stands behind the last end token is a document, too.
+        end_token: the last token of each document.
+    """
+    for begin in range(0, total, _SCAN):
+        ends = np.flatnonzero(read(begin, begin + _SCAN) == end_token) + begin + 1
+        if begin + _SCAN >= total and (not len(ends) or ends[-1] < total):
+            ends = np.append(ends, total)
+        if len(ends):
+            yield ends

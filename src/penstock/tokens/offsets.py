@@ -1,0 +1,51 @@
+"""`OffsetIndex`: where documents are, by one array: the first token of each, and the number of all tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import DataFileError
+
+__all__ = ["OffsetIndex"]
+
+
+class OffsetIndex:
+    """Where each document of a file of tokens is.
+
+    Args:
+        path: of the index, for messages.
+        read: gives the offsets, int64 of shape (documents + 1,), mapped.
+        tokens: in the file.
+
+    Raises:
+        DataFileError: they are of another file, or damaged.
+    """
+
+    def __init__(self, path: str, read: Callable[[], npt.NDArray[np.int64]], tokens: int) -> None:
+        self._read = read
+        offsets = read()
+        if offsets.ndim != 1 or offsets.dtype != np.int64 or not len(offsets) or offsets[0] != 0:
+            raise DataFileError(f"{path} is no index of documents: it holds {offsets.dtype} of shape {offsets.shape}")
+        if offsets[-1] != tokens:
+            raise DataFileError(
+                f"{path}: its last document ends at token {offsets[-1]:,}, and the file has {tokens:,} tokens: one of "
+                "them is truncated, or of another pair"
+            )
+
+    def __len__(self) -> int:
+        return len(self._read()) - 1
+
+    def bounds(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the first token of some documents, and the one behind the last."""
+        offsets = self._read()
+        return offsets[rows], offsets[rows + 1]
+
+    def lengths(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the tokens of the documents from one to another."""
+        return np.diff(self._read()[begin : end + 1])
+
+    def mapped_lengths(self) -> None:
+        """Return None: the file has offsets."""

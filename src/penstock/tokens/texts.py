@@ -1,0 +1,49 @@
+"""The text of a sample: a sample that is text, or the column of one that is a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import ConfigError, DataFileError
+
+__all__ = ["COLUMN", "check_column", "text_of"]
+
+COLUMN = "text"
+"""The column that holds the text, where nobody says another one."""
+
+
+def check_column(columns: Any, column: str) -> None:
+    """Refuse a column that a source does not have, where the source knows its columns.
+
+    Raises:
+        ConfigError: it lists those that there are.
+    """
+    if isinstance(columns, list | tuple) and column not in columns:
+        raise ConfigError(f"there is no column {column!r}: the columns are {', '.join(map(str, columns))}; see column=")
+
+
+def text_of(sample: Any, column: str, row: Any) -> str:
+    """Return the text of a sample.
+
+    Args:
+        sample: text, or a mapping.
+        column: of a mapping.
+        row: names the sample in errors.
+
+    Raises:
+        ConfigError: a mapping without this column, or a sample of another kind.
+        DataFileError: something else than text in this column.
+    """
+    if isinstance(sample, str):
+        return sample
+    if not isinstance(sample, Mapping):
+        raise ConfigError(f"sample {row} is {type(sample).__name__}: samples are text, or dicts with a column of text")
+    if column not in sample:
+        check_column(list(sample), column)
+    text = sample[column]
+    if not isinstance(text, str):
+        raise DataFileError(
+            f"sample {row} has {type(text).__name__} in the column {column!r}, not text: leave such samples out"
+        )
+    return text

@@ -1,0 +1,227 @@
+"""`TextTokenizer`: text to ids, by any tokenizer, as a handle that pickles.
+
+    tokenizer = TextTokenizer("tokenizer.json", append_eos="<|endoftext|>")
+    tokenizer.encode(["a text", "another"])             a list of int64 arrays, one a text
+
+Promises: ids of a text depend on this text alone, never on the batch around it. A pickle holds the tokenizer's JSON, so
+it opens where the file is not. No environment variable is set, and no object of the caller is changed.
+
+Rust threads. `tokenizers` encodes a batch by threads of its own, which do not survive a fork: a forked process that
+uses them hangs. So they are used in a process that was started as a program, and nowhere else: worker processes encode
+one text after the other, without these threads. There the workers are the parallelism.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.errors import ConfigError, DataFileError, DataFileIOError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["IdsOf", "TextTokenizer", "has_rust_threads"]
+
+IdsOf = Callable[[str], Sequence[int]]
+"""A tokenizer of a program's own: text to ids."""
+
+_STARTED = os.getpid()
+
+
+def has_rust_threads() -> bool:
+    """Return whether this process may encode by threads of `tokenizers`: it was neither forked nor started to work."""
+    if os.getpid() != _STARTED or multiprocessing.parent_process() is not None:
+        return False
+    torch = sys.modules.get("torch.utils.data")  # a worker on a Ray cluster is a program to the system
+    is_main = threading.current_thread() is threading.main_thread()
+    return torch is None or not is_main or torch.get_worker_info() is None
+
+
+class TextTokenizer:
+    """Encodes texts. See `penstock.TokenizedDataset` for the arguments.
+
+    Raises:
+        ConfigError: not a tokenizer; one that cannot be written as JSON; an end token that it does not know; a maximum
+            that is too small.
+        DataFileIOError, DataFileError: a ``tokenizer.json`` that cannot be read, or holds something else.
+
+    Memory: one copy of the vocabulary in each process that encodes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        add_special_tokens: bool = True,
+        max_length: int | None = None,
+        append_eos: int | str | None = None,
+    ) -> None:
+        if isinstance(tokenizer, TextTokenizer):
+            raise ConfigError("tokenizer= is a TextTokenizer already: give what it was made of")
+        if max_length is not None and max_length < 1 + (append_eos is not None):
+            raise ConfigError(f"max_length={max_length} leaves no room for a token of the text")
+        self.add_special_tokens = add_special_tokens
+        self.max_length = max_length
+        self._json: str | None = None
+        self._function: IdsOf | None = None
+        found = _rust_tokenizer(tokenizer)
+        if found is not None:
+            self._json = _as_json(found)
+        elif callable(tokenizer):
+            if not add_special_tokens:
+                raise ConfigError("add_special_tokens=False is for tokenizers; a function decides by itself")
+            self._function = tokenizer
+        else:
+            raise ConfigError(
+                "tokenizer= takes the path of a tokenizer.json, a tokenizers.Tokenizer, a tokenizer of transformers, "
+                f"or a function from text to ids, got {tokenizer!r}"
+            )
+        self._rust: Tokenizer | None = None
+        self.end = self._end(append_eos)
+        """The token behind each text; None if there is none."""
+
+    # What it is.
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the ids of a text are always the same."""
+        if self._json is None:
+            return bool(getattr(self._function, "pure", False))
+        return not json.loads(self._json)["model"].get("dropout")
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Identity of the tokenizer and its options; None of a function, which says nothing of itself."""
+        if self._json is None:
+            return None
+        options = f"{self.add_special_tokens} {self.max_length} {self.end}"
+        return xxhash.xxh3_128_hexdigest(f"{options}\n{self._json}".encode())
+
+    @property
+    def largest(self) -> int | None:
+        """The largest id that it gives; None of a function."""
+        if self._json is None:
+            return None
+        return max([0, *self._tokenizer().get_vocab(with_added_tokens=True).values(), self.end or 0])
+
+    def __repr__(self) -> str:
+        return f"<TextTokenizer: {'a function' if self._json is None else f'{self.largest or 0:,} is its largest id'}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rust": None}
+
+    # What it does.
+
+    def encode(self, texts: Sequence[str], *, threads: bool | None = None) -> list[npt.NDArray[np.int64]]:
+        """Return the ids of each text, int64 of shape (tokens,); the end token is the last one, if there is one.
+
+        Args:
+            texts: a batch.
+            threads: encode by threads of `tokenizers`; by default where `has_rust_threads` says so.
+
+        Raises:
+            DataFileError: a function gave something else than ids.
+        """
+        if self._function is not None:
+            return [self._finished(_checked(self._function(text))) for text in texts]
+        tokenizer, special = self._tokenizer(), self.add_special_tokens
+        if len(texts) > 1 and (has_rust_threads() if threads is None else threads):
+            found = tokenizer.encode_batch(list(texts), add_special_tokens=special)
+        else:
+            found = [tokenizer.encode(text, add_special_tokens=special) for text in texts]
+        return [self._finished(np.array(encoding.ids, np.int64)) for encoding in found]
+
+    def _finished(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Cut what a function gave, and put the end token behind."""
+        if self.max_length is not None:
+            ids = ids[: self.max_length - (self.end is not None)]
+        return ids if self.end is None else np.append(ids, self.end)
+
+    def _tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of this process."""
+        if self._rust is None:
+            assert self._json is not None
+            made = _tokenizers().Tokenizer.from_str(self._json)
+            # What the file says of these is for batches: with padding, a text's ids would depend on the others.
+            made.no_padding()
+            made.no_truncation()
+            if self.max_length is not None:
+                made.enable_truncation(self.max_length - (self.end is not None))
+            self._rust = made
+        return self._rust
+
+    def _end(self, token: int | str | None) -> int | None:
+        if not isinstance(token, str):
+            if isinstance(token, bool) or (token is not None and token < 0):
+                raise ConfigError(f"append_eos= takes an id or a token, got {token!r}")
+            return token
+        if self._json is None:
+            raise ConfigError(f"append_eos={token!r}: a function has no tokens by name, give the id")
+        found = _tokenizers().Tokenizer.from_str(self._json).token_to_id(token)
+        if found is None:
+            raise ConfigError(f"append_eos={token!r} is no token of this tokenizer: give its id, or another one")
+        return int(found)
+
+
+def _rust_tokenizer(tokenizer: Any) -> Tokenizer | None:
+    """Return the `tokenizers.Tokenizer` that was given in one of its forms; None where it is none."""
+    if isinstance(tokenizer, str | os.PathLike):
+        return _from_file(Path(tokenizer))
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)  # transformers' fast ones are wrappers
+    module = sys.modules.get("tokenizers")
+    return backend if module is not None and isinstance(backend, module.Tokenizer) else None
+
+
+def _from_file(path: Path) -> Tokenizer:
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    module = _tokenizers()
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise DataFileIOError(f"cannot read {path}: {error.strerror}; a tokenizer is a file tokenizer.json") from error
+    except UnicodeDecodeError as error:
+        raise DataFileError(f"{path} is not the tokenizer.json of a tokenizer: {error}") from error
+    try:
+        found: Tokenizer = module.Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises plain ones
+        raise DataFileError(f"{path} is not the tokenizer.json of a tokenizer: {error}") from error
+    return found
+
+
+def _as_json(tokenizer: Tokenizer) -> str:
+    try:
+        return str(tokenizer.to_str())
+    except Exception as error:
+        raise ConfigError(
+            f"this tokenizer cannot be written as JSON, so it cannot go to workers: {error}. Give a function from text "
+            "to ids instead"
+        ) from error
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ConfigError("a tokenizer.json needs the package tokenizers: pip install 'penstock[text]'") from error
+    return tokenizers
+
+
+def _checked(ids: Any) -> npt.NDArray[np.int64]:
+    found = np.asarray(ids)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise DataFileError(
+            f"the tokenizer gave {type(ids).__name__} of {found.dtype}, shape {found.shape}: ids are integers in a row"
+        )
+    return found.astype(np.int64)

@@ -1,0 +1,137 @@
+"""`ShardWriter`: documents of tokens into shards, each of which appears all at once.
+
+Where a shard ends follows from the documents alone, so the same documents are the same bytes each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.storage import write_atomically
+from penstock.tokens.folder import INDEX, Shard, TokenFolder
+from penstock.tokens.megatron import write_index
+
+__all__ = ["ShardWriter"]
+
+
+class ShardWriter:
+    """Writes documents behind those that a folder has.
+
+    Args:
+        where: the folder.
+        folder: what is in it; a shard is added, and ``tokens.json`` written, when the shard is finished.
+        most: a shard ends before it has more tokens than this; one document always fits.
+
+    Memory: eight bytes for each document of the shard that is written.
+    """
+
+    def __init__(self, where: Path, folder: TokenFolder, most: int) -> None:
+        self._where = where
+        self._folder = folder
+        self._most = most
+        self._dtype = np.dtype(folder.dtype).newbyteorder("<")
+        self._file: _Shard | None = None
+
+    def write(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
+        """Write documents, one behind the other in ``tokens``, of the folder's type.
+
+        Raises:
+            OSError: of the disk.
+        """
+        ends = np.cumsum(lengths)
+        begin = start = 0
+        while begin < len(lengths):
+            if self._file is None:
+                name = f"tokens-{len(self._folder.shards):05d}"
+                self._file = _Shard(self._where, name, self._folder.format, self._dtype)
+            stop = int(ends.searchsorted(start + self._most - self._file.tokens, "right"))
+            if stop <= begin and self._file.documents:
+                self._finish()
+                continue
+            stop = max(stop, begin + 1)
+            end = int(ends[stop - 1])
+            self._file.write(tokens[start:end], lengths[begin:stop])
+            begin, start = stop, end
+
+    def _finish(self) -> None:
+        if self._file is not None:
+            self._folder.shards.append(self._file.finish())
+            self._file = None
+            self._folder.write(self._where)
+
+    def finish(self) -> None:
+        """Finish the last shard."""
+        self._finish()
+        self._folder.complete = True
+        self._folder.write(self._where)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.abandon()
+
+
+class _Shard:
+    """One shard that is written."""
+
+    def __init__(self, where: Path, name: str, format: str, dtype: np.dtype[Any]) -> None:
+        self.name, self.tokens, self.documents = name, 0, 0
+        self._lengths: list[npt.NDArray[np.int64]] = []
+        self._format, self._dtype = format, dtype
+        self._index = where / f"{name}{INDEX[format]}"
+        self._stack = contextlib.ExitStack()
+        self._out = self._stack.enter_context(write_atomically(where / f"{name}.bin"))
+        self._hash = xxhash.xxh3_128()
+
+    def write(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
+        data = tokens.astype(self._dtype, copy=False).tobytes()
+        self._out.write(data)
+        self._hash.update(data)
+        self.tokens += len(tokens)
+        self.documents += len(lengths)
+        self._lengths.append(lengths)
+
+    def finish(self) -> Shard:
+        self._stack.close()
+        lengths = np.concatenate(self._lengths)
+        with write_atomically(self._index) as out:
+            hashed: Any = _Hashed(out)
+            if self._format == "megatron":
+                write_index(hashed, self._dtype, lengths)
+            else:
+                offsets = np.zeros(len(lengths) + 1, "<i8")
+                np.cumsum(lengths, out=offsets[1:])
+                np.lib.format.write_array(hashed, offsets)
+        return Shard(self.name, len(lengths), self.tokens, (self._hash.hexdigest(), hashed.hash.hexdigest()))
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        with contextlib.suppress(_Abandoned), self._stack:
+            raise _Abandoned
+
+
+class _Abandoned(Exception):
+    """A shard is not wanted."""
+
+
+class _Hashed:
+    """A file, and the hash of what is written to it."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.hash = xxhash.xxh3_128()
+
+    def write(self, data: bytes) -> int:
+        self.hash.update(data)
+        return self._out.write(data)
