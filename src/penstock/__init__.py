@@ -27,6 +27,7 @@ _HOMES = {
     "LoadImage": "datasets",
     "MDSDataset": "datasets",
     "MDSFolder": "shards.mds",
+    "JsonFiles": "tables",
     "MPDataset": "datasets",
     "Manifest": "manifest",
     "Mixture": "datasets",
@@ -70,6 +71,7 @@ __all__ = [
     "ImageDataset",
     "InfiniteSampler",
     "IterationBasedBatchSampler",
+    "JsonFiles",
     "LoadArray",
     "LoadBytes",
     "LoadImage",
@@ -143,7 +145,7 @@ if TYPE_CHECKING:
     from penstock.shards import ShardSet, ShardWriter, StreamShards, TarWriter
     from penstock.shards.mds import MDSFolder
     from penstock.stages import stage
-    from penstock.tables import TableFiles
+    from penstock.tables import JsonFiles, TableFiles
 
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)
