@@ -80,8 +80,9 @@ def look_at(names: list[str], options: Mapping[str, Any]) -> Found:
     if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
         return _folder(path, options)
     kinds = {"tokens" if "sequence_length" in options else _kind(name) for name in names}
-    if kinds == {"manifests"} and _holds_samples(names[0], options):
-        kinds = {"tables"}
+    if "manifests" in kinds and kinds <= {"manifests", "tables"}:
+        first = next(name for name in names if _kind(name) == "manifests")
+        kinds = {"tables"} if _holds_samples(first, options) else kinds
     if len(kinds) > 1:
         raise ConfigError(f"{said(names)}: {' and '.join(sorted(kinds))} together; open them one by one")
     return Found(kinds.pop(), names)
@@ -110,8 +111,11 @@ def _kind(name: str) -> str:
     if lower.endswith(JSON_ENDINGS):
         return "tables"
     path = local_path(name)
+    # A data set on a hub, whose name may have dots in it.
+    if scheme(name) == "hf" and lower.count("/") <= 4:
+        return "tables"
     if path is None and "." not in lower.rpartition("/")[2]:
-        return "MDS folders"
+        return "tables" if scheme(name) == "hf" else "MDS folders"
     if path is not None and not os.path.exists(path):
         raise ConfigError(f"{shown(name)}: there is no such file or folder{_where(path)}")
     if path is not None and os.path.isdir(path):
@@ -137,6 +141,8 @@ def _holds_samples(name: str, options: Mapping[str, Any]) -> bool:
     kind = format_of(name.partition("?")[0])
     if kind not in ("parquet", "arrow", "jsonl") or given:
         return False
+    if scheme(name) == "hf":
+        return True
     wanted = options.get("columns")
     if wanted is not None:
         return not isinstance(wanted, Mapping) and "path" not in {str(column).partition(":")[0] for column in wanted}

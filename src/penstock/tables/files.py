@@ -62,7 +62,7 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     if folder is None:
         if split is not None:
             raise ConfigError(f"split={split!r} chooses files of a folder; these are files: name those of the split")
-        return expand(source, storage)
+        return [(storage or Storage()).pinned(name) for name in expand(source, storage)]
     described = folder.json(_DICT)
     if described is not None:
         splits = [str(name) for name in _entries(described, "splits", folder.file(_DICT))]
@@ -162,7 +162,9 @@ def _as_folder(source: Urls, storage: Storage | None) -> _Folder | None:
     text = os.fspath(source)
     if is_remote(text):
         plain = not any(sign in text for sign in "*{") and "::" not in text
-        return _Folder(text.rstrip("/"), storage) if plain and not _ends(text) else None
+        if not plain or _ends(text):
+            return None
+        return _Folder((storage or Storage()).pinned(text.rstrip("/")), storage)
     path = local_part(text)
     return _Folder(path, None) if os.path.isdir(path) else None
 
