@@ -105,19 +105,24 @@ class RangeFile(io.RawIOBase):
         self._source, self._pieces, self._position = source, pieces, 0
 
     def readable(self) -> bool:
+        """Yes."""
         return True
 
     def seekable(self) -> bool:
+        """Yes."""
         return True
 
     def tell(self) -> int:
+        """Return the position of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a position, counted from the beginning, from here or from the end."""
         self._position = offset + (0, self._position, self._source.size)[whence]
         return self._position
 
     def read(self, size: int = -1) -> bytes:
+        """Return so many bytes, fewer at the end alone; by default all that are left."""
         begin = self._position
         end = self._source.size if size < 0 else min(begin + size, self._source.size)
         self._position = max(begin, end)
