@@ -65,8 +65,8 @@ class JsonFiles(FilesTable):
     Blank lines are no rows. A byte order mark, ``\\r\\n``, and a last line without its end are read as one expects.
     Rows may have other keys than those before: without ``columns`` each row has its own.
 
-    The first opening reads every file once: some GB/s of plain text, some 500 MB/s of compressed. It keeps 8 bytes a
-    row in the user's cache folder (``XDG_CACHE_HOME``). Rows of plain text are read in place. zstd files in frames of
+    The first opening reads every file once: some 400 MB a second of the processor of plain text, 270 of zstd in small
+    frames, and 45 of what is copied. It keeps 8 bytes a row in the user's cache folder (``XDG_CACHE_HOME``). Rows of plain text are read in place. zstd files in frames of
     up to 2 MiB of text (as ``pzstd`` and the seekable format write them) are used as they are. Of others, and of gzip,
     the cache keeps a copy in frames of 128 KiB, about as large as the file. A row then costs the decoding of its frame.
 
