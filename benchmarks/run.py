@@ -85,6 +85,7 @@ JOBS = [
     Job("loader_statistics", "loader_statistics", None, 0, "", 1.5),
     Job("auto_workers", "auto_workers", None, 0, "--repeat 3", 20),
     Job("tables", "tables", None, 0, "", 3),
+    Job("text", "text", None, 0, "", 12),
     Job("startup", "startup", "--repeat 5", 0.3, "", 0.5),
 ]
 

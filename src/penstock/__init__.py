@@ -28,6 +28,7 @@ _HOMES = {
     "LoadImage": "datasets",
     "MDSDataset": "datasets",
     "MDSFolder": "shards.mds",
+    "JsonFiles": "tables",
     "MPDataset": "datasets",
     "Manifest": "manifest",
     "Mixture": "datasets",
@@ -78,6 +79,7 @@ __all__ = [
     "ImageDataset",
     "InfiniteSampler",
     "IterationBasedBatchSampler",
+    "JsonFiles",
     "LoadArray",
     "LoadBytes",
     "LoadImage",
@@ -163,7 +165,7 @@ if TYPE_CHECKING:
     from penstock.shards import ShardSet, ShardWriter, StreamShards, TarWriter
     from penstock.shards.mds import MDSFolder
     from penstock.stages import stage
-    from penstock.tables import TableFiles
+    from penstock.tables import JsonFiles, TableFiles
     from penstock.tokenizing import tokenize
 
 

@@ -195,7 +195,7 @@ def _holds_images(dataset: Any) -> bool:
     from penstock.images.sample_record import SampleRecord
 
     if isinstance(dataset, ps.TableDataset):
-        return bool(dataset.table.image_columns)
+        return isinstance(dataset.table, ps.TableFiles) and bool(dataset.table.image_columns)
     if getattr(dataset, "load", None) is not None or not isinstance(dataset, ps.RankDataset | ps.ShardDataset):
         return False
     first = next(_first(dataset), None)

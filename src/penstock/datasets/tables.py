@@ -1,4 +1,4 @@
-"""`TableDataset`: this rank's share of Arrow or Parquet files that hold the samples themselves.
+"""`TableDataset`: this rank's share of Arrow, Parquet or JSON files that hold the samples themselves.
 
 dataset = TableDataset("data/cifar10", split="train", columns=["img", "label"], seed=0)
 for batch in DataLoader(dataset, batch_size=256): ...      # {"img": tensor, "label": tensor}
@@ -24,6 +24,9 @@ from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.shards.urls import Urls
 from penstock.storage import Storage
+from penstock.storage.urls import listed
+from penstock.tables.files import are_json, as_they_are, table_files
+from penstock.tables.json_files import JsonFiles
 from penstock.tables.pictures import ImageRecord
 from penstock.tables.table import TableFiles
 from penstock.tables.values import as_array, is_text, shaped
@@ -37,9 +40,9 @@ class TableDataset(HasClasses, SourceDataset):
     """The rows of tables: those of one rank in one mini-epoch, as a map-style data set of exactly that length.
 
     Args:
-        source: a folder of `huggingface/datasets`, any other with Arrow or Parquet files, the files themselves, here or
-            in a store; or an open `TableFiles`.
-        split, columns, images, cache_bytes, storage: see `TableFiles`.
+        source: a folder of `huggingface/datasets`, any other with Arrow, Parquet or JSON lines files, the files
+            themselves, here or in a store; or an open `TableFiles` or `JsonFiles`.
+        split, columns, images, cache_bytes, storage: see `TableFiles`, and of JSON lines `JsonFiles`.
         load: ``load(sample)`` makes the item, inside the scope of the sample's own `penstock.generator`; by default an
             item is the sample, a dict of its columns.
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
@@ -53,6 +56,9 @@ class TableDataset(HasClasses, SourceDataset):
         DataFileError, DataFileIOError, StorageError: see `TableFiles`.
         ImageError: (on access) an image that cannot be decoded; it names file and row.
 
+    Rows of JSON lines are dicts of Python's objects, with the keys of their line or those of ``columns``, and batches
+    are made by the loader's ``collate_fn``.
+
     Values are those of `penstock.tables.values`: numbers and arrays of the columns' own types, text, ``None``. With
     Penstock's loader and no ``load`` or ``collate_fn`` batches are made whole: numbers that lie in mapped files in one
     copy, from their pages into the memory that the batch is delivered in.
@@ -65,7 +71,7 @@ class TableDataset(HasClasses, SourceDataset):
 
     def __init__(
         self,
-        source: TableFiles | Urls,
+        source: TableFiles | JsonFiles | Urls,
         *,
         split: str | None = None,
         columns: Sequence[str] | None = None,
@@ -95,12 +101,15 @@ class TableDataset(HasClasses, SourceDataset):
         self._ahead = RowsAhead()
         self.releases_gil = load is None
         """Whether one process with threads makes batches: of Parquet, threads share what is decoded."""
+        if isinstance(self.table, JsonFiles):
+            self.makes_batches = self.releases_gil = False
+            return
         whole = not self.table.image_columns or self.table.images == "bytes"  # workers share the images of a batch
         self.makes_batches = load is None and whole and type(self).makes_batches
 
     def class_names(self) -> list[str] | None:
         """Return the names of the classes of the label's column, as `datasets` keeps them; None if there are none."""
-        return self.table.label_names()
+        return None if isinstance(self.table, JsonFiles) else self.table.label_names()
 
     def fetch_batch(
         self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: MiniEpoch | None = None
@@ -109,7 +118,7 @@ class TableDataset(HasClasses, SourceDataset):
         and what the default collate function makes of anything else. See `penstock.sources.batched.BatchedDataset`.
         """
         rows = self._ahead.rows(self.plan.view(place), indices)
-        table, batch = self.table, dict[str, Any]()
+        table, batch = self._columns(), dict[str, Any]()
 
         def room(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             batch[name] = tensor = empty(shape, _tensor_type(dtype))
@@ -124,10 +133,10 @@ class TableDataset(HasClasses, SourceDataset):
     def _collated(self, name: str, column: Any, rows: Indices, room: Any, batch: dict[str, Any]) -> Any:
         numbers = None if isinstance(column, list) else as_array(column)
         if numbers is not None:
-            numbers = shaped(numbers, self.table.shapes[name])
+            numbers = shaped(numbers, self._columns().shapes[name])
             np.copyto(room(name, numbers.shape, numbers.dtype), numbers)
             return batch[name]
-        values = self.table.values(name, column, rows)
+        values = self._columns().values(name, column, rows)
         if isinstance(column, list) or (is_text(column.type) and not column.null_count):
             return values
         try:
@@ -138,15 +147,27 @@ class TableDataset(HasClasses, SourceDataset):
 
     def image_records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[ImageRecord]:
         """Several samples as records of images, for `penstock.ImageDataset`. See `TableFiles.image_records`."""
-        return self.table.image_records(self.rows(indices, place))
+        return self._columns().image_records(self.rows(indices, place))
+
+    def _columns(self) -> TableFiles:
+        """Return the table, which is one of columns."""
+        if isinstance(self.table, JsonFiles):
+            raise ConfigError(f"{self.table!r}: JSON lines have no columns of Arrow, which this asks for")
+        return self.table
 
 
-def _table(source: TableFiles | Urls, options: dict[str, Any]) -> TableFiles:
-    if not isinstance(source, TableFiles):
-        return TableFiles(source, **options)
-    if options:
-        raise ConfigError(f"{', '.join(options)} belong to TableFiles(...), and this one is open already")
-    return source
+def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> TableFiles | JsonFiles:
+    if isinstance(source, TableFiles | JsonFiles):
+        if options:
+            kind = type(source).__name__
+            raise ConfigError(f"{', '.join(options)} belong to {kind}(...), and this one is open already")
+        return source
+    files = table_files(source, options.pop("split", None), options.get("storage"))
+    if not are_json(files):
+        return TableFiles(as_they_are(files), **options)
+    if "images" in options:
+        raise ConfigError(f"{listed(files)}: images= is for Arrow and Parquet files, and these are JSON lines")
+    return JsonFiles(as_they_are(files), **options)
 
 
 def _tensor_type(kind: np.dtype[Any]) -> torch.dtype:

@@ -14,7 +14,7 @@ from penstock.opening.contents import contents, count_images
 from penstock.opening.options import READS_MANIFESTS, check_types
 from penstock.shards.urls import expand, local_path
 from penstock.storage.urls import scheme, shown
-from penstock.tables.files import is_table_folder
+from penstock.tables.files import JSON_ENDINGS, is_table_folder
 
 __all__ = ["Found", "folder_manifest", "kind_of", "look_at", "said", "shards_in"]
 
@@ -80,8 +80,9 @@ def look_at(names: list[str], options: Mapping[str, Any]) -> Found:
     if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
         return _folder(path, options)
     kinds = {"tokens" if "sequence_length" in options else _kind(name) for name in names}
-    if kinds == {"manifests"} and _holds_samples(names[0], options):
-        kinds = {"tables"}
+    if "manifests" in kinds and kinds <= {"manifests", "tables"}:
+        first = next(name for name in names if _kind(name) == "manifests")
+        kinds = {"tables"} if _holds_samples(first, options) else kinds
     if len(kinds) > 1:
         raise ConfigError(f"{said(names)}: {' and '.join(sorted(kinds))} together; open them one by one")
     return Found(kinds.pop(), names)
@@ -107,9 +108,14 @@ def _kind(name: str) -> str:
         return "arrays"
     if lower.endswith((*_TEXT, *EXTENSIONS)):
         return "manifests"
+    if lower.endswith(JSON_ENDINGS):
+        return "tables"
     path = local_path(name)
+    # A data set on a hub, whose name may have dots in it.
+    if scheme(name) == "hf" and lower.count("/") <= 4:
+        return "tables"
     if path is None and "." not in lower.rpartition("/")[2]:
-        return "MDS folders"
+        return "tables" if scheme(name) == "hf" else "MDS folders"
     if path is not None and not os.path.exists(path):
         raise ConfigError(f"{shown(name)}: there is no such file or folder{_where(path)}")
     if path is not None and os.path.isdir(path):
@@ -120,7 +126,8 @@ def _kind(name: str) -> str:
             "with a line `path label` for each image"
         )
     raise ConfigError(
-        f"{shown(name)}: neither a manifest ({', '.join([*_TEXT, *EXTENSIONS])}), a tar shard (.tar, .tar.gz, .tgz, "
+        f"{shown(name)}: neither a manifest or table ({', '.join([*_TEXT, *EXTENSIONS])}, "
+        ".jsonl.zst, .jsonl.gz), a tar shard (.tar, .tar.gz, .tgz, "
         "...), NumPy files (.npy), an MDS folder (index.json in it), nor a folder with one folder of images for each "
         "class; for a manifest with another name use Manifest.open(..., format='text'), for files of tokens say "
         "dtype= and sequence_length="
@@ -131,11 +138,21 @@ def _holds_samples(name: str, options: Mapping[str, Any]) -> bool:
     """Whether a file of columns holds the samples themselves: it does not name files and their labels, and nothing was
     said of how to read it as a manifest."""
     given = options.keys() & READS_MANIFESTS
-    if format_of(name.partition("?")[0]) not in ("parquet", "arrow") or given:
+    kind = format_of(name.partition("?")[0])
+    if kind not in ("parquet", "arrow", "jsonl") or given:
         return False
+    if scheme(name) == "hf":
+        return True
     wanted = options.get("columns")
     if wanted is not None:
         return not isinstance(wanted, Mapping) and "path" not in {str(column).partition(":")[0] for column in wanted}
+    if kind == "jsonl":
+        from penstock.tables.json_files import first_keys
+
+        path = local_path(name)
+        # Of files that are not there, or are empty, manifests say so.
+        keys = None if path is not None and not os.path.isfile(path) else first_keys(name, options.get("storage"))
+        return keys is not None and not {"path", "label"} <= keys
     from penstock.tables.table import read_schema
 
     return not {"path", "label"} <= set(read_schema(name, options.get("storage")).names)

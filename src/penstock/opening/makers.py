@@ -44,7 +44,7 @@ def _check_columns(table: Any, found: Found, how: Collection[str]) -> None:
     """Refuse tables without images, and those whose label nobody knows, before the first batch does."""
     from penstock.tables.pictures import label_column
 
-    if not table.image_columns:
+    if not getattr(table, "image_columns", None):
         columns, options = ", ".join(table.columns), ", ".join(f"{name}=" for name in how)
         raise ConfigError(
             f"{said(found.names)}: tables without a column of images, and {options} decode images. The columns are "

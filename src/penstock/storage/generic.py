@@ -58,7 +58,9 @@ class GenericBackend:
 
     def _stat(self, url: str) -> Stat:
         self._fs.invalidate_cache()
-        info = self._fs.info(self._path(url))
+        return self._stat_of(self._fs.info(self._path(url)), url)
+
+    def _stat_of(self, info: Mapping[str, Any], url: str) -> Stat:
         if info.get("type") == "directory" or info.get("size") is None:
             raise StorageNotFoundError(f"{shown(url)} is a folder or has no size; name an object in it")
         etag = next((str(info[name]) for name in _ETAGS if info.get(name)), "")

@@ -122,6 +122,16 @@ class Storage:
             return path
         return str(RemoteSource(os.fspath(url), self).local(keep=True, progress=progress).path)
 
+    def pinned(self, url: str) -> str:
+        """The address of the version that a branch or tag on a hub (``hf://``) stands for now; others as they are.
+
+        Raises:
+            StorageNotFoundError: no such data set or revision.
+        """
+        backend = backend_for(url, self) if scheme(url) == "hf" else None
+        pin = getattr(backend, "pin", None)
+        return url if pin is None else pin(url, deadline=time.monotonic() + self.deadline)
+
     def glob(self, url: str) -> list[str]:
         """The addresses that a pattern in a store matches, sorted: ``s3://bucket/train-*.tar``.
 
@@ -376,6 +386,8 @@ def _make(protocol: str, url: str, storage: Storage) -> Backend:
             return importlib.import_module("penstock.storage.http").HttpBackend(storage.options)  # type: ignore[no-any-return]
         if protocol in ("s3", "s3a"):
             return importlib.import_module("penstock.storage.s3").S3Backend(storage.options, storage.idle)  # type: ignore[no-any-return]
+        if protocol == "hf":
+            return importlib.import_module("penstock.storage.hub").HubBackend(storage.options)  # type: ignore[no-any-return]
         return importlib.import_module("penstock.storage.generic").GenericBackend(protocol, storage.options)  # type: ignore[no-any-return]
     except ImportError as error:
         package = _PACKAGES.get(protocol, getattr(error, "name", None) or "fsspec")

@@ -1,6 +1,7 @@
-"""Tables that hold the samples themselves: Arrow and Parquet files, and the folders of `huggingface/datasets`.
+"""Tables that hold the samples themselves: Arrow and Parquet files, JSON lines, the folders of `huggingface/datasets`.
 
     table = TableFiles("data/squad", split="train")         a sequence of samples, dicts of columns
+    table = JsonFiles("part-*.jsonl.zst")                   the same of JSON lines, plain or compressed
 
 A manifest names files that hold samples; that is another thing, also where it is kept as Parquet: `penstock.Manifest`.
 """
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from penstock import lazy
 
-__all__ = ["TableFiles"]
+__all__ = ["JsonFiles", "TableFiles"]
 
 if TYPE_CHECKING:
+    from penstock.tables.json_files import JsonFiles
     from penstock.tables.table import TableFiles
 
-__getattr__, __dir__ = lazy.names(__name__, {"TableFiles": "table"})
+__getattr__, __dir__ = lazy.names(__name__, {"JsonFiles": "json_files", "TableFiles": "table"})

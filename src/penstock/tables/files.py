@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
@@ -19,12 +20,15 @@ from penstock.shards.urls import Urls, expand
 from penstock.storage import Storage, io_error, is_remote
 from penstock.storage.urls import local_part, shown
 
-__all__ = ["ENDINGS", "is_table_folder", "table_files"]
+__all__ = ["ENDINGS", "JSON_ENDINGS", "are_json", "as_they_are", "is_table_folder", "table_files"]
 
 ENDINGS = (".arrow", ".parquet", ".pq", ".feather", ".ipc")
+JSON_ENDINGS = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".zst", ".gz"))
+_IN_FOLDERS = tuple(name for name in JSON_ENDINGS if name != ".json")  # which there are descriptions of the data
+_PACKED = tuple(name for name in JSON_ENDINGS if name.endswith((".zst", ".gz")))
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
-_NUMBERED = re.compile(r"(?:^|[-/])([A-Za-z0-9_.]+)-\d+-of-\d+(?:-[0-9a-f]+)?\.[a-z]+$")
+_NUMBERED = re.compile(r"(?:^|[-/])([A-Za-z0-9_.]+)-\d+-of-\d+(?:-[0-9a-f]+)?\.[a-z.]+$")
 _WORDS = re.compile(r"[^A-Za-z0-9]+")
 _SPLITS = {
     name: split
@@ -58,7 +62,7 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     if folder is None:
         if split is not None:
             raise ConfigError(f"split={split!r} chooses files of a folder; these are files: name those of the split")
-        return expand(source, storage)
+        return [(storage or Storage()).pinned(name) for name in expand(source, storage)]
     described = folder.json(_DICT)
     if described is not None:
         splits = [str(name) for name in _entries(described, "splits", folder.file(_DICT))]
@@ -72,13 +76,35 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     return _listed(folder, split) if state is None else _of_state(folder, state, split)
 
 
+def are_json(names: list[str]) -> bool:
+    """Whether files are JSON lines, by their names.
+
+    Raises:
+        ConfigError: some are, and others are not.
+    """
+    kinds = {_ends(name, JSON_ENDINGS) for name in names}
+    if len(kinds) > 1:
+        json_lines = next(name for name in names if _ends(name, JSON_ENDINGS))
+        other = next(name for name in names if not _ends(name, JSON_ENDINGS))
+        raise ConfigError(
+            f"{shown(json_lines)} is JSON lines and {shown(other)} is not: open them one by one, and put them into a "
+            "Mixture"
+        )
+    return kinds == {True}
+
+
+def as_they_are(names: list[str]) -> list[str | Path]:
+    """Return names as something that is not expanded a second time: paths are not."""
+    return [name if is_remote(name) else Path(local_part(name)) for name in names]
+
+
 def is_table_folder(path: str) -> bool:
     """Whether a folder of this machine is one of tables: by what `datasets` writes, or by the names of the files in it
-    and in ``data`` in it."""
+    and in ``data`` in it. Plain JSON lines in a folder may be lists of the images there, and do not count."""
     if any(os.path.exists(os.path.join(path, name)) for name in (_DICT, _STATE)):
         return True
     for folder in (path, os.path.join(path, "data")):
-        if os.path.isdir(folder) and any(entry.name.endswith(ENDINGS) for entry in os.scandir(folder)):
+        if os.path.isdir(folder) and any(entry.name.endswith((*ENDINGS, *_PACKED)) for entry in os.scandir(folder)):
             return True
     return False
 
@@ -112,14 +138,18 @@ class _Folder:
             raise DataFileError(f"{shown(path)} is not JSON, or is truncated: {error}") from None
 
     def tables(self) -> list[tuple[str, str]]:
-        """The files of tables in it and below, sorted: names within the folder, and paths."""
+        """The files of tables in it and below, sorted: names within the folder, and paths. JSON lines where there are
+        no others."""
         if self._storage is not None:
             depth = len(_parts(self.path))  # a store may spell the folder otherwise: with a version of it, say
             found = [("/".join(_parts(name)[depth:]), name) for name in self._storage.glob(f"{self.path}/**")]
         else:
             paths = (os.path.join(where, name) for where, _, inside in os.walk(self.path) for name in inside)
             found = [(os.path.relpath(path, self.path).replace(os.sep, "/"), path) for path in paths]
-        return sorted(pair for pair in found if pair[0].endswith(ENDINGS) and not _NOT_DATA.search(pair[0]))
+        for endings in (ENDINGS, _IN_FOLDERS):
+            if pairs := [pair for pair in found if pair[0].endswith(endings) and not _NOT_DATA.search(pair[0])]:
+                return sorted(pairs)
+        return []
 
 
 def _parts(url: str) -> list[str]:
@@ -132,13 +162,15 @@ def _as_folder(source: Urls, storage: Storage | None) -> _Folder | None:
     text = os.fspath(source)
     if is_remote(text):
         plain = not any(sign in text for sign in "*{") and "::" not in text
-        return _Folder(text.rstrip("/"), storage) if plain and not _ends(text) else None
+        if not plain or _ends(text):
+            return None
+        return _Folder((storage or Storage()).pinned(text.rstrip("/")), storage)
     path = local_part(text)
     return _Folder(path, None) if os.path.isdir(path) else None
 
 
-def _ends(url: str) -> bool:
-    return url.partition("?")[0].lower().endswith(ENDINGS)
+def _ends(url: str, endings: tuple[str, ...] = (*ENDINGS, *JSON_ENDINGS)) -> bool:
+    return url.partition("?")[0].lower().endswith(endings)
 
 
 def _entries(described: Any, key: str, path: str) -> list[Any]:
@@ -181,7 +213,8 @@ def _listed(folder: _Folder, split: str | None) -> list[str]:
     found = folder.tables()
     if not found:
         raise DataFileIOError(
-            f"{shown(folder.path)}: a folder without {_STATE}, {_DICT} or files of tables ({', '.join(ENDINGS)})"
+            f"{shown(folder.path)}: a folder without {_STATE}, {_DICT} or files of tables "
+            f"({', '.join([*ENDINGS, *_IN_FOLDERS])})"
         )
     splits = [_split_of(name) for name, _ in found]
     present = sorted(set(splits))

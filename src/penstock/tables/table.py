@@ -27,7 +27,8 @@ from penstock.order.permutation import Indices, normalise
 from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage
-from penstock.storage.mapped import FilesTable, MappedFiles, look_at
+from penstock.storage.mapped import FilesTable
+from penstock.storage.remote import RemoteSource
 from penstock.tables.arrow import Layout, scan_arrow
 from penstock.tables.files import table_files
 from penstock.tables.parquet import scan_parquet
@@ -41,6 +42,7 @@ from penstock.tables.pictures import (
     make_image,
 )
 from penstock.tables.pieces import Located, NotText, Pieces
+from penstock.tables.ranged import open_parts
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
 from penstock.wording import counted
 
@@ -59,7 +61,8 @@ class TableFiles(FilesTable):
         source: a folder that `datasets` wrote by ``save_to_disk``, its cache, or any folder with Arrow or Parquet files
             in it; or files: paths, patterns, braces, ``::``, or a list of those. Objects in a store are copied into the
             local cache, whole, when the table is opened; a folder there needs a store that can be listed, unless
-            `datasets` wrote it.
+            `datasets` wrote it. Parquet files of ``hf://datasets/OWNER/NAME[@REVISION]/...`` are not copied but read
+            by ranges: row groups when they are needed, and of them the columns that are read.
         split: of a folder that holds several: by ``dataset_dict.json``, or by the names of its files.
         columns: which columns to read; by default all. The others of Parquet are not decoded.
         images: columns of images: ``"rgb"`` makes uint8 arrays (height, width, 3); ``"pil"`` Pillow images, as
@@ -97,8 +100,8 @@ class TableFiles(FilesTable):
             raise ConfigError(f"columns={columns!r} has to be a list of names")
         self.images = images
         self._storage = storage
-        found = [look_at(name, "uint8", storage) for name in table_files(source, split, storage)]
-        maps = MappedFiles(found)
+        maps = open_parts(table_files(source, split, storage), storage)
+        found = maps.files
         scanned = [_scan(file.path, maps.array(number)) for number, file in enumerate(found)]
         schema = _chosen(found[0].path, scanned[0][0], columns)
         if columns is None:
@@ -295,7 +298,9 @@ class TableFiles(FilesTable):
         self._set_up()
 
 
-def _scan(path: str, data: npt.NDArray[np.uint8]) -> tuple[pa.Schema, Layout]:
+def _scan(path: str, data: npt.NDArray[np.uint8] | RemoteSource) -> tuple[pa.Schema, Layout]:
+    if isinstance(data, RemoteSource):
+        return scan_parquet(path, data)
     if not len(data):
         raise DataFileError(f"{path} is empty (0 bytes): it was not written to its end")
     schema, layout = (scan_parquet if data[:4].tobytes() == b"PAR1" else scan_arrow)(path, data)
@@ -308,7 +313,7 @@ def _scan(path: str, data: npt.NDArray[np.uint8]) -> tuple[pa.Schema, Layout]:
 
 def read_schema(name: str, storage: Storage | None = None) -> pa.Schema:
     """The columns of a file, without its data. Raises as `TableFiles`."""
-    maps = MappedFiles([look_at(name, "uint8", storage)])
+    maps = open_parts([(storage or Storage()).pinned(name)], storage)
     return _scan(maps.files[0].path, maps.array(0))[0]
 
 

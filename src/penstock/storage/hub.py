@@ -1,0 +1,98 @@
+"""Files of data sets on the Hugging Face hub: hf://datasets/OWNER/NAME[@REVISION]/PATH.
+
+A branch or a tag is looked up once, and from then on its commit is read: what a commit holds never changes. Names and
+sizes come from `huggingface_hub`, bytes by ranges over HTTP. Options are those of `huggingface_hub.HfFileSystem`:
+``token``, ``endpoint``; by default the token that its own tools have stored, and HF_ENDPOINT.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from huggingface_hub import HfApi
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+from penstock.storage.backend import Cancel, Receiver, Stat
+from penstock.storage.generic import GenericBackend
+from penstock.storage.http import HttpBackend
+
+__all__ = ["HubBackend"]
+
+_COMMIT = re.compile(r"^hf://[^@]+@[0-9a-f]{40}(/|$)")
+
+
+class HubBackend(GenericBackend):
+    """Addresses of a commit are read by ranges; those of a branch as `GenericBackend` does, see `pin`."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__("hf", options)
+        headers = build_hf_headers(token=self._fs.token, library_name="penstock")
+        self._http = HttpBackend({"headers": headers})
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[str, Stat]] = {}
+
+    def pin(self, url: str, *, deadline: float) -> str:
+        """Return the address with the commit that its branch or tag stands for now; by default the branch is main.
+
+        Raises:
+            StorageNotFoundError: no such data set or revision, or it is private.
+            StorageAuthError: the token is not enough.
+        """
+        return url if _COMMIT.match(url) else self._call(lambda: self._pinned(url), url, deadline, Cancel())
+
+    def _pinned(self, url: str) -> str:
+        found = self._fs.resolve_path(self._path(url))
+        if not hasattr(found, "repo_id"):
+            # A bucket has no revisions.
+            return url
+        # An open data set keeps its commit, and the next one that is opened looks again.
+        api = HfApi(endpoint=self._fs.endpoint, token=self._fs.token)
+        info = api.repo_info(found.repo_id, revision=found.revision, repo_type=found.repo_type)
+        kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
+        return f"hf://{kind}{found.repo_id}@{info.sha}/{found.path_in_repo}".rstrip("/")
+
+    def stat(self, url: str, *, idle: float, deadline: float, cancel: Cancel) -> Stat:
+        if not _COMMIT.match(url):
+            return super().stat(url, idle=idle, deadline=deadline, cancel=cancel)
+        return self._call(lambda: self._look(url), url, deadline, cancel)[1]
+
+    def fetch(
+        self, url: str, begin: int, end: int | None, into: Receiver, *, idle: float, deadline: float, cancel: Cancel
+    ) -> None:
+        if not _COMMIT.match(url):
+            super().fetch(url, begin, end, into, idle=idle, deadline=deadline, cancel=cancel)
+            return
+        address, stat = self._call(lambda: self._look(url), url, deadline, cancel)
+        receiver = _OfCommit(into, stat)
+        self._http.fetch(address, begin, end, receiver, idle=idle, deadline=deadline, cancel=cancel)
+
+    def glob(self, url: str, *, deadline: float) -> list[str]:
+        return super().glob(self.pin(url, deadline=deadline), deadline=deadline)
+
+    def _look(self, url: str) -> tuple[str, Stat]:
+        """Return the address of a file of a commit on the web, and what the hub says of it. A folder is listed once."""
+        found = self._known.get(url)
+        if found is None:
+            # The file system's listings are no matter of several threads.
+            with self._lock:
+                found = self._fs.url(self._path(url)), self._stat_of(self._fs.info(self._path(url)), url)
+            self._known[url] = found
+        return found
+
+
+class _OfCommit:
+    """Hands an answer on with the identity that the hub gives to a file, whichever server it comes from.
+
+    Servers that files are kept at have etags of their own. A size that is wrong is still noticed.
+    """
+
+    def __init__(self, into: Receiver, stat: Stat) -> None:
+        self._into, self._stat = into, stat
+        self.piece, self.room, self.filled = into.piece, into.room, into.filled
+
+    def begun(self, stat: Stat, offset: int) -> None:
+        self._into.begun(replace(stat, etag=self._stat.etag, modified=self._stat.modified), offset)

@@ -1,0 +1,275 @@
+"""`LineIndex`: where the rows of one file of JSON lines are, made in one pass and kept in the cache, mapped.
+
+    lines/KEY.idx    magic, version, rows, frames, bytes of text, copied, checksum, 0      8 x int64, little-endian
+                     where each row begins in the text, and the text's end                 (rows + 1) x int64
+                     where each frame begins: in its file, and in the text; and the ends   (frames + 1) x 2 x int64
+    lines/KEY.zst    the text once more, in small frames that begin with a row: of gzip, and of zstd in large frames
+
+KEY stands for the path, size and modification time of the file. One process makes an index while the others of the
+machine wait for its lock; a process that is killed leaves nothing, and the next one begins this file again. Memory of
+the pass: some MiB, the longest row, and 16 bytes for each frame.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+import zstandard
+
+from penstock.errors import DataFileError, DataFileIOError
+from penstock.progress import progress_bar
+from penstock.storage import UNWRITABLE, cache_root, file_lock, io_error, write_atomically
+from penstock.storage.mapped import MappedFile
+from penstock.tables.frames import GZIP, ZSTD, find_frames, stream
+
+__all__ = ["LineIndex", "open_index"]
+
+FRAME = 128 << 10
+"""Bytes of text in a frame of a copy: one row costs the decoding of so much, 0.1 to 0.2 ms."""
+LARGEST = 2 << 20
+"""Bytes of text up to which the frames of a file are used as they are."""
+
+_MAGIC, _VERSION, _HEADER = 0x4C4A4B545350, 1, 64
+_BOM = b"\xef\xbb\xbf"
+_BLANK = b" \t\r\n"
+
+Ints = npt.NDArray[np.int64]
+
+
+class LineIndex:
+    """The index of one file.
+
+    Args:
+        data: its bytes.
+        copy: the file that holds the text, if that is not the source itself.
+
+    Attributes:
+        rows: where each row begins in the text, and the end of the text, int64 (rows + 1,).
+        frames: where each frame begins in its file and in the text, and both ends, int64 (frames + 1, 2); without
+            frames the text is the file.
+    """
+
+    def __init__(self, data: npt.NDArray[np.uint8], copy: Path | None) -> None:
+        rows = int(data[:_HEADER].view(np.int64)[2])
+        numbers = data[_HEADER:].view(np.int64)
+        self.rows: Ints = numbers[: rows + 1]
+        self.frames: Ints = numbers[rows + 1 :].reshape(-1, 2)
+        self.copy = copy
+        self._copied: npt.NDArray[np.uint8] | None = None
+
+    def copied(self) -> npt.NDArray[np.uint8]:
+        """Return the bytes of the copy, mapped. Once mapped they stay, whatever becomes of the file's name."""
+        if self._copied is None:
+            assert self.copy is not None
+            self._copied = np.memmap(self.copy, np.uint8, "r")
+        return self._copied
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+
+def open_index(file: MappedFile, data: npt.NDArray[np.uint8], progress: bool | None = None) -> LineIndex:
+    """Return the index of a file; make it where there is none.
+
+    Args:
+        file: path, size and time.
+        data: the bytes of the file, mapped.
+        progress: show a bar: True, False, or None for large files on a terminal.
+
+    Raises:
+        DataFileError: the file is damaged or truncated, or no text.
+        DataFileIOError: the cache cannot be written to.
+    """
+    said = f"{_VERSION} {os.path.realpath(file.path)} {file.size} {file.mtime_ns}"
+    path = cache_root() / "lines" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(said))}.idx"
+    found = _load(path)
+    if found is not None:
+        return found
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with file_lock(path):
+            found = _load(path)
+            if found is None:
+                _make(file, data, path, progress)
+                found = _load(path)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        said = str(io_error(path, error, "the index of rows cannot be written:"))
+        raise DataFileIOError(f"{said}; or set XDG_CACHE_HOME to another folder") from error
+    if found is None:
+        raise DataFileIOError(f"{path} was removed as soon as it was made; open the data set again")
+    return found
+
+
+def _load(path: Path) -> LineIndex | None:
+    """The index, if there is a sound one."""
+    try:
+        data: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError):
+        return None
+    if len(data) < _HEADER:
+        return None
+    fields = data[:_HEADER].view(np.int64)
+    magic, version, rows, frames, _, copied, checksum, _ = fields.tolist()
+    if (magic, version, checksum) != (_MAGIC, _VERSION, _checksum(fields)):
+        return None
+    if len(data) != _HEADER + 8 * (rows + 1) + 16 * (frames + 1 if frames else 0):
+        return None
+    copy = path.with_suffix(".zst")
+    if not copied:
+        return LineIndex(data, None)
+    try:
+        whole = copy.stat().st_size == int(data[-16:-8].view(np.int64)[0])
+    except OSError:
+        return None
+    return LineIndex(data, copy) if whole else None
+
+
+def _checksum(fields: Ints) -> int:
+    return xxhash.xxh3_64_intdigest(fields[:6].tobytes()) >> 1
+
+
+def _make(file: MappedFile, data: npt.NDArray[np.uint8], path: Path, progress: bool | None) -> None:
+    """Write the index of a file, and the copy of its text where it needs one."""
+    head = data[:4].tobytes()
+    with progress_bar(f"indexing {os.path.basename(file.path)}", file.size, progress) as advance:
+        if head[:2] != GZIP and not _is_zstd(head):
+            _check_is_text(file.path, data[: 64 << 10].tobytes())
+            with write_atomically(path) as out:
+                _write(out, stream(file.path, data, advance), array("q"), copied=False)
+            return
+        if head[:2] != GZIP:
+            frames = array("q")
+            try:
+                with write_atomically(path) as out:
+                    _write(out, _in_frames(file.path, data, frames, advance), frames, copied=False)
+                return
+            except _TooLarge:
+                pass
+        frames = array("q")
+        # The index comes last: what it names is there.
+        with write_atomically(path) as out, write_atomically(path.with_suffix(".zst")) as copy:
+            pieces = _copied(stream(file.path, data, advance), copy, frames)
+            _write(out, pieces, frames, copied=True)
+
+
+def _is_zstd(head: bytes) -> bool:
+    return head == ZSTD or (len(head) == 4 and head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
+
+
+def _check_is_text(path: str, head: bytes) -> None:
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataFileError(f"{path} is UTF-16; convert it first: iconv -f UTF-16 -t UTF-8")
+    if b"\0" in head:
+        raise DataFileError(f"{path} is no text: NUL at byte {head.index(0)}; JSON lines have one JSON object a line")
+
+
+class _TooLarge(Exception):
+    """A frame of too much text to be decoded for a row."""
+
+
+def _in_frames(
+    path: str, data: npt.NDArray[np.uint8], frames: array[int], progress: Callable[[int], object]
+) -> Iterator[bytes]:
+    """Yield the text of a file frame by frame, and note where they begin."""
+    total = 0
+    for begin, end in find_frames(path, data):
+        frames.extend((begin, total))
+        size = 0
+        for piece in stream(path, data[begin:end], progress):
+            size += len(piece)
+            if size > LARGEST:
+                raise _TooLarge
+            yield piece
+        total += size
+    frames.extend((len(data), total))
+
+
+def _copied(pieces: Iterator[bytes], copy: BinaryIO, frames: array[int]) -> Iterator[bytes]:
+    """Yield the text, and write it to a copy in frames that end with a row."""
+    coder = zstandard.ZstdCompressor(level=3, write_checksum=True)
+    held, total, position = bytearray(), 0, 0
+
+    def write(size: int) -> None:
+        nonlocal total, position
+        frames.extend((position, total))
+        position += copy.write(coder.compress(bytes(held[:size])))
+        total += size
+        del held[:size]
+
+    for piece in pieces:
+        held += piece
+        while len(held) >= FRAME:
+            # A row that is longer than a frame gets one for itself.
+            end = held.rfind(b"\n", 0, FRAME) + 1 or held.find(b"\n", FRAME) + 1
+            if not end:
+                break
+            write(end)
+        yield piece
+    if held:
+        write(len(held))
+    frames.extend((position, total))
+
+
+def _write(out: BinaryIO, pieces: Iterator[bytes], frames: array[int], *, copied: bool) -> None:
+    """Write an index. ``frames`` is filled while the pieces come."""
+    out.write(bytes(_HEADER))
+    rows, total = 0, 0
+    for starts, end in _starts(pieces):
+        out.write(starts.data)
+        rows, total = rows + len(starts), end
+    out.write(np.int64(total).tobytes())
+    out.write(frames.tobytes())
+    fields = np.array([_MAGIC, _VERSION, rows, max(0, len(frames) // 2 - 1), total, int(copied), 0, 0], np.int64)
+    if len(frames) == 2:
+        # No frame at all: an empty text.
+        out.seek(-16, os.SEEK_CUR)
+        out.truncate()
+    fields[6] = _checksum(fields)
+    out.seek(0)
+    out.write(fields.tobytes())
+    out.seek(0, os.SEEK_END)
+
+
+def _starts(pieces: Iterator[bytes]) -> Iterator[tuple[Ints, int]]:
+    """Yield where rows begin, some at a time, and how much text there was so far. Blank lines are no rows."""
+    held, begin, total = b"", 0, 0
+    for piece in pieces:
+        total += len(piece)
+        whole, feed, rest = piece.rpartition(b"\n")
+        if not feed:
+            held += piece
+            continue
+        text, held = held + whole + feed, rest
+        yield _starts_in(text, begin), total
+        begin += len(text)
+    if held:
+        yield _starts_in(held, begin), total
+
+
+def _starts_in(text: bytes, begin: int) -> Ints:
+    """Where rows begin in whole lines that themselves begin at ``begin``."""
+    data = np.frombuffer(text, np.uint8)
+    feeds = np.flatnonzero(data == 10)
+    starts = np.concatenate([np.zeros(1, np.int64), feeds + 1])
+    starts = starts[starts < len(data)]
+    if not begin and text.startswith(_BOM):
+        starts[0] = len(_BOM)
+        starts = starts[starts < len(data)]
+    first = data[starts]
+    doubtful = np.flatnonzero((first == 32) | (first == 9) | (first == 13) | (first == 10))
+    if len(doubtful):
+        keep = np.ones(len(starts), bool)
+        for k in doubtful.tolist():
+            end = text.find(b"\n", int(starts[k]))
+            keep[k] = bool(text[int(starts[k]) : end if end >= 0 else len(text)].strip(_BLANK))
+        starts = starts[keep]
+    return np.asarray(starts + begin, np.int64)
