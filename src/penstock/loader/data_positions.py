@@ -17,7 +17,7 @@ from penstock.datasets.source_dataset import Redealt, SourceDataset
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
 from penstock.order.stages import counts_before
-from penstock.plan.share import MiniEpoch
+from penstock.plan.share import EpochRows, MiniEpoch
 
 __all__ = ["DataPositions", "RowsAt", "positions_of_dataset", "positions_of_order"]
 
@@ -54,37 +54,30 @@ def positions_of_dataset(dataset: SourceDataset, epoch: int) -> DataPositions:
         return _Mixed(dataset, epoch)
     if isinstance(dataset, PackedDataset):
         return _Packed(dataset, epoch)
-    plan = dataset.plan
-    return _Ordered(plan.make_order(MiniEpoch(epoch, 0, plan.samples)), plan)
+    return _Ordered(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)))
 
 
 def positions_of_order(order: Any) -> DataPositions:
     """Return the positions of a sampler's order over whole data."""
-    return _Ordered(order, None)
+    return _Ordered(order)
 
 
 class _Ordered:
-    """A bijection of positions and rows, of which filters keep some."""
+    """An order of rows."""
 
-    def __init__(self, order: Any, plan: Any) -> None:
-        self._order, self._plan = order, plan
+    def __init__(self, order: Any) -> None:
+        self._order = order
 
     def rows(self, positions: Indices) -> RowsAt:
         rows = np.asarray(self._order[positions])
-        rows = rows if self._plan is None else self._plan.kept(rows)
         return RowsAt(rows, np.arange(len(rows)), np.full(len(rows), -1))
 
     def find(self, row: int, source: int) -> list[int]:
-        place = np.array([row])
-        for kept in () if self._plan is None else self._plan.filters:
-            place = kept.ordinals(place)
-            if place[0] < 0:
-                return []
-        if not 0 <= int(place[0]) < len(self._order):
-            return []
+        if isinstance(self._order, EpochRows):
+            return self._order.positions_of(row)
         if not hasattr(self._order, "inverse"):
-            return list(self._scanned(int(place[0])))
-        return [int(self._order.inverse[int(place[0])])]
+            return list(self._scanned(row))
+        return [int(self._order.inverse[row])] if 0 <= row < len(self._order) else []
 
     def _scanned(self, row: int) -> Iterator[int]:
         """Yield the positions of a row in an order of torch's, or one that is no bijection: a pass over it."""
