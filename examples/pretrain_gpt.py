@@ -21,6 +21,7 @@ import signal
 import sys
 import sysconfig
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,25 @@ def code(characters: int) -> list[str]:
     """Functions and classes of the standard library; a class ends where its first method begins."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     begin = re.compile(r"\n\n+(?= *(?:async def|def|class|@))")
-    return first(characters, [text for file in files for text in begin.split(file.read_text("utf-8"))])
+    return first(characters, (text for file in files for text in begin.split(file.read_text("utf-8"))))
 
 
 def prose(characters: int) -> list[str]:
     """Paragraphs of the language reference."""
     from pydoc_data.topics import topics
 
-    return first(characters, [text for name in sorted(topics) for text in topics[name].split("\n\n")])
+    return first(characters, (text for name in sorted(topics) for text in topics[name].split("\n\n")))
 
 
-def first(characters: int, texts: list[str]) -> list[str]:
+def first(characters: int, texts: Iterable[str]) -> list[str]:
     """Return as many of the texts as there is room for."""
-    sizes = itertools.accumulate(map(len, texts))
-    return [text for text, size in zip(texts, sizes, strict=True) if size <= characters and text.strip()]
+    found = []
+    for text in filter(str.strip, texts):
+        characters -= len(text)
+        if characters < 0:
+            break
+        found.append(text)
+    return found
 
 
 def prepare(folder: Path, characters: int, vocabulary: int) -> None:

@@ -56,7 +56,7 @@ def test_a_model_of_transformers_sees_each_document_alone(packs: ps.PackedDatase
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=60, **sizes)).eval()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=60, use_cache=False, **sizes)).eval()
     batch = next(iter(ps.DataLoader(packs, batch_size=4, collate_fn=list)))
     documents = documents_of(batch)
     with torch.no_grad():

@@ -43,12 +43,12 @@ def flatten_packs(packs: Sequence[dict[str, torch.Tensor]]) -> dict[str, Any]:
     Raises:
         ConfigError: the items are no packs.
 
-    The number of tokens differs from batch to batch by the little padding that there is. It is what
-    ``DataCollatorWithFlattening(return_flash_attn_kwargs=True)`` makes of a list of the documents, a hundred thousand
-    tokens in less than a millisecond instead of lists of Python's integers.
+    It is what ``DataCollatorWithFlattening(return_flash_attn_kwargs=True)`` makes of the documents of the packs. The
+    number of tokens differs from batch to batch, by the little padding that is left out.
 
-    Attention of Transformers looks at ``position_ids`` only where there is no ``attention_mask``, and there is none
-    here: add none.
+    Models of Transformers see by ``position_ids`` that there are several documents only if they are given no
+    ``attention_mask`` and make no cache. A Trainer turns the cache off; in a loop of your own, say
+    ``model.config.use_cache = False``. Without it each document sees those before it, and nothing says so.
 
     >>> packs = PackedDataset([[1, 2, 3], [4, 5], [6]], 4, lengths=[3, 2, 1], rank=0, world_size=1)
     >>> batch = flatten_packs([packs[0], packs[1]])
