@@ -242,7 +242,7 @@ def train(args: argparse.Namespace) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            log.step(step, shown, ids)
+            log.step(epoch, step, shown, ids)
             if args.checkpoint and step % args.checkpoint_every == 0 and rank == 0:
                 save(args.checkpoint, step, model=model, optimizer=optimizer, loader=loader)
             if step == args.stop_at and not args.resume:
@@ -267,11 +267,11 @@ class Log:
             print(f"{len(packs) * packs.world_size:,} packs an epoch; real tokens in those of each source: {fill}")
         self._write(start=step)
 
-    def step(self, step: int, loss: float, ids: Tensor) -> None:
+    def step(self, epoch: int, step: int, loss: float, ids: Tensor) -> None:
         """The loss of the job, and checksums of this rank's packs."""
         if not self.quiet and step % 10 == 0:
             print(f"step {step}: loss {loss:.3f}")
-        self._write(step=step, loss=loss, packs=[zlib.crc32(pack.numpy()) for pack in ids.cpu()])
+        self._write(epoch=epoch, step=step, loss=loss, packs=[zlib.crc32(pack.numpy()) for pack in ids.cpu()])
 
     def end(self, packs: Any, loader: Any) -> None:
         """How many packs of each source the job has had."""
