@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
+import xxhash
 
 from penstock import distributed
 from penstock.errors import PartitionError, SamplerError
@@ -201,8 +202,9 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
 
     @cached_property
     def _digest(self) -> str:
-        """What the class index is known by."""
-        return f"{self.lengths.digest}-{self.max_tokens}"
+        """What the class index is known by: the lengths, and where classes end."""
+        ends = xxhash.xxh3_64_hexdigest(self._classes.longest.tobytes())
+        return f"{self.lengths.digest}-{self.max_tokens}-{ends}"
 
     def _identity(self) -> State:
         return {
