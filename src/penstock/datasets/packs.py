@@ -156,7 +156,7 @@ class PackPlan(SharePlan):
 
     def identity(self) -> State:
         """Return what a state must agree with."""
-        return super().identity() if self.balance is None else {**super().identity(), "balance": self.balance}
+        return {**super().identity(), "balance": self.balance}
 
     def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
         found = super()._read(state, samples, **grown)
