@@ -25,14 +25,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.datasets.block_packs import DEFAULT_BLOCK_SIZE, BlockPacks
 from penstock.datasets.lengths import document_lengths
 from penstock.datasets.mixture import Mixture
-from penstock.datasets.packs import PackedDocuments, PackPlan, Packs
+from penstock.datasets.packs import GlobalPacks, PackedDocuments, PackPlan, Packs
 from penstock.datasets.rows import load_rows
 from penstock.datasets.source_dataset import Redealt, SourceDataset
 from penstock.errors import ConfigError, DataFileError, PartitionError
 from penstock.hashing import mix
-from penstock.order.packing import PackOrder
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.share import MiniEpoch
 from penstock.plan.share_options import DealOptions, check_share
@@ -61,6 +61,11 @@ class PackedDataset(SourceDataset, Redealt):
         lengths: tokens of each document: an array, the path of an ``.npy`` file, or the name of a column of the data
             set. By default the data set's own ``lengths``.
         max_documents: in a pack.
+        order: ``"global"`` deals documents from anywhere to a pack. ``"block"`` packs each block of ``block_size``
+            documents by itself, and permutes blocks, so that a job reads one block of documents at a time: for tables,
+            shards and stores that are best read in runs.
+        block_size: documents of a block, 262,144 by default. All blocks are packed once, 0.2 s each, to find out how
+            many packs they have; that is kept in the user's cache.
         pad_token: what stands behind the last document of a pack that is not full.
         balance: packs of a rank's batch. Those of each global batch are then dealt to ranks by what attention costs
             (the sum of squares of document lengths), so that no rank waits long for another. The global batch stays
@@ -109,15 +114,19 @@ class PackedDataset(SourceDataset, Redealt):
         *,
         lengths: Any = None,
         max_documents: int | None = None,
+        order: str = "global",
+        block_size: int | None = None,
         pad_token: int = 0,
         balance: int | None = None,
         load: Callable[[Any], Any] | None = None,
         **deal: Unpack[DealOptions],
     ) -> None:
         check_share(type(self), deal, load, known=_OPTIONS)
-        _check(dataset, capacity, balance)
+        _check(dataset, capacity, balance, order, block_size)
         self._options: dict[str, Any] = {
             "max_documents": max_documents,
+            "order": order,
+            "block_size": block_size,
             "pad_token": pad_token,
             "balance": balance,
             "load": load,
@@ -126,10 +135,15 @@ class PackedDataset(SourceDataset, Redealt):
         self.dataset = dataset
         """The documents."""
         self._given = lengths
-        self._packs = Packs(dataset, capacity, document_lengths(dataset, lengths), max_documents)
+        found = document_lengths(dataset, lengths)
+        self._packs: Packs = (
+            GlobalPacks(dataset, capacity, found, max_documents)
+            if order == "global"
+            else BlockPacks(dataset, capacity, found, max_documents, block_size or DEFAULT_BLOCK_SIZE)
+        )
         self.capacity = capacity
         self.pad_token = pad_token
-        super().__init__(self._packs, PackPlan(self._packs, balance, **deal), load)
+        super().__init__(self._packs, PackPlan(self._packs, order, balance, **deal), load)
         self.pure = self.pure and bool(getattr(dataset, "pure", False))
         self.releases_gil = bool(getattr(dataset, "releases_gil", False))
         self.fork_safe = bool(getattr(dataset, "fork_safe", True))
@@ -142,12 +156,17 @@ class PackedDataset(SourceDataset, Redealt):
     @property
     def packs(self) -> int:
         """How many packs an epoch has, of all ranks together."""
-        return len(self._packs.layout)
+        return len(self._packs)
 
     @property
     def fill(self) -> float:
         """The share of real tokens in all packs."""
-        return self._packs.layout.tokens / max(1, self.packs * self.capacity)
+        return self._packs.tokens / max(1, self.packs * self.capacity)
+
+    @property
+    def density(self) -> float:
+        """Documents of a pack, on average; each piece of a document that is cut counts."""
+        return self._packs.pieces / max(1, self.packs)
 
     @property
     def lengths(self) -> SampleLengths:
@@ -161,7 +180,7 @@ class PackedDataset(SourceDataset, Redealt):
             packs: numbers of packs, 0 to ``self.packs - 1``: int64 of shape (n,). `rows` gives those of indices.
             turn: of which epoch, by default the present one.
         """
-        return self._packs.documents(normalise(packs, self.packs), self._order(turn))
+        return self._packs.documents(normalise(packs, self.packs), self.seed, self.epoch if turn is None else turn)
 
     def packs_of(self, row: int, turn: int | None = None) -> Indices:
         """Return the packs that hold the document of a row, in the order of its tokens; of a long one several.
@@ -170,10 +189,7 @@ class PackedDataset(SourceDataset, Redealt):
             row: of the data set of documents.
             turn: of which epoch, by default the present one.
         """
-        return self._order(turn).packs_of(self._packs.place_of(row))
-
-    def _order(self, turn: int | None) -> PackOrder:
-        return self._packs.order(self.seed, self.epoch if turn is None else turn)
+        return self._packs.packs_of(row, self.seed, self.epoch if turn is None else turn)
 
     def costs(self, packs: npt.ArrayLike) -> Indices:
         """Return what attention over packs costs: the sums of squares of their documents' lengths."""
@@ -273,11 +289,18 @@ def collate_packed(packs: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     return batch
 
 
-def _check(dataset: Any, capacity: Any, balance: Any) -> None:
+def _check(dataset: Any, capacity: Any, balance: Any, order: str, block_size: Any) -> None:
     if not isinstance(capacity, int) or capacity < 1:
         raise ConfigError(f"capacity is the number of tokens in a pack, 1 or more, got {capacity!r}")
     if balance is not None and (not isinstance(balance, int) or balance < 1):
         raise ConfigError(f"balance is the number of packs in a rank's batch, 1 or more, got {balance!r}")
+    if order not in ("global", "block"):
+        raise ConfigError(f"unknown order {order!r}: use 'global' or 'block'")
+    if block_size is not None and (order != "block" or not isinstance(block_size, int) or block_size < 1):
+        raise ConfigError(
+            f"block_size is the number of documents in a block, 1 or more, of order='block': got {block_size!r} with "
+            f"order={order!r}"
+        )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(f"a PackedDataset takes documents with length and items, got a {type(dataset).__name__}")
     if isinstance(dataset, Redealt):
