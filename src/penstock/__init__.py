@@ -23,6 +23,7 @@ _HOMES = {
     "ImageDataset": "datasets",
     "InfiniteSampler": "samplers",
     "IterationBasedBatchSampler": "samplers",
+    "Ledger": "loader",
     "LoadArray": "datasets",
     "LoadBytes": "datasets",
     "LoadImage": "datasets",
@@ -80,6 +81,7 @@ __all__ = [
     "InfiniteSampler",
     "IterationBasedBatchSampler",
     "JsonFiles",
+    "Ledger",
     "LoadArray",
     "LoadBytes",
     "LoadImage",
@@ -144,7 +146,7 @@ if TYPE_CHECKING:
         TokenizedDataset,
         collate_packed,
     )
-    from penstock.loader import DataLoader, DpexDataLoader, Failure, OnError, RayOptions
+    from penstock.loader import DataLoader, DpexDataLoader, Failure, Ledger, OnError, RayOptions
     from penstock.manifest import Manifest, Record
     from penstock.opening import open
     from penstock.order import Partition, Permutation, make_order

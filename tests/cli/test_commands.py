@@ -45,6 +45,7 @@ MISSING: dict[str, list[str]] = {
     "cache clear": ["--folder", NOBODY],
     "cache verify": ["--folder", NOBODY],
     "profile": [NOBODY],
+    "ledger": [f"{NOBODY}.py:loader", "--step", "1"],
     "plan": [],  # reads nothing
     "shuffle-quality": [NOBODY],
     "bench readers": [NOBODY],

@@ -66,6 +66,12 @@ class _Penstock(Catalog):
             "What a run will need, from a few numbers.",
             "penstock plan --samples 1.28M --bytes 110kB --ranks 64 --step-ms 200",
         ),
+        "ledger": Entry(
+            "penstock.cli.ledger",
+            "Speed and order",
+            "Which rows were in a step of a job, and in which steps a row came.",
+            "penstock ledger train.py:loader --state run.pt --step 12345",
+        ),
         "shuffle-quality": Entry(
             "penstock.cli.shuffle_quality",
             "Speed and order",

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 from penstock.order import Order
 from penstock.order.balance import deal_by_cost
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
-from penstock.order.permutation import Indices, normalise
+from penstock.order.permutation import Indices, Inverse, normalise
 from penstock.plan.class_plan import SampleClasses
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import DealOptions
@@ -233,6 +233,19 @@ class _Balanced:
             else:
                 found[here] = self._dealt(begin)[flat[here] - begin]
         return found.reshape(places.shape) if places.ndim else int(found[0])
+
+    @property
+    def inverse(self) -> Inverse:
+        """The position of each pack."""
+        return Inverse(len(self), self._find)
+
+    def _find(self, pack: Any) -> Any:
+        place = int(self._order.inverse[int(pack)])  # type: ignore[attr-defined]
+        number = (place - self._begin) // self._window
+        begin = self._begin + number * self._window
+        if begin < self._begin or begin + self._window > self._end:
+            return place
+        return begin + int(np.flatnonzero(self._dealt(begin) == pack)[0])
 
     def _dealt(self, begin: int) -> Indices:
         """Return the packs of a window by place: place p is of rank ``p % world_size``."""

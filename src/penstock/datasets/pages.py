@@ -109,8 +109,8 @@ class Pages:
         manifest: Manifest = self._plan.source
         if ahead is None or found is None:
             records = manifest.records(rows)
-            # A server knows whole slices, of which a filter leaves some rows.
-            if not self._plan.filters:
+            # A server knows whole slices, of which a filter leaves some rows, and others are excluded.
+            if not self._plan.filters and self._plan.excluded is None:
                 with self._lock:
                     self._answered(place, at)
             return records

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from penstock import lazy
 
-__all__ = ["DataLoader", "DpexDataLoader", "Failure", "OnError", "RayOptions"]
+__all__ = ["DataLoader", "DpexDataLoader", "Failure", "Ledger", "OnError", "RayOptions"]
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.dpex import DpexDataLoader
     from penstock.loader.executors.ray import RayOptions
     from penstock.loader.failures import Failure, OnError
+    from penstock.loader.ledger import Ledger
 
 __getattr__, __dir__ = lazy.names(
     __name__,
@@ -20,6 +21,7 @@ __getattr__, __dir__ = lazy.names(
         "DataLoader": "dataloader",
         "DpexDataLoader": "dpex",
         "Failure": "failures",
+        "Ledger": "ledger",
         "OnError": "failures",
         "RayOptions": "executors.ray",
     },

@@ -15,6 +15,7 @@ looks for a loader's arguments.
 from __future__ import annotations
 
 import copy
+import operator
 import time
 import warnings
 import weakref
@@ -417,6 +418,26 @@ class DataLoader(TorchDataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next ``iter()``. The epoch of a state just loaded keeps its position."""
         self.pipeline.position.set_epoch(epoch)
+
+    def skip(self, batches: int) -> None:
+        """Pass over batches, such as those at which the loss went wrong: the next ``iter()`` begins behind them.
+
+        Args:
+            batches: of this rank, counted from where the consumer is, or where a loaded state stands. All ranks skip
+                as many.
+
+        Nothing of them is read or made. Everything behind them is what it would have been. An iterator that runs is
+        detached, as by `load_state_dict`.
+
+        Raises:
+            ConfigError: more than the epoch has left, or the batches of a stream.
+
+        >>> loader = DataLoader(range(10), batch_size=2)
+        >>> loader.skip(3)
+        >>> [batch.tolist() for batch in loader]
+        [[6, 7], [8, 9]]
+        """
+        self.pipeline.position.pass_over(operator.index(batches))
 
     def state_dict(self) -> State:
         """Where the consumer is: JSON-serialisable, a few hundred bytes with Penstock's samplers and data sets, in a

@@ -165,6 +165,24 @@ class Position:
         self._reader.choose(Cursor(epoch=self._reader.epoch))
         self._skipped = batches
 
+    def pass_over(self, batches: int) -> None:
+        """Let the next pass begin so many batches behind where the consumer is.
+
+        Raises:
+            ConfigError: a number that is no count, more than the epoch has left, or a stream.
+        """
+        if self._reader is None:
+            raise ConfigError("a stream has no batches to pass over by their number: leave them out in the loop")
+        running = self.running and self._reader.run is not None
+        run = self._reader.run if running and self._reader.run is not None else self._reader.peek()
+        begin = self.had if running else self._skipped
+        left = _length(run) - begin
+        if batches < 0 or batches > left:
+            raise ConfigError(f"skip takes 0 to {left} batches, which epoch {run.epoch} has left, got {batches}")
+        cursor = run.cursor(begin + batches)
+        self._progress, self._ahead, self._skipped = None, frozenset(), 0
+        self._reader.choose(cursor, loaded=True)
+
     # A pass.
 
     def goes_on(self, progress: Progress) -> bool:

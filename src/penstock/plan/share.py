@@ -34,9 +34,10 @@ from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.order.stages import Stage
+    from penstock.plan.exclusion import ExcludedRows
     from penstock.plan.filter import KeptRows
 
-__all__ = ["EpochView", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
+__all__ = ["EpochRows", "EpochView", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
 
 _KEPT_VIEWS = 4
 """Views that are kept: a loader each."""
@@ -256,6 +257,7 @@ class SharePlan(Plan[ShareEpoch]):
         group: int | None = None,
         block_size: int | None = None,
         window: int | None = None,
+        exclude: Any = None,
     ) -> None:
         if shuffle not in SHUFFLES:
             raise ConfigError(f"unknown shuffle {shuffle!r}: use one of {', '.join(map(repr, SHUFFLES))}")
@@ -269,6 +271,9 @@ class SharePlan(Plan[ShareEpoch]):
         self.remainder = remainder
         self.filters: tuple[KeptRows, ...] = ()
         """What is left of the rows: the last one takes of what those before it keep."""
+        self.excluded = None if exclude is None else _excluded(exclude, len(source))
+        """Rows that nobody gets."""
+        self._check_excluded()
         self.shuffle, self.block = _block_options(shuffle, len(source), group, block_size, window)
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
         self._prepare = prepare
@@ -292,6 +297,13 @@ class SharePlan(Plan[ShareEpoch]):
         # What readers of another process read is theirs.
         self._views, self.runs = {}, weakref.WeakSet()
 
+    def _check_excluded(self) -> None:
+        """Refuse to leave out all rows: then there is nothing to put in their places."""
+        if self.excluded is None or not self.samples or self.samples > len(self.excluded):
+            return
+        if bool(self.excluded.holds(self.kept(np.arange(self.samples))).all()):
+            raise ConfigError(f"exclude= leaves none of {counted(self.samples, 'row')}")
+
     @property
     def samples(self) -> int:
         """How many rows there are to go through."""
@@ -314,6 +326,7 @@ class SharePlan(Plan[ShareEpoch]):
     def keep(self, kept: KeptRows) -> None:
         """Go through some of the rows alone, from the beginning of the epoch that is shown."""
         self.filters, self._views = (*self.filters, kept), {}
+        self._check_excluded()
         self.wish_for(MiniEpoch(self.shown.epoch, 0, self.samples))
 
     @property
@@ -347,10 +360,14 @@ class SharePlan(Plan[ShareEpoch]):
 
     def make_view(self, place: MiniEpoch) -> EpochView:
         """Return the view at a place, anew; nothing is kept."""
+        return EpochView(self.seed, place, self._partition(place, self.world), self.rows_in(place))
+
+    def rows_in(self, place: MiniEpoch) -> Order:
+        """Return the row at each position of a place's epoch."""
         order = self.make_order(place)
-        if self.filters:
-            order = cast(Order, _Kept(order, self.kept))
-        return EpochView(self.seed, place, self._partition(place, self.world), order)
+        if not self.filters and self.excluded is None:
+            return order
+        return cast(Order, EpochRows(order, self, place.epoch))
 
     def _partition(self, place: MiniEpoch, world: distributed.World) -> Partition:
         rest = self.mini_epochs - place.mini_epochs_done
@@ -513,8 +530,8 @@ class SharePlan(Plan[ShareEpoch]):
         return max([least, *(run.epoch * place.samples + min(run.planned, place.samples) for run in self.runs)])
 
     def write_changes(self, changes: tuple[Stage, ...]) -> State:
-        """Return the entry of a state for changes: none, unless this is a mixture."""
-        return {}
+        """Return the entries of a state for what may change while a job runs: weights of a mixture, excluded rows."""
+        return {} if self.excluded is None else {"excluded": self.excluded.digest}
 
     def read_changes(self, state: Mapping[str, Any]) -> tuple[Stage, ...]:
         """Return the changes that a state holds: none, unless this is a mixture."""
@@ -570,6 +587,12 @@ class SharePlan(Plan[ShareEpoch]):
         done, base, skip = read_ints(state, "dealt", 3, of=of)
         if done > self.mini_epochs or base > samples or skip > samples:
             raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} of {samples} samples")
+        had = state.get("excluded")
+        if had is not None and (self.excluded is None or had != self.excluded.digest):
+            raise StateError(
+                "this state is of a run that left out other rows: give the data set the same exclude= (its hash in the "
+                f"state is {had})"
+            )
         changes = self.read_changes(state)
         if state.get("world_size") == self.world.world_size:
             return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip, changes))
@@ -577,19 +600,50 @@ class SharePlan(Plan[ShareEpoch]):
         return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, consumed, 0, changes))
 
 
-class _Kept:
-    """``order[positions]``: rows of a source, of which filters keep some."""
+def _excluded(rows: Any, of: int) -> ExcludedRows:
+    # Few runs leave rows out, and each worker imports this module.
+    from penstock.plan.exclusion import ExcludedRows
 
-    def __init__(self, order: Order, kept: Callable[[Indices], Indices]) -> None:
-        self._order, self._kept = order, kept
+    return ExcludedRows(rows, of)
+
+
+class EpochRows:
+    """``order[positions]``: rows of a source, of which filters keep some, and others are excluded."""
+
+    def __init__(self, order: Order, plan: SharePlan, epoch: int) -> None:
+        self._order, self._plan, self._epoch = order, plan, epoch
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __getitem__(self, positions: Any) -> Any:
-        places = np.asarray(self._order[positions])
-        rows = self._kept(places.reshape(-1))
+        places = np.asarray(positions, dtype=np.int64)
+        rows = self._rows(places.reshape(-1))
         return rows.reshape(places.shape) if places.ndim else int(rows[0])
+
+    def _rows(self, positions: Indices) -> Indices:
+        plan = self._plan
+        rows = plan.kept(np.asarray(self._order[positions]))
+        if plan.excluded is None:
+            return rows
+        return plan.excluded.replace(rows, positions, plan.kept, n=plan.samples, seed=plan.seed, epoch=self._epoch)
+
+    def positions_of(self, row: int) -> list[int]:
+        """Return where a row of the source stands: nowhere if it is left out, more than once if it replaces others."""
+        excluded = self._plan.excluded
+        if excluded is None:
+            return self._places(row)
+        instead = [place for other in excluded.rows.tolist() for place in self._places(other)]
+        taken = self._rows(np.array(instead, np.int64)).tolist() if instead else []
+        own = [] if excluded.holds(np.array([row]))[0] else self._places(row)
+        return own + [place for place, found in zip(instead, taken, strict=True) if found == row]
+
+    def _places(self, row: int) -> list[int]:
+        place = np.array([row])
+        for kept in self._plan.filters:
+            place = kept.ordinals(place)
+        inside = 0 <= int(place[0]) < len(self._order)
+        return [int(self._order.inverse[int(place[0])])] if inside else []  # type: ignore[attr-defined]
 
 
 def _block_options(

@@ -1,0 +1,153 @@
+"""Which rows stand at positions of an epoch, and at which positions a row stands, by kind of data set.
+
+Each class answers for one epoch of the whole job: ``rows(positions)`` and the inverse, ``find(row, source)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+
+from penstock.datasets.mixed_rows import MixedOrder, MixedRows, Turn
+from penstock.datasets.mixture import Mixture
+from penstock.datasets.packed import PackedDataset
+from penstock.datasets.source_dataset import Redealt, SourceDataset
+from penstock.errors import ConfigError
+from penstock.order.permutation import Indices
+from penstock.order.stages import counts_before
+from penstock.plan.share import EpochRows, MiniEpoch
+
+__all__ = ["DataPositions", "RowsAt", "positions_of_dataset", "positions_of_order"]
+
+_CHUNK = 1 << 16
+
+
+class RowsAt(NamedTuple):
+    """The rows at some positions.
+
+    Attributes:
+        rows: of the data, int64 of shape (rows,); of packs, rows of the documents in them.
+        at: which of the positions each row stands at: int64 of shape (rows,).
+        sources: the number of the source of each row; -1 where there is no mixture.
+    """
+
+    rows: Indices
+    at: Indices
+    sources: Indices
+
+
+class DataPositions(Protocol):
+    """One epoch of the whole job."""
+
+    def rows(self, positions: Indices) -> RowsAt:
+        """Return the rows at positions."""
+
+    def find(self, row: int, source: int) -> list[int]:
+        """Return the positions of a row; none if the epoch does not have it."""
+
+
+def positions_of_dataset(dataset: SourceDataset, epoch: int) -> DataPositions:
+    """Return the positions of a data set with an order of its own."""
+    if isinstance(dataset, Mixture):
+        return _Mixed(dataset, epoch)
+    if isinstance(dataset, PackedDataset):
+        return _Packed(dataset, epoch)
+    return _Ordered(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)))
+
+
+def positions_of_order(order: Any) -> DataPositions:
+    """Return the positions of a sampler's order over whole data."""
+    return _Ordered(order)
+
+
+class _Ordered:
+    """An order of rows."""
+
+    def __init__(self, order: Any) -> None:
+        self._order = order
+
+    def rows(self, positions: Indices) -> RowsAt:
+        rows = np.asarray(self._order[positions])
+        return RowsAt(rows, np.arange(len(rows)), np.full(len(rows), -1))
+
+    def find(self, row: int, source: int) -> list[int]:
+        if isinstance(self._order, EpochRows):
+            return self._order.positions_of(row)
+        if not hasattr(self._order, "inverse"):
+            return list(self._scanned(row))
+        return [int(self._order.inverse[row])] if 0 <= row < len(self._order) else []
+
+    def _scanned(self, row: int) -> Iterator[int]:
+        """Yield the positions of a row in an order of torch's, or one that is no bijection: a pass over it."""
+        for begin in range(0, len(self._order), _CHUNK):
+            rows = np.asarray(self._order[np.arange(begin, min(begin + _CHUNK, len(self._order)))])
+            yield from (begin + np.flatnonzero(rows == row)).tolist()
+
+
+class _Packed:
+    """Packs of documents."""
+
+    def __init__(self, dataset: PackedDataset, epoch: int) -> None:
+        self._dataset, self._epoch = dataset, epoch
+        plan = dataset.plan
+        self._order = plan.make_view(MiniEpoch(epoch, 0, plan.samples)).order
+
+    def rows(self, positions: Indices) -> RowsAt:
+        found = self._dataset.documents(self._order[positions], self._epoch)
+        at = np.repeat(np.arange(len(positions)), np.diff(found.splits))
+        return RowsAt(found.rows, at, np.full(len(at), -1))
+
+    def find(self, row: int, source: int) -> list[int]:
+        if not 0 <= row < len(self._dataset.lengths):
+            return []
+        order = cast(Any, self._order)
+        return [int(order.inverse[int(pack)]) for pack in self._dataset.packs_of(row, self._epoch)]
+
+
+class _Mixed:
+    """Sources in their proportions, of rows or of packs."""
+
+    def __init__(self, dataset: Mixture, epoch: int) -> None:
+        self._rows: MixedRows = dataset.plan.source
+        stages = self._rows.stages_with(dataset.plan.changes)
+        self._order = MixedOrder(self._rows, epoch, stages)
+        self._had = counts_before(stages, epoch, len(self._rows))
+
+    def rows(self, positions: Indices) -> RowsAt:
+        parts = [self._of_turn(turn) for turn in self._order.turns(positions)]
+        rows, at, sources = (np.concatenate(part) for part in zip(*parts, strict=True))
+        in_order = np.argsort(at, kind="stable")
+        return RowsAt(rows[in_order], at[in_order], sources[in_order])
+
+    def _of_turn(self, turn: Turn) -> RowsAt:
+        dataset, rows, at = self._rows.datasets[turn.source], turn.rows, turn.places
+        if isinstance(dataset, PackedDataset):
+            found = dataset.documents(rows, turn.turn)
+            rows, at = found.rows, np.repeat(at, np.diff(found.splits))
+        return RowsAt(rows, at, np.full(len(rows), turn.source))
+
+    def find(self, row: int, source: int) -> list[int]:
+        count = len(self._rows.datasets)
+        if not 0 <= source < count:
+            raise ConfigError(f"a row of a mixture is one of a source: give source=, 0 to {count - 1}")
+        dataset, size = self._rows.datasets[source], self._rows.sizes[source]
+        had, mixture = self._had[source], self._order.mixture
+        epoch_has = mixture.counts(len(self._rows))[source]
+        found = []
+        for turn in range(had // size, (had + epoch_has - 1) // size + 1):
+            for own in self._own(dataset, row, turn):
+                ordinal = turn * size + int(self._rows.turn_order(source, turn).inverse[own]) - had
+                if 0 <= ordinal < epoch_has:
+                    found.append(mixture.position(source, ordinal))
+        return found
+
+    @staticmethod
+    def _own(dataset: Any, row: int, turn: int) -> Iterable[int] | Iterator[int]:
+        """Return the rows of the source that hold a row of the data."""
+        if isinstance(dataset, PackedDataset):
+            return dataset.packs_of(row, turn).tolist() if 0 <= row < len(dataset.lengths) else []
+        if isinstance(dataset, Redealt):
+            raise ConfigError(f"nobody knows which rows a {type(dataset).__name__} deals")
+        return [row] if 0 <= row < len(dataset) else []
