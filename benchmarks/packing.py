@@ -229,14 +229,17 @@ def _peer_quality(name: str, lengths: Array, capacity: int) -> dict[str, float]:
 
 
 def _our_quality(path: str, capacity: int) -> dict[str, float]:
+    from penstock.datasets.packs import PackPlan
+
     packs = dataset(path, capacity)
     found = packs.documents(packs.rows(range(packs.packs)))
     result = {**quality(found.lengths, found.splits, packs.packs * capacity), "cut": 0.0}
     steps = min(200, packs.packs // (RANKS * BATCH))
     costs = np.ones((RANKS, steps))
     for rank in range(RANKS):
-        share = dataset(path, capacity, rank=rank, world_size=RANKS, balance=BATCH)
-        costs[rank] = share.costs(share.rows(range(steps * BATCH))).reshape(steps, BATCH).sum(axis=1)
+        plan = PackPlan(packs.source, BATCH, rank=rank, world_size=RANKS, seed=1)
+        dealt = plan.view(None).rows(np.arange(steps * BATCH))
+        costs[rank] = packs.costs(dealt).reshape(steps, BATCH).sum(axis=1)
     return {**result, "balanced": float((costs.max(axis=0) / costs.mean(axis=0)).mean())}
 
 

@@ -87,6 +87,7 @@ JOBS = [
     Job("auto_workers", "auto_workers", None, 0, "--repeat 3", 20),
     Job("tables", "tables", None, 0, "", 3),
     Job("text", "text", None, 0, "", 12),
+    Job("tokenizing", "tokenizing", None, 0, "", 10),
     Job("startup", "startup", "--repeat 5", 0.3, "", 0.5),
 ]
 

@@ -260,11 +260,9 @@ class Log:
         self.quiet = rank > 0
 
     def start(self, step: int, packs: Any) -> None:
-        if not self.quiet and step:
-            print(f"going on after step {step}")
         if not self.quiet:
             fill = ", ".join(f"{part.fill:.2%}" for part in packs.sources)
-            print(f"{len(packs) * packs.world_size:,} packs an epoch; real tokens in those of each source: {fill}")
+            print(f"going on after step {step}; real tokens in the packs of each source: {fill}")
         self._write(start=step)
 
     def step(self, epoch: int, step: int, loss: float, ids: Tensor) -> None:

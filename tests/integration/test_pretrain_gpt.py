@@ -21,8 +21,9 @@ import penstock as ps
 pytest.importorskip("tokenizers")
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pretrain_gpt.py"
+LIBRARIES = "torch._dynamo", "tokenizers"  # the optimizer imports the former
 STEPS, BATCH, SAVED, KILLED = 10, 4, 4, 6
-# An epoch ends between the checkpoint and the end, and has a pack or more that fill no batch.
+# An epoch, of some 32 packs, ends between the checkpoint and the end.
 SIZES = ["--characters", "5000", "--vocabulary", "300", "--context", "256", "--change-at", "20"]
 
 
@@ -39,8 +40,7 @@ def launch(folder: Path, name: str, *options: str, ranks: int = 1) -> list[int]:
         told = {} if ranks == 1 else {**job, "RANK": rank, "LOCAL_RANK": rank, "GLOO_SOCKET_IFNAME": "lo"}
         environment = {**os.environ, **{key: str(value) for key, value in told.items()}}
         with (folder / "out").open("a") as out:
-            imports = ["torch.distributed", "torch.nn.parallel", "tokenizers", "torch.utils.checkpoint"]
-            programs.append(Popen(command, imports=imports, cwd=folder, env=environment, stdout=out, stderr=out))
+            programs.append(Popen(command, imports=LIBRARIES, cwd=folder, env=environment, stdout=out, stderr=out))
     try:
         return [program.wait(HANG) for program in programs]
     finally:
@@ -81,7 +81,7 @@ def test_killed_and_resumed_on_two_ranks(tmp_path: Path) -> None:
     # On the same number of ranks to the last bit; on two the gradients are summed in another order.
     assert losses(begun, 1, KILLED) == losses(whole, 1, KILLED)
     for rank in ended:
-        assert losses(rank, SAVED + 1, STEPS) == pytest.approx(losses(whole, SAVED + 1, STEPS), abs=2e-5)
+        assert losses(rank, SAVED + 1, STEPS) == pytest.approx(losses(whole, SAVED + 1, STEPS), abs=1e-5)
     assert whole[STEPS]["loss"] < whole[1]["loss"] - 0.2, "it learns"
 
 

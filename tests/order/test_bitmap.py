@@ -20,6 +20,7 @@ def check(mask: np.ndarray) -> None:
     bitmap, rows = made(mask), np.flatnonzero(mask)
     assert len(bitmap) == len(rows)
     assert (bitmap.select(np.arange(len(rows))) == rows).all()
+    assert [bitmap.select_one(ordinal) for ordinal in range(0, len(rows), 37)] == rows[::37].tolist()
     assert (bitmap.rank(rows) == np.arange(len(rows))).all()
     assert (bitmap.rank(np.flatnonzero(~mask)) == -1).all()
 

@@ -22,6 +22,8 @@ def test_each_pack_comes_once_and_blocks_stay_together(sizes: list[int], seed: i
     assert [order[i] for i in range(len(order))] == packs.tolist()
     some = np.random.default_rng(seed).permutation(len(order))[:5]
     assert order[some].tolist() == packs[some].tolist()
+    assert order.inverse[packs].tolist() == list(range(len(order)))
+    assert [order.inverse[int(pack)] for pack in packs] == list(range(len(order)))
 
 
 def test_the_order_is_frozen() -> None:

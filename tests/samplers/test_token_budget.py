@@ -250,6 +250,18 @@ def test_the_index_is_one_mapped_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(pickle.loads(pickled)) == whole, "made again where it is missing"
 
 
+def test_as_many_classes_that_end_elsewhere_have_an_index_of_their_own(tmp_path: Path) -> None:
+    known: dict[int, Any] = {}
+    for classes in range(2, 90):
+        sampler = budget(classes=classes, cache_dir=tmp_path)
+        other = known.setdefault(len(sampler._classes), sampler)
+        if other._classes.longest.tolist() != sampler._classes.longest.tolist():
+            break
+    assert other is not sampler
+    for one in (other, sampler):
+        assert list(one) == list(budget(classes=one.classes))
+
+
 def test_areas_of_images() -> None:
     class Sizes:
         widths, heights = np.full(9, 1 << 16, np.int32), np.arange(9, dtype=np.int32) << 13

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock.datasets.loading import Item, LoadImage
-from penstock.datasets.passed_on import OF_THE_SOURCE
+from penstock.datasets.passed_on import OF_THE_SOURCE, Around
 from penstock.datasets.rank import RankDataset
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.stream import MPDataset
@@ -46,7 +46,7 @@ class _Records(Protocol):
     def records(self, indices: Any) -> list[Record]: ...
 
 
-class ImageDataset(HasClasses, BatchedDataset):
+class ImageDataset(Around, HasClasses, BatchedDataset):
     """Images and labels of a manifest, or of anything else that yields records. `penstock.open` makes it of a folder.
 
     Args:
@@ -123,6 +123,12 @@ class ImageDataset(HasClasses, BatchedDataset):
         # A copy goes its own way, see `SourceDataset`.
         made.source = copy.copy(self.source)
         made._mds = _mds_images(made.source)
+        return made
+
+    def around(self, source: Any) -> Self:
+        """Return the same images around another data set of records."""
+        made = super().around(source)
+        made._mds = _mds_images(source)
         return made
 
     def __len__(self) -> int:

@@ -7,6 +7,7 @@ the fingerprint of the data and the text of the expression.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -20,6 +21,7 @@ import xxhash
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices
 from penstock.plan.filter import CHUNK, KeptRows, Mask
+from penstock.plan.source import Source
 from penstock.progress import progress_bar
 from penstock.tables.table import TableFiles
 
@@ -60,7 +62,9 @@ class Filterable(NamedTuple):
         cls, source: Any, fingerprint: str | None, samples: int, row: Callable[[Indices], Indices] = lambda rows: rows
     ) -> Filterable:
         """Return the rows of a source, whether it has columns or not."""
-        return cls(fingerprint, samples, source if isinstance(source, HasColumns) else None, row)
+        # A user's own data set may have such names for something else.
+        ours = isinstance(source, Source) and isinstance(source, HasColumns)
+        return cls(fingerprint, samples, source if ours else None, row)
 
     def table(self, rows: Indices, names: list[str]) -> pa.Table:
         """Return some columns of rows."""
@@ -79,6 +83,8 @@ def kept_rows(keep: Any, of: Filterable) -> KeptRows:
         IndexError: a row outside.
     """
     if isinstance(keep, KeptRows):
+        if keep.rows != of.samples:
+            raise ConfigError(f"these rows are some of {keep.rows}, and the data set has {of.samples}")
         return keep
     if isinstance(keep, pc.Expression):
         return _evaluated(keep, of)
@@ -91,6 +97,8 @@ def kept_rows(keep: Any, of: Filterable) -> KeptRows:
                 f"keep is a mask of {len(array)} values for a data set of {of.samples} rows: it needs one for each row"
             )
         return KeptRows.of_mask(array)
+    if array.ndim == 1 and array.dtype == np.uint8 and len(array) == of.samples > 2 and int(array.max()) <= 1:
+        raise ConfigError("keep is an array of 0 and 1, one for each row: as a mask it is keep.astype(bool)")
     if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
         return KeptRows.of_rows(array.astype(np.int64) if not array.size else array, of.samples)
     raise ConfigError(
@@ -118,9 +126,9 @@ def _evaluated(keep: pc.Expression, of: Filterable) -> KeptRows:
             f"keep={keep} is an expression over columns, and these data have none: give a mask or an array of rows"
         )
     names = _named(keep, of.source.columns)
-    # Data without a fingerprint may be others next time.
-    said = f"{of.fingerprint} {of.samples} {keep}"
-    name = None if of.fingerprint is None else xxhash.xxh3_128_hexdigest(said.encode())
+    # Data without a fingerprint may be others next time. The text of an expression leaves long lists out.
+    said = f"{of.fingerprint} {of.samples} ".encode() + pickle.dumps(keep, protocol=5)
+    name = None if of.fingerprint is None else xxhash.xxh3_128_hexdigest(said)
     return KeptRows.of_masks(lambda: _masks(keep, names, of), of.samples, name=name)
 
 

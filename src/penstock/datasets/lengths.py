@@ -12,6 +12,7 @@ import xxhash
 from penstock.datasets.rows import row_count, rows_behind
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
+from penstock.plan.filter import KeptRows
 from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.lengths import SampleLengths, lengths_of
 from penstock.storage import cache_root, file_lock, write_atomically
@@ -19,7 +20,7 @@ from penstock.storage import cache_root, file_lock, write_atomically
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["column_lengths", "document_lengths"]
+__all__ = ["SomeLengths", "column_lengths", "document_lengths", "last_filter"]
 
 _ROWS = 1 << 16  # of a column in memory at once
 
@@ -42,13 +43,13 @@ def document_lengths(dataset: Any, given: Any) -> SampleLengths:
     if isinstance(given, SampleLengths) and len(given) == count:
         return given
     if isinstance(dataset, Subset):
-        return _known(given, count) or _Some(document_lengths(dataset.dataset, given), dataset.kept.find, count)
+        return _known(given, count) or SomeLengths(document_lengths(dataset.dataset, given), dataset.kept)
     kept = rows_behind(dataset)
     found = _known(given, count) if kept is not None else None
     if found is not None:
         return found
     every = _given(dataset, given)
-    return every if kept is None else _Some(every, kept, count)
+    return every if kept is None else SomeLengths(every, kept, count)
 
 
 def _known(given: Any, count: int) -> SampleLengths | None:
@@ -78,11 +79,21 @@ def _given(dataset: Any, given: Any) -> SampleLengths:
     return lengths_of(given)
 
 
-class _Some(SampleLengths):
+def last_filter(dataset: Any) -> KeptRows:
+    """Return the rows that the outermost filter of a data set keeps."""
+    found: KeptRows = dataset.kept if hasattr(dataset, "kept") else dataset.plan.filters[-1]
+    return found
+
+
+class SomeLengths(SampleLengths):
     """The lengths of some rows."""
 
-    def __init__(self, every: SampleLengths, rows: Callable[[Indices], Indices], count: int) -> None:
-        self._every, self._rows, self._count = every, rows, count
+    def __init__(
+        self, every: SampleLengths, rows: KeptRows | Callable[[Indices], Indices], count: int | None = None
+    ) -> None:
+        self._every = every
+        self._rows = rows.find if isinstance(rows, KeptRows) else rows
+        self._count = len(rows) if isinstance(rows, KeptRows) else count or 0
 
     def __len__(self) -> int:
         return self._count
@@ -96,6 +107,8 @@ def _column(dataset: Any, name: str) -> SampleLengths:
     """Return a column as lengths, which is read once, and kept in the user's cache."""
     part = column_lengths(dataset, name)
     source = getattr(dataset, "source", dataset)
+    if fingerprint_of(source) is None:
+        raise ConfigError(f"a {type(source).__name__} has no fingerprint to keep its column {name!r} by: give an array")
     said = f"{fingerprint_of(source)} {len(source)} {name}"
     path = cache_root() / "lengths" / f"{xxhash.xxh3_128_hexdigest(said.encode())}.npy"
     if not path.exists():

@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from penstock.datasets.mixing import Proportions, SourceStatistics
+from penstock.datasets.rows import has_rows, load_rows, row_count
 from penstock.datasets.source_dataset import Redealt
 from penstock.errors import ConfigError, PartitionError
 from penstock.hashing import mix
@@ -72,10 +73,12 @@ class MixedRows:
         seed: int,
     ) -> None:
         self.datasets, self.names = datasets, names
-        self.sizes = [len(dataset) for dataset in datasets]
+        self.sizes = list(map(row_count, datasets))
         self.starts = np.cumsum([0, *self.sizes[:-1]], dtype=np.int64)
         self.proportions, self.stages = proportions, stages
         self.shuffle, self._block, self._seed = shuffle, block, seed
+        for _, weights in stages:
+            self.check_weights(weights)
         self.fingerprint = self._identity()
 
     def __len__(self) -> int:
@@ -87,6 +90,16 @@ class MixedRows:
 
     def __repr__(self) -> str:
         return f"<{counted(len(self.datasets), 'source')}: {', '.join(map(str, self.names))}>"
+
+    def check_weights(self, weights: Sequence[int]) -> None:
+        """Refuse weights for sources that have nothing.
+
+        Raises:
+            ConfigError: a source without samples has a weight.
+        """
+        for number, (weight, size) in enumerate(zip(weights, self.sizes, strict=True)):
+            if weight and not size:
+                raise ConfigError(f"source {number} is empty: leave it out, or give it a weight of 0")
 
     def records(self, rows: Indices) -> list[Any]:
         """Return the items of rows."""
@@ -166,6 +179,8 @@ class MixedRows:
         dataset = self.datasets[number]
         if isinstance(dataset, Redealt):
             return dataset.load_turn(turn, rows, keys)
+        if has_rows(dataset):
+            return load_rows(dataset, rows, keys)
         if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]
             return list(dataset.load_samples(rows, keys))  # type: ignore[attr-defined]
         if keys is None:

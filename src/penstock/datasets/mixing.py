@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -143,6 +143,8 @@ def read_schedule(schedule: Any, names: Sequence[str]) -> list[tuple[int, list[F
         ConfigError: no pairs (position, weights) in ascending order.
     """
     found: list[tuple[int, list[Fraction]]] = []
+    if not isinstance(schedule, list | tuple):
+        raise ConfigError(f"schedule takes a list of pairs (position, weights), got {schedule!r}")
     for entry in schedule:
         if not isinstance(entry, tuple | list) or len(entry) != 2 or not hasattr(entry[0], "__index__"):
             raise ConfigError(f"schedule takes pairs (position, weights), got {entry!r}")
@@ -164,8 +166,8 @@ def read_weights(weights: Any, names: Sequence[str]) -> list[Fraction]:
         if unknown:
             raise ConfigError(f"there is no source {unknown[0]!r} in this mixture: its sources are {list(names)}")
         weights = [weights.get(name, 0) for name in names]
-    fractions = [fraction_of(weight) for weight in weights]
-    if len(fractions) != len(names) or min(fractions) < 0 or not any(fractions):
+    fractions = [fraction_of(weight) for weight in weights] if isinstance(weights, Iterable) else []
+    if len(fractions) != len(names) or min(fractions, default=-1) < 0 or not any(fractions):
         raise ConfigError(
             f"weights are a number of 0 or more for each of the {len(names)} sources, and not all 0: got {weights!r}"
         )

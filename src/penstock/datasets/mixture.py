@@ -19,6 +19,7 @@ where it stopped, so all of its samples are had equally often.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Unpack, cast
@@ -36,7 +37,9 @@ from penstock.datasets.mixing import (
     whole_numbers,
 )
 from penstock.datasets.mixture_stream import MixtureStream
+from penstock.datasets.rows import row_count
 from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.subset import filter_rows, filtered_parts
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import checked_seed
 from penstock.order import SHUFFLES, Order
@@ -128,7 +131,7 @@ class Mixture(SourceDataset):
         datasets, self._weights, self._schedule, names = _read(sources, schedule, names, mode, stop)
         for name, dataset in zip(names, datasets, strict=True):
             check_source(name, dataset)
-        proportions = make_proportions(self._weights, [len(dataset) for dataset in datasets], mode, stop)
+        proportions = make_proportions(self._weights, list(map(row_count, datasets)), mode, stop)
         stages = proportions.stages(self._schedule)
         check_stages(stages)
         seed = checked_seed(deal.get("seed", 0))
@@ -200,11 +203,15 @@ class Mixture(SourceDataset):
                 a position that a loader of this process has planned already; the message says which one is possible.
 
         Every rank has to call it with the same arguments, at a position that no rank has planned: loaders plan ahead
-        of what they deliver, up to 64 batches. Loaders of ours that run hear of it; other libraries' workers keep the
-        weights that they were started with. A state holds the change: 24 bytes, and the weights.
+        of what they deliver, up to 32,768 samples of a rank. Loaders of ours that run hear of it; other libraries'
+        workers keep the weights that they were started with. A state holds the change: 24 bytes, and the weights.
         """
         self._check_may_change()
         whole = whole_numbers(read_weights(weights, self._rows.names))
+        self._rows.check_weights(whole)
+        if isinstance(at, bool) or not hasattr(at, "__index__") or operator.index(at) < 0:
+            raise ConfigError(f"at= is a sample of the job, an integer of 0 or more, got {at!r}")
+        at = operator.index(at)
         length, stages = len(self._rows), self._rows.stages_with(self._plan.changes)
         begin = boundary(stages, length, at)
         least = self._plan.planned
@@ -245,11 +252,14 @@ class Mixture(SourceDataset):
 
     # Filters.
 
+    @property
+    def filter_rows(self) -> int:
+        """How many rows a filter is over: those of all sources."""
+        return sum(map(filter_rows, self._rows.datasets))
+
     def filtered(self, keep: Any) -> Mixture:
         """Return the mixture of the filtered sources, see `penstock.Subset`: rows are those of the sources, one source
         after the other."""
-        from penstock.datasets.subset import filtered_parts
-
         return self.over(filtered_parts(keep, self._rows.datasets))
 
     def over(self, datasets: Sequence[Any]) -> Mixture:
@@ -263,9 +273,15 @@ class Mixture(SourceDataset):
         part of the samples that there were.
         """
         if self._mode != "proportion":
-            scaled = self._mode == "choose"
-            weights = [Fraction(round(w * r)) if scaled else w for w, r in zip(self._weights, ratios, strict=True)]
-            return self._again(datasets, weights, self._stop, [])
+            counted = zip(self._weights, ratios, self._rows.sizes, strict=True)
+            if self._mode == "choose":
+                weights = [Fraction(max(1, round(w * r)) if w else 0) for w, r, _ in counted]
+                return self._again(datasets, weights, self._stop, [])
+            if self._mode == "repeat" or isinstance(self._stop, str | None):
+                return self._again(datasets, self._weights, self._stop, [])
+            shares = [(w * size, r) for w, r, size in counted]
+            scale = sum((share * r for share, r in shares), Fraction(0)) / sum(share for share, _ in shares)
+            return self._again(datasets, self._weights, max(1, round(self._stop * scale)), [])
         stages = [(0, self._weights), *self._schedule]
         new: list[list[Fraction]] = [[w * r for w, r in zip(of, ratios, strict=True)] for _, of in stages]
         scales = [sum(scaled) / Fraction(sum(of)) for scaled, (_, of) in zip(new, stages, strict=True)]
@@ -281,6 +297,8 @@ class Mixture(SourceDataset):
         return self._again(datasets, new[0], stop, later)
 
     def _again(self, datasets: Sequence[Any], weights: Sequence[Fraction], stop: Any, schedule: Any) -> Mixture:
+        if self._plan.changes:
+            raise ConfigError("the weights of this mixture were changed: filter it, or pack it, before set_weights")
         pairs = list(zip(datasets, weights, strict=True))
         return Mixture(pairs, mode=self._mode, stop=stop, schedule=schedule or None, **self._options)
 

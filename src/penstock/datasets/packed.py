@@ -17,6 +17,7 @@ once, wherever a run is resumed. Memory: a few MB for the types of packs; the do
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Unpack, cast
@@ -26,11 +27,12 @@ import numpy.typing as npt
 import torch
 
 from penstock.datasets.block_packs import DEFAULT_BLOCK_SIZE, BlockPacks
-from penstock.datasets.lengths import document_lengths
+from penstock.datasets.lengths import SomeLengths, document_lengths, last_filter
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packs import GlobalPacks, PackedDocuments, PackPlan, Packs
-from penstock.datasets.rows import load_rows
+from penstock.datasets.rows import has_rows, load_rows
 from penstock.datasets.source_dataset import Redealt, SourceDataset
+from penstock.datasets.subset import Subset
 from penstock.errors import ConfigError, DataFileError, PartitionError
 from penstock.hashing import mix
 from penstock.order.permutation import Indices, normalise
@@ -122,11 +124,14 @@ class PackedDataset(SourceDataset, Redealt):
         **deal: Unpack[DealOptions],
     ) -> None:
         check_share(type(self), deal, load, known=_OPTIONS)
-        _check(dataset, capacity, balance, order, block_size)
+        _check(dataset)
+        capacity, pad_token = _whole("capacity", capacity, 1), _whole("pad_token", pad_token, 0)
+        balance = None if balance is None else _whole("balance", balance, 1)
+        block_size = _block_size(order, block_size)
         self._options: dict[str, Any] = {
             "max_documents": max_documents,
             "order": order,
-            "block_size": block_size,
+            "block_size": block_size if order == "block" else None,
             "pad_token": pad_token,
             "balance": balance,
             "load": load,
@@ -139,7 +144,7 @@ class PackedDataset(SourceDataset, Redealt):
         self._packs: Packs = (
             GlobalPacks(dataset, capacity, found, max_documents)
             if order == "global"
-            else BlockPacks(dataset, capacity, found, max_documents, block_size or DEFAULT_BLOCK_SIZE)
+            else BlockPacks(dataset, capacity, found, max_documents, block_size)
         )
         self.capacity = capacity
         self.pad_token = pad_token
@@ -262,9 +267,14 @@ class PackedDataset(SourceDataset, Redealt):
 
     def filtered(self, keep: Any) -> SourceDataset:
         """Return the packs of some of the documents, see `penstock.Subset`."""
-        from penstock.datasets.subset import Subset
+        documents = Subset(self.dataset, keep)
+        lengths = SomeLengths(self._packs.lengths, last_filter(documents))
+        return PackedDataset(documents, self.capacity, lengths=lengths, **self._options)
 
-        return PackedDataset(Subset(self.dataset, keep), self.capacity, lengths=self._given, **self._options)
+    @property
+    def filter_rows(self) -> int:
+        """How many rows a filter is over: documents."""
+        return len(self._packs.lengths)
 
 
 def collate_packed(packs: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
@@ -289,20 +299,31 @@ def collate_packed(packs: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     return batch
 
 
-def _check(dataset: Any, capacity: Any, balance: Any, order: str, block_size: Any) -> None:
-    if not isinstance(capacity, int) or capacity < 1:
-        raise ConfigError(f"capacity is the number of tokens in a pack, 1 or more, got {capacity!r}")
-    if balance is not None and (not isinstance(balance, int) or balance < 1):
-        raise ConfigError(f"balance is the number of packs in a rank's batch, 1 or more, got {balance!r}")
+def _whole(name: str, value: Any, least: int) -> int:
+    """Return an option that is an integer, of at least so much."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+        raise ConfigError(f"{name} is an integer of {least} or more, got {value!r}")
+    return operator.index(value)
+
+
+def _block_size(order: str, block_size: Any) -> int:
     if order not in ("global", "block"):
         raise ConfigError(f"unknown order {order!r}: use 'global' or 'block'")
-    if block_size is not None and (order != "block" or not isinstance(block_size, int) or block_size < 1):
-        raise ConfigError(
-            f"block_size is the number of documents in a block, 1 or more, of order='block': got {block_size!r} with "
-            f"order={order!r}"
-        )
+    if block_size is None:
+        return DEFAULT_BLOCK_SIZE
+    if order != "block":
+        raise ConfigError(f"block_size={block_size!r} belongs to order='block', got order={order!r}")
+    return _whole("block_size", block_size, 1)
+
+
+def _check(dataset: Any) -> None:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(f"a PackedDataset takes documents with length and items, got a {type(dataset).__name__}")
+    if isinstance(dataset, SourceDataset) and not has_rows(dataset) and dataset.plan.shuffle != "none":
+        raise ConfigError(
+            f"a {type(dataset).__name__} makes its items by their place in its order, and lengths are by row: make it "
+            "with shuffle='none'"
+        )
     if isinstance(dataset, Redealt):
         raise ConfigError(f"a {type(dataset).__name__} is packed already: give the documents")
     share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)
@@ -315,8 +336,11 @@ def _check(dataset: Any, capacity: Any, balance: Any, order: str, block_size: An
 
 def _document(item: Any, expected: int, row: int) -> torch.Tensor:
     """Return the tokens of a document."""
-    ids = item["input_ids"] if isinstance(item, dict) else item
-    tokens = torch.as_tensor(ids)
+    if isinstance(item, dict) and "input_ids" not in item:
+        raise DataFileError(f"document {row} is a dict without input_ids: it has {', '.join(map(str, item))}")
+    tokens = torch.as_tensor(item["input_ids"] if isinstance(item, dict) else item)
+    if tokens.is_floating_point() and len(tokens):
+        raise DataFileError(f"document {row} holds {tokens.dtype}, and tokens are integers")
     if tokens.ndim != 1 or len(tokens) != expected:
         raise DataFileError(
             f"document {row} has {len(tokens) if tokens.ndim == 1 else tuple(tokens.shape)} tokens, and lengths= says "
@@ -346,6 +370,8 @@ def _packed_mixture(mixture: Mixture, capacity: int, *, lengths: Any = None, **o
             f"{wrong[0]}= of a packed mixture is that of the Mixture, or cannot be had: leave it out here"
         )
     sources = mixture.sources
+    if any(isinstance(source, Mixture) for source in sources):
+        raise ConfigError("a mixture inside of a mixture cannot be packed: mix its sources themselves")
     parts = [
         PackedDataset(source, capacity, lengths=own, rank=0, world_size=1, seed=number, **options)
         for number, (source, own) in enumerate(zip(sources, _split(lengths, sources), strict=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, Unpack, cast
 
@@ -15,16 +16,18 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.datasets.rows import row_count
-from penstock.errors import ConfigError
-from penstock.order import Order
+from penstock.errors import ConfigError, StateError
+from penstock.order import Order, Partition
 from penstock.order.balance import deal_by_cost
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
 from penstock.order.permutation import Indices, Inverse, normalise
 from penstock.plan.class_plan import SampleClasses
-from penstock.plan.share import EpochView, MiniEpoch, SharePlan
+from penstock.plan.cursor import State, read_int
+from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import DealOptions
 from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.lengths import SampleLengths
+from penstock.sources.batched import BatchedDataset
 from penstock.wording import counted
 
 __all__ = ["GlobalPacks", "PackPlan", "PackedDocuments", "Packs"]
@@ -82,7 +85,9 @@ class Packs(abc.ABC):
         self._find()
         self.bounds = (max_documents or self.most) + 2
         """Entries of an item's ``cu_seqlens``."""
-        self._said = f"<{counted(len(self), 'pack')} of {capacity} tokens: {dataset!r}>"
+        # A user's list would be printed in full.
+        documents = dataset if isinstance(dataset, BatchedDataset) else type(dataset).__name__
+        self._said = f"<{counted(len(self), 'pack')} of {capacity} tokens: {documents}>"
 
     @abc.abstractmethod
     def _find(self) -> None:
@@ -199,6 +204,28 @@ class PackPlan(SharePlan):
             window = self.balance * view.partition.world_size
             view.order = cast(Order, _Balanced(view.order, self.source, view.partition, window))
         return view
+
+    def identity(self) -> State:
+        """Return what a state must agree with."""
+        return super().identity() if self.balance is None else {**super().identity(), "balance": self.balance}
+
+    def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
+        found = super()._read(state, samples, **grown)
+        ranks = read_int(state, "world_size", of="data set")
+        if self.balance is None or ranks == self.world.world_size or state.get("finished"):
+            return found
+        done, base, _ = state["dealt"]
+        parts = {"mini_epochs": max(1, self.mini_epochs - done), "mini_epoch": max(0, state["mini_epoch"] - done)}
+        dealt = Partition(samples, ranks, 0, **parts, remainder=self.remainder, consumed=base)
+        window = self.balance * dealt.world_size
+        had = state["consumed"] - dealt.begin
+        if had % window and dealt.begin + (had // window + 1) * window <= min(dealt.end, samples):
+            raise StateError(
+                f"this state is in the middle of {window} packs that were dealt to {ranks} ranks by cost: each has had "
+                f"{had // ranks % self.balance} of {self.balance}. Resume on {ranks} ranks, or from a state after a "
+                f"multiple of balance={self.balance} packs, as every batch is with batch_size={self.balance}"
+            )
+        return found
 
     def _order_in_words(self) -> str:
         where = " in blocks" if self.order == "block" else ""

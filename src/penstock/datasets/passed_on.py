@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ["OF_THE_SOURCE"]
+import copy
+from typing import Any, Self
+
+__all__ = ["OF_THE_SOURCE", "Around"]
+
+
+class Around:
+    """A data set that makes items of those of another one, in that one's order."""
+
+    source: Any
+    """The data set inside."""
+
+    def around(self, source: Any) -> Self:
+        """Return the same around another data set."""
+        made = copy.copy(self)
+        made.source = source
+        return made
+
 
 OF_THE_SOURCE = frozenset(
     {"epoch", "load_state_dict", "mini_epoch", "next_mini_epoch", "running", "samples", "seed", "set_epoch"}

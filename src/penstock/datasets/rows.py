@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from penstock.datasets.passed_on import Around
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.order.permutation import Indices
 from penstock.random import sample_scope
 from penstock.sources.batched import BatchedDataset
 
-__all__ = ["load_rows", "row_count", "rows_behind"]
+__all__ = ["has_rows", "load_rows", "row_count", "rows_behind"]
+
+
+def has_rows(dataset: Any) -> bool:
+    """Return whether a data set with an order of its own gives items by the rows of its source."""
+    return isinstance(dataset, SourceDataset | Around) and bool(getattr(dataset, "has_rows", False))
 
 
 def row_count(dataset: Any) -> int:
     """Return how many rows a data set has: of one rank's share, those of all ranks."""
-    return dataset.plan.samples if _by_rows(dataset) else len(dataset)
+    return dataset.plan.samples if has_rows(dataset) else len(dataset)
 
 
 def rows_behind(dataset: Any) -> Callable[[Indices], Indices] | None:
     """Return a function from rows of a data set to those of the data that its filters have left; None without one."""
-    filtered = _by_rows(dataset) and dataset.plan.filters
+    filtered = has_rows(dataset) and dataset.plan.filters
     return dataset.plan.kept if filtered else None
 
 
@@ -33,7 +39,7 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> 
         rows: 0 to ``row_count - 1``.
         keys: of the items' generators; None where the caller's scope is to hold.
     """
-    if _by_rows(dataset):
+    if has_rows(dataset):
         return list(dataset.load_rows(rows, keys))
     if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]
         return list(dataset.load_samples(rows, keys))  # type: ignore[attr-defined]
@@ -48,10 +54,6 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> 
             scope.move(key)
             items.append(_item(dataset, row))
         return items
-
-
-def _by_rows(dataset: Any) -> bool:
-    return isinstance(dataset, SourceDataset) and dataset.has_rows
 
 
 def _item(dataset: Any, row: int) -> Any:

@@ -98,6 +98,11 @@ class SourceDataset(BatchedDataset):
         made.__dict__ = {name: copies.get(id(value), value) for name, value in self.__dict__.items()}
         return made
 
+    @property
+    def filter_rows(self) -> int:
+        """How many rows a filter of this data set is over."""
+        return self.plan.samples
+
     def filtered(self, keep: Any) -> SourceDataset:
         """Return a data set of some of the rows, in an order of their own. See `penstock.Subset`."""
         # Filters need Arrow's functions, which take a while to import.

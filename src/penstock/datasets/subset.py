@@ -25,13 +25,14 @@ from torch.utils.data import IterableDataset
 from torch.utils.data import Subset as TorchSubset
 
 from penstock.datasets.keep import Filterable, kept_rows
-from penstock.datasets.rows import load_rows, row_count
+from penstock.datasets.passed_on import Around
+from penstock.datasets.rows import load_rows
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.filter import KeptRows
 from penstock.random import in_sample
-from penstock.samplers.identity import fingerprint_of
+from penstock.samplers.identity import fingerprint_of, holds_a_share
 from penstock.sources.batched import BatchedDataset
 
 __all__ = ["Subset", "filtered_parts"]
@@ -70,6 +71,9 @@ class Subset(BatchedDataset, TorchSubset[Any]):
         """Return a filtered view of a data set with an order of its own, else a plain subset."""
         if cls is Subset and isinstance(dataset, SourceDataset):
             return cast(Subset, dataset.filtered(keep))
+        if cls is Subset and isinstance(dataset, Around) and isinstance(dataset.source, SourceDataset | Around):
+            return cast(Subset, dataset.around(Subset(dataset.source, keep)))
+        _refuse_shares(dataset)
         return super().__new__(cls)
 
     def __init__(self, dataset: Any, keep: Any) -> None:
@@ -98,7 +102,9 @@ class Subset(BatchedDataset, TorchSubset[Any]):
         return [], []
 
     def __repr__(self) -> str:
-        return f"Subset of {len(self):,} of the {self.kept.rows:,} rows of {self.dataset!r}"
+        # A user's list would be printed in full.
+        inside = self.dataset if isinstance(self.dataset, BatchedDataset) else type(self.dataset).__name__
+        return f"Subset of {len(self):,} of the {self.kept.rows:,} rows of {inside}"
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -134,6 +140,20 @@ class Subset(BatchedDataset, TorchSubset[Any]):
         return self.dataset.fetch_batch(self.rows(indices).tolist(), keys, empty)  # type: ignore[attr-defined]
 
 
+def filter_rows(dataset: Any) -> int:
+    """Return how many rows a filter of a data set is over: those of its documents, or of all its sources."""
+    return dataset.filter_rows if isinstance(dataset, SourceDataset) else len(dataset)
+
+
+def _refuse_shares(dataset: Any) -> None:
+    """Refuse what holds data sets with an order of their own: its indices are other rows in each epoch."""
+    if not isinstance(dataset, SourceDataset) and holds_a_share(dataset):
+        raise ConfigError(
+            f"a {type(dataset).__name__} over data sets with an order of their own has no rows to filter: filter those "
+            "inside, Subset(part, keep)"
+        )
+
+
 def filterable(dataset: Any) -> Filterable:
     """Return what a filter has to know of a map-style data set without an order of its own."""
     if isinstance(dataset, Subset):
@@ -141,15 +161,19 @@ def filterable(dataset: Any) -> Filterable:
         return inner._replace(
             fingerprint=dataset.fingerprint, samples=len(dataset), row=lambda rows: inner.row(dataset.kept.find(rows))
         )
-    source = getattr(dataset, "source", getattr(dataset, "manifest", dataset))
+    source = getattr(dataset, "source", getattr(dataset, "manifest", dataset)) if _ours(dataset) else dataset
     return Filterable.of(source, fingerprint_of(dataset), len(dataset))
+
+
+def _ours(dataset: Any) -> bool:
+    return isinstance(dataset, BatchedDataset) and type(dataset).__module__.startswith("penstock.")
 
 
 def filtered_parts(keep: Any, datasets: Sequence[Any]) -> list[Any]:
     """Return each data set with those of its rows that ``keep`` says, of all rows one data set after the other."""
     if isinstance(keep, pc.Expression):
         return [Subset(dataset, keep) for dataset in datasets]
-    ends = np.cumsum([0, *map(row_count, datasets)]).tolist()
+    ends = np.cumsum([0, *map(filter_rows, datasets)]).tolist()
     kept = kept_rows(keep, Filterable.of(None, None, ends[-1]))
     return [
         Subset(dataset, kept.between(begin, end))

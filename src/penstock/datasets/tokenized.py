@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import torch
 
-from penstock.datasets.passed_on import OF_THE_SOURCE
+from penstock.datasets.passed_on import OF_THE_SOURCE, Around
+from penstock.datasets.rows import has_rows, load_rows
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.plan.share import MiniEpoch
@@ -26,7 +27,7 @@ from penstock.tokens.tokenizer import IdsOf, TextTokenizer
 __all__ = ["TokenizedDataset"]
 
 
-class TokenizedDataset(BatchedDataset):
+class TokenizedDataset(Around, BatchedDataset):
     """The samples of a data set of text, as tokens.
 
     Args:
@@ -130,7 +131,19 @@ class TokenizedDataset(BatchedDataset):
     ) -> list[Any]:
         """Return the items at several indices, each made in the scope of its key; at another place of the source than
         the present one if that is given."""
-        samples = self._samples(indices, keys, place)
+        return self._made(self._samples(indices, keys, place), indices, keys)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether items can be asked for by the rows of the text."""
+        return not self.own_items and has_rows(self.source)
+
+    def load_rows(self, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+        """Return the items of rows, whatever the order. See `penstock.datasets.rows.load_rows`."""
+        return self._made(load_rows(self.source, rows, keys), rows, keys)
+
+    def _made(self, samples: list[Any], indices: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+        """Return the items of samples."""
         texts = [text_of(sample, self.column, index) for sample, index in zip(samples, indices, strict=True)]
         with stage("tokenize"):
             items: list[Any] = [torch.from_numpy(ids) for ids in self.tokenizer.encode(texts)]

@@ -30,9 +30,11 @@ def deal_by_cost(costs: Indices, ranks: int) -> Indices:
     rounds[1::2] = rounds[1::2, ::-1]
     dealt = np.ascontiguousarray(rounds.T)
     sums = costs[dealt].sum(axis=1)
+    # Swaps leave the mean as it is.
+    enough = (1 + _CLOSE) * sums.mean()
     for _ in range(_SWAPS * ranks):
         high = int(sums.argmax())
-        if sums[high] <= (1 + _CLOSE) * sums.mean():
+        if sums[high] <= enough:
             break
         moved = costs[dealt[high]][:, None, None] - costs[dealt][None]
         dearer = np.maximum(sums[high] - moved, sums[None, :, None] + moved)

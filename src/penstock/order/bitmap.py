@@ -36,7 +36,7 @@ class Bitmap:
         before: int64 of shape (blocks + 1,): rows kept before each block, and in all.
         hints: from `hints_of`.
 
-    Cost: no memory beside the arrays; about 0.1 microseconds a look-up in large requests.
+    Cost: no memory beside the arrays; 0.1 to 0.3 microseconds a look-up in large requests.
 
     >>> bits, before = Bitmap.arrays(np.array([True, False, True, True]))
     >>> bitmap = Bitmap(bits, before, Bitmap.hints_of(before))
@@ -94,6 +94,20 @@ class Bitmap:
         left -= before
         word = words.reshape(-1).take(np.arange(0, words.size, _WORDS) + number)
         return block * BLOCK + number * np.int64(64) + _select_in_word(word, left.astype(np.uint64))
+
+    def select_one(self, ordinal: int) -> int:
+        """Return one row. Some microseconds: for a single look-up, integers are faster than arrays."""
+        block = int(self._before.searchsorted(ordinal, "right")) - 1
+        left = ordinal - int(self._before[block])
+        words = self._words[block].tolist()
+        number = 0
+        while left >= (count := words[number].bit_count()):
+            left -= count
+            number += 1
+        word = words[number]
+        for _ in range(left):
+            word &= word - 1
+        return block * BLOCK + number * 64 + int(word & -word).bit_length() - 1
 
     def _blocks(self, ordinals: Indices) -> Indices:
         """Return the block that has each kept row."""

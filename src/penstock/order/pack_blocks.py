@@ -10,14 +10,14 @@ So while a job goes through a block of packs, it reads a block of documents and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.hashing import derive_key, mix
-from penstock.order.permutation import Indices, Permutation, normalise
+from penstock.order.permutation import Indices, Inverse, Permutation, normalise
 
 __all__ = ["PACK_BLOCK_ORDER", "PackBlockOrder"]
 
@@ -32,8 +32,8 @@ class PackBlockOrder:
         firsts: the first pack of each block, and the number of all: int64 of shape (blocks + 1,).
         seed, epoch: together they choose the order; every pair gives an unrelated one.
 
-    ``order[position]`` takes an int or an integer array. Cost: a `Permutation` look-up for each block that positions
-    are in; memory of 24 bytes a block.
+    ``order[position]`` takes an int or an integer array, ``order.inverse[pack]`` says where a pack stands. Cost: a
+    `Permutation` look-up for each block that positions are in; memory of 32 bytes a block.
 
     >>> order = PackBlockOrder(np.array([0, 3, 5]), seed=0, epoch=0)
     >>> packs = order[np.arange(5)].tolist()
@@ -43,8 +43,9 @@ class PackBlockOrder:
 
     def __init__(self, firsts: Indices, seed: int, epoch: int) -> None:
         self._key = derive_key(seed, epoch, PACK_BLOCK_ORDER)
-        count = len(firsts) - 1
-        self._blocks = Permutation(count, mix(self._key, 0))[np.arange(count)]
+        self._starts = firsts
+        self._order = Permutation(len(firsts) - 1, mix(self._key, 0))
+        self._blocks = self._order[np.arange(len(firsts) - 1)]
         self._firsts = firsts[self._blocks]
         self._begins = np.concatenate([[0], np.cumsum(np.diff(firsts)[self._blocks])])
 
@@ -61,12 +62,29 @@ class PackBlockOrder:
         steps = self._begins.searchsorted(flat, "right") - 1
         for step in np.unique(steps).tolist():
             here = steps == step
-            begin, end = self._begins[step : step + 2].tolist()
-            inside = _inside(end - begin, mix(self._key, 1, int(self._blocks[step])))
-            flat[here] = self._firsts[step] + inside[flat[here] - begin]
+            flat[here] = self._firsts[step] + self._inside(step)[flat[here] - self._begins[step]]
         return int(positions) if positions.ndim == 0 else positions
+
+    @cached_property
+    def inverse(self) -> Inverse:
+        """The position of each pack, indexed in the same way."""
+        return Inverse(len(self), self._locate)
+
+    def _locate(self, index: Any) -> Any:
+        packs = normalise(index, len(self))
+        flat = packs.reshape(-1)
+        steps = self._order.inverse[self._starts.searchsorted(flat, "right") - 1]
+        for step in np.unique(steps).tolist():
+            here = steps == step
+            flat[here] = self._begins[step] + self._inside(step).inverse[flat[here] - self._firsts[step]]
+        return int(packs) if packs.ndim == 0 else packs
+
+    def _inside(self, step: int) -> Permutation:
+        """Return the order of the packs of a block."""
+        size = int(self._begins[step + 1] - self._begins[step])
+        return _permutation(size, mix(self._key, 1, int(self._blocks[step])))
 
 
 @lru_cache(maxsize=8)
-def _inside(n: int, key: int) -> Permutation:
+def _permutation(n: int, key: int) -> Permutation:
     return Permutation(n, key)

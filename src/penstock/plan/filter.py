@@ -12,6 +12,7 @@ processes of a machine map: private memory does not depend on the number of rows
 from __future__ import annotations
 
 import io
+import operator
 import shutil
 import struct
 import tempfile
@@ -19,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +53,8 @@ class KeptRows:
         path: the file that is mapped; None where the rows are in memory.
 
     Made by `of_mask`, `of_rows` and `of_masks`. ``kept[i]`` gives the row of an int, or the rows of an array, int64 of
-    its shape; `ordinals` is the inverse. Cost: about 0.1 microseconds a look-up; no private memory where there is a
-    file.
+    its shape; `ordinals` is the inverse. Cost: 0.1 to 0.3 microseconds a look-up in large requests, some microseconds
+    alone; no private memory where there is a file.
 
     >>> kept = KeptRows.of_mask(np.array([True, False, True, True]))
     >>> kept[np.array([0, 2])].tolist(), kept.ordinals(np.array([3, 1])).tolist()
@@ -92,8 +93,13 @@ class KeptRows:
     @overload
     def __getitem__(self, ordinals: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
     def __getitem__(self, ordinals: Any) -> Any:
-        places = normalise(ordinals, self._count)
-        return int(self.find(places.reshape(1))[0]) if places.ndim == 0 else self.find(places)
+        if isinstance(ordinals, SupportsIndex) and not isinstance(ordinals, np.ndarray):
+            place = operator.index(ordinals)
+            if not -self._count <= place < self._count:
+                raise IndexError(f"index {place} is out of range for {self._count} kept rows")
+            place %= self._count
+            return int(self._rows[place]) if self._bitmap is None else self._bitmap.select_one(place)
+        return self.find(normalise(ordinals, self._count))
 
     def find(self, ordinals: Indices) -> Indices:
         """Return the same for an array of int64 that holds numbers of kept rows and nothing else."""

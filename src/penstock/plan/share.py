@@ -184,6 +184,7 @@ class ShareEpoch(EpochPlan):
         self._plan = plan
         self.view = view
         self.seed, self.epoch = view.seed, view.epoch
+        self._changes = view.place.changes
         self.planned = 0
         """How many positions of the epoch somebody has asked for."""
         plan.runs.add(self)
@@ -191,8 +192,11 @@ class ShareEpoch(EpochPlan):
     @property
     def place(self) -> MiniEpoch:
         """Where the view is, with the changes that were made since the run began."""
-        place, changes = self.view.place, self._plan.changes
-        return place._replace(changes=changes) if changes[: len(place.changes)] == place.changes else place
+        newer = self._plan.changes
+        # A state that another reader loads takes none of them back.
+        if newer[: len(self._changes)] == self._changes:
+            self._changes = newer
+        return self.view.place._replace(changes=self._changes)
 
     def __len__(self) -> int:
         return len(self.view)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
+import xxhash
 
 from penstock import distributed
 from penstock.errors import PartitionError, SamplerError
@@ -110,7 +111,7 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
             raise PartitionError(f"drop_last=True contradicts remainder={remainder!r}")
         self.max_tokens = _positive("max_tokens", max_tokens)
         self.max_batch = None if max_batch is None else _positive("max_batch", max_batch)
-        self.classes = _positive("classes", classes)
+        most = _positive("classes", classes)
         self.longest = longest
         self.seed = checked_seed(seed)
         self.data_source = data_source
@@ -120,6 +121,7 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         Partition(0, remainder=self.remainder)
         self._world = distributed.LateWorld(rank, world_size, of="TokenBudgetBatchSampler")
         self.lengths = lengths_of(lengths, data=data_source)
+        self.classes = min(most, max(1, len(self.lengths)))
         self._classes = classes_of(self.lengths, self.max_tokens, self.classes)
         if longest == "error":
             self._refuse_misfits()
@@ -200,8 +202,9 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
 
     @cached_property
     def _digest(self) -> str:
-        """What the class index is known by."""
-        return f"{self.lengths.digest}-{self.max_tokens}"
+        """What the class index is known by: the lengths, and where classes end."""
+        ends = xxhash.xxh3_64_hexdigest(self._classes.longest.tobytes())
+        return f"{self.lengths.digest}-{self.max_tokens}-{ends}"
 
     def _identity(self) -> State:
         return {
