@@ -51,8 +51,14 @@ _ASSUMED = {"rich_help_panel": "Assumptions (measured on a small machine; replac
 class JobOptions:
     """A run, as the command line gives it."""
 
-    samples: Annotated[int, _count("--samples", "Rows of the manifest: 1281167, 1.28M, 1e12.", show_default=False)]
-    sample_bytes: Annotated[int, _size("--bytes", "Of a sample in storage, on average.", show_default=False)]
+    samples: Annotated[
+        int | None,
+        _count("--samples", "Rows of the manifest: 1281167, 1.28M, 1e12.", show_default="required, but for --packing"),
+    ] = None
+    sample_bytes: Annotated[
+        int | None,
+        _size("--bytes", "Of a sample in storage, on average.", show_default="required, but for --packing"),
+    ] = None
     delivered: Annotated[int | None, _size("--delivered", "Of a sample in its batch; by default as in storage.")] = None
     classes: Annotated[int | None, _count("--classes", "Different labels, in a file sorted by class.")] = None
     ranks: Annotated[int, _count("--ranks", "Ranks of the whole job.")] = 1
@@ -108,10 +114,13 @@ class JobOptions:
         """What `penstock.planning` takes.
 
         Raises:
-            BadParameter: a number outside its range.
+            BadParameter: a number outside its range, or one that is needed and not there.
         """
         from penstock.planning import Job
 
+        if self.samples is None or self.sample_bytes is None:
+            told = "a plan needs --samples N and --bytes SIZE, or --packing FILE and --capacity N"
+            raise typer.BadParameter(told)
         if self.epochs > _EPOCHS:
             told = f"--epochs {self.epochs}: each is looked at, {_EPOCHS:,} at most; later ones are alike"
             raise typer.BadParameter(told)
