@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_figures, print_json, spread
-from penstock.cli.plan_options import AssumedOptions, JobOptions
-from penstock.cli.plan_packing import PackingOptions, print_packing
+from penstock.cli.plan_options import AssumedOptions, JobOptions, PackingOptions
 from penstock.cli.plots import check_plot
 from penstock.cli.quantities import count
 from penstock.wording import counted
@@ -57,6 +56,8 @@ def command(
         check_matplotlib()  # said now, not after everything else
         check_plot(plot)
     if packing.is_given:
+        from penstock.cli.plan_packing import print_packing
+
         if lengths is not None or max_tokens is not None:
             raise typer.BadParameter(
                 "--lengths and --max-tokens belong to the plan of a job, --packing is one of its own"

@@ -3,61 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from penstock.cli.manifest_options import console, print_figures, print_json
-from penstock.cli.quantities import count
 from penstock.errors import ConfigError
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.cli.plan_options import JobOptions
+    from penstock.cli.plan_options import JobOptions, PackingOptions
     from penstock.planning import Packing, PackingPlan
 
-__all__ = ["PackingOptions", "print_packing"]
+__all__ = ["print_packing"]
 
-_PANEL = "Packing"
 _RANKS = 8
 """Where the job has one: a rank that is alone waits for nobody."""
-
-
-@dataclass(frozen=True)
-class PackingOptions:
-    """What is packed, as the command line gives it."""
-
-    document_lengths: Annotated[
-        Path | None,
-        typer.Option("--packing", help="Tokens of each document, an .npy file: compare packs.", rich_help_panel=_PANEL),
-    ] = None
-    capacity: Annotated[
-        int | None,
-        typer.Option("--capacity", parser=count, metavar="N", help="Tokens of a pack.", rich_help_panel=_PANEL),
-    ] = None
-    max_documents: Annotated[
-        int | None,
-        typer.Option("--max-documents", parser=count, metavar="N", help="Documents of a pack.", rich_help_panel=_PANEL),
-    ] = None
-    packs: Annotated[
-        int, typer.Option("--packs", min=1, help="Packs in a batch of a rank.", rich_help_panel=_PANEL)
-    ] = 8
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with the figures.", rich_help_panel=_PANEL)
-    ] = None
-
-    @property
-    def is_given(self) -> bool:
-        """Whether packs are compared; BadParameter where only a part of what that takes is there."""
-        if (self.document_lengths is None) != (self.capacity is None):
-            raise typer.BadParameter("--packing FILE and --capacity N belong together")
-        if self.document_lengths is None and (self.max_documents is not None or self.html is not None):
-            raise typer.BadParameter("--max-documents and --html belong to --packing FILE")
-        return self.document_lengths is not None
 
 
 def print_packing(given: PackingOptions, run: JobOptions, plot: Path | None, *, as_json: bool) -> None:
