@@ -57,6 +57,7 @@ _HOMES = {
     "TokenizedDataset": "datasets",
     "WeightedRandomSampler": "samplers",
     "collate_packed": "datasets",
+    "count_lengths": "datasets",
     "generator": "random",
     "make_batch_data_sampler": "samplers",
     "make_data_sampler": "samplers",
@@ -114,6 +115,7 @@ __all__ = [
     "TokenizedDataset",
     "WeightedRandomSampler",
     "collate_packed",
+    "count_lengths",
     "generator",
     "make_batch_data_sampler",
     "make_data_sampler",
@@ -145,6 +147,7 @@ if TYPE_CHECKING:
         TokenDataset,
         TokenizedDataset,
         collate_packed,
+        count_lengths,
     )
     from penstock.loader import DataLoader, DpexDataLoader, Failure, Ledger, OnError, RayOptions
     from penstock.manifest import Manifest, Record

@@ -41,6 +41,7 @@ MISSING: dict[str, list[str]] = {
     "shards split": [NOBODY, "out-%d.tar"],
     "shards merge": [NOBODY, "out.tar"],
     "tokenize": [NOBODY, "--tokenizer", NOBODY, "--out", "out"],
+    "lengths": [NOBODY, "--out", "lengths.npy"],
     "cache info": ["--folder", NOBODY],
     "cache clear": ["--folder", NOBODY],
     "cache verify": ["--folder", NOBODY],

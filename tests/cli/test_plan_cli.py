@@ -7,7 +7,7 @@ import re
 import resource
 import subprocess
 import sys
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from penstock.cli.app import app
 from penstock.cli.plan_options import AssumedOptions, JobOptions
 from penstock.cli.quantities import count, size
 from penstock.errors import ConfigError
-from penstock.planning import Assumptions, Job, make_plan
+from penstock.planning import Assumptions, Job, make_plan, packing_plan
 from penstock.samplers import TokenBudgetBatchSampler
 
 SMALL = ("--samples", "1.28M", "--bytes", "110kB", "--ranks", "16", "--step-ms", "200", "--node-bandwidth", "1GB/s")
@@ -66,8 +66,9 @@ def test_defaults_are_those_of_the_library() -> None:
     given = {field.name: field.default for field in fields(AssumedOptions)}
     assert given == asdict(Assumptions())
     assert JobOptions(samples=5, sample_bytes=7).job() == Job(samples=5, sample_bytes=7)
-    required = [field.name for field in fields(JobOptions) if field.default is MISSING]
-    assert required == ["samples", "sample_bytes"]
+    for few in (JobOptions(), JobOptions(samples=5), JobOptions(sample_bytes=7)):
+        with pytest.raises(typer.BadParameter, match="needs --samples N and --bytes SIZE"):
+            few.job()
 
 
 def test_the_tables() -> None:
@@ -272,5 +273,43 @@ def test_batches_of_tokens_that_make_no_sense(
     monkeypatch.chdir(tmp_path)
     np.save("lengths.npy", np.array([1, 2]))
     result = CliRunner().invoke(app, ["plan", "--samples", "3", "--bytes", "1", *map(str, options)])
+    assert result.exit_code == 2
+    assert message in re.sub(r"[\s│]+", " ", result.output)
+
+
+def test_packs(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.npy"
+    np.save(lengths, np.random.default_rng(0).integers(1, 700, 2000))
+    line = ("--packing", lengths, "--capacity", "1Ki", "--ranks", 4, "--packs", 2, "--max-documents", 6)
+    plan = packing_plan(lengths, 1024, ranks=4, batch=2, max_documents=6)
+    assert json.loads(invoke(*line, "--json")) == json.loads(json.dumps({"packing": asdict(plan)}))
+    text = invoke(*line, "--html", tmp_path / "a.html", "--plot", tmp_path / "a.png")
+    ours = plan.ways[-1]
+    assert f"2,000 documents of {plan.tokens:,} tokens, packs of 1,024 tokens" in text
+    found = f"{ours.packs:,} {1 - ours.fill:.3%} {ours.documents:.1f} {ours.cost:.3f} {ours.balanced:.3f}"
+    assert f" PackedDataset {found} " in text
+    assert cv2.imread(str(tmp_path / "a.png")).shape[1] > 1000
+    page = (tmp_path / "a.html").read_text()
+    assert f"<td>PackedDataset</td><td>{ours.packs:,}</td>" in page
+    assert page.count("<svg") == 3
+    assert "8 ranks" in invoke(*line[:4])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--packing", "lengths.npy"), "--packing FILE and --capacity N belong together"),
+        (("--capacity", 10), "--packing FILE and --capacity N belong together"),
+        (("--html", "a.html"), "belong to --packing FILE"),
+        (("--packing", "lengths.npy", "--capacity", 10, "--samples", 3), "leave out --samples and --bytes"),
+        (("--packing", "lengths.npy", "--capacity", 10, "--max-tokens", 3), "belong to the plan of a job"),
+    ],
+)
+def test_packs_that_make_no_sense(
+    options: tuple[Any, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("lengths.npy", np.array([1, 2]))
+    result = CliRunner().invoke(app, ["plan", *map(str, options)])
     assert result.exit_code == 2
     assert message in re.sub(r"[\s│]+", " ", result.output)

@@ -53,6 +53,12 @@ class _Penstock(Catalog):
             "Tokenize text into files, by all cores or a cluster.",
             "penstock tokenize 'part-*.parquet' --tokenizer tokenizer.json --out tokens",
         ),
+        "lengths": Entry(
+            "penstock.cli.lengths",
+            "Data",
+            "Count the lengths of documents, for packing.",
+            "penstock lengths 'part-*.parquet' --tokenizer tokenizer.json --out lengths.npy",
+        ),
         "cache": Entry("penstock.cli.cache", "Data", "Look after local copies of remote objects."),
         "profile": Entry(
             "penstock.cli.profile",

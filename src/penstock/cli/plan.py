@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_figures, print_json, spread
-from penstock.cli.plan_options import AssumedOptions, JobOptions
+from penstock.cli.plan_options import AssumedOptions, JobOptions, PackingOptions
 from penstock.cli.plots import check_plot
 from penstock.cli.quantities import count
 from penstock.wording import counted
@@ -28,10 +28,12 @@ __all__ = ["command"]
 
 @spread("assumed", AssumedOptions)
 @spread("run", JobOptions)
+@spread("packing", PackingOptions)
 def command(
     *,
     run: JobOptions,
     assumed: AssumedOptions,
+    packing: PackingOptions,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the plan into this file (matplotlib).")] = None,
     lengths: Annotated[
         Path | None, typer.Option("--lengths", help="Tokens of each sample, an .npy file, for --max-tokens.")
@@ -43,16 +45,26 @@ def command(
 ) -> None:
     """Plan a run: batches, memory, cache, what limits it, how well it mixes, how soon it resumes.
 
-    Nothing is read and nothing is measured but the order itself, which is looked at in its real size.
+    Nothing is read and nothing is measured but the order itself, which is looked at in its real size. With --packing,
+    say what packs of documents waste, and what they cost ranks.
     """
     from penstock.planning import make_plan
 
-    job, assumptions = run.job(), assumed.assumptions()
     if plot is not None:
         from penstock.cli.plan_plot import check_matplotlib
 
         check_matplotlib()  # said now, not after everything else
         check_plot(plot)
+    if packing.is_given:
+        from penstock.cli.plan_packing import print_packing
+
+        if lengths is not None or max_tokens is not None:
+            raise typer.BadParameter(
+                "--lengths and --max-tokens belong to the plan of a job, --packing is one of its own"
+            )
+        print_packing(packing, run, plot, as_json=as_json)
+        return
+    job, assumptions = run.job(), assumed.assumptions()
     batches = _token_batches(job, lengths, max_tokens)
     plan = make_plan(job, assumptions)
     if as_json:

@@ -1,4 +1,4 @@
-"""The options of ``penstock plan``: a run, and what is assumed of programs and machines."""
+"""The options of ``penstock plan``: a run, what is assumed of programs and machines, and what is packed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -15,7 +16,7 @@ from penstock.cli.quantities import check_seed, count, size
 if TYPE_CHECKING:
     from penstock.planning import Assumptions, Job
 
-__all__ = ["AssumedOptions", "JobOptions"]
+__all__ = ["AssumedOptions", "JobOptions", "PackingOptions"]
 
 
 def _size(name: str, help_text: str, **more: Any) -> Any:
@@ -43,6 +44,7 @@ _NAMES = {"sample_bytes": "bytes", "delivered_bytes": "delivered", "cache_bytes"
 _NAMES |= {"step_s": "step-ms", "cpu_s": "cpu-ms"}
 _Made = TypeVar("_Made")
 _MACHINE = {"rich_help_panel": "Machines"}
+_PACKING = {"rich_help_panel": "Packing"}
 _ORDER = {"rich_help_panel": "Order"}
 _ASSUMED = {"rich_help_panel": "Assumptions (measured on a small machine; replace them by your own)"}
 
@@ -51,8 +53,14 @@ _ASSUMED = {"rich_help_panel": "Assumptions (measured on a small machine; replac
 class JobOptions:
     """A run, as the command line gives it."""
 
-    samples: Annotated[int, _count("--samples", "Rows of the manifest: 1281167, 1.28M, 1e12.", show_default=False)]
-    sample_bytes: Annotated[int, _size("--bytes", "Of a sample in storage, on average.", show_default=False)]
+    samples: Annotated[
+        int | None,
+        _count("--samples", "Rows of the manifest: 1281167, 1.28M, 1e12.", show_default="required, but for --packing"),
+    ] = None
+    sample_bytes: Annotated[
+        int | None,
+        _size("--bytes", "Of a sample in storage, on average.", show_default="required, but for --packing"),
+    ] = None
     delivered: Annotated[int | None, _size("--delivered", "Of a sample in its batch; by default as in storage.")] = None
     classes: Annotated[int | None, _count("--classes", "Different labels, in a file sorted by class.")] = None
     ranks: Annotated[int, _count("--ranks", "Ranks of the whole job.")] = 1
@@ -108,10 +116,13 @@ class JobOptions:
         """What `penstock.planning` takes.
 
         Raises:
-            BadParameter: a number outside its range.
+            BadParameter: a number outside its range, or one that is needed and not there.
         """
         from penstock.planning import Job
 
+        if self.samples is None or self.sample_bytes is None:
+            told = "a plan needs --samples N and --bytes SIZE, or --packing FILE and --capacity N"
+            raise typer.BadParameter(told)
         if self.epochs > _EPOCHS:
             told = f"--epochs {self.epochs}: each is looked at, {_EPOCHS:,} at most; later ones are alike"
             raise typer.BadParameter(told)
@@ -166,3 +177,32 @@ class AssumedOptions:
         from penstock.planning import Assumptions
 
         return _make(Assumptions, {field.name: getattr(self, field.name) for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class PackingOptions:
+    """What is packed, as the command line gives it."""
+
+    document_lengths: Annotated[
+        Path | None,
+        typer.Option("--packing", help="Tokens of each document, an .npy file: compare packs.", **_PACKING),
+    ] = None
+    capacity: Annotated[
+        int | None,
+        typer.Option("--capacity", parser=count, metavar="N", help="Tokens of a pack.", **_PACKING),
+    ] = None
+    max_documents: Annotated[
+        int | None,
+        typer.Option("--max-documents", parser=count, metavar="N", help="Documents of a pack.", **_PACKING),
+    ] = None
+    packs: Annotated[int, typer.Option("--packs", min=1, help="Packs in a batch of a rank.", **_PACKING)] = 8
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with the figures.", **_PACKING)] = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether packs are compared; BadParameter where only a part of what that takes is there."""
+        if (self.document_lengths is None) != (self.capacity is None):
+            raise typer.BadParameter("--packing FILE and --capacity N belong together")
+        if self.document_lengths is None and (self.max_documents is not None or self.html is not None):
+            raise typer.BadParameter("--max-documents and --html belong to --packing FILE")
+        return self.document_lengths is not None

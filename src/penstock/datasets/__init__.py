@@ -26,10 +26,12 @@ __all__ = [
     "TokenDataset",
     "TokenizedDataset",
     "collate_packed",
+    "count_lengths",
 ]
 
 if TYPE_CHECKING:
     from penstock.datasets.arrays import ArrayDataset, LoadArray
+    from penstock.datasets.counting import count_lengths
     from penstock.datasets.documents import DocumentDataset
     from penstock.datasets.images import ImageDataset, LoadImage
     from penstock.datasets.mds import MDSDataset
@@ -66,6 +68,7 @@ __getattr__, __dir__ = lazy.names(
         "TableDataset": "tables",
         "TokenDataset": "tokens",
         "collate_packed": "packed",
+        "count_lengths": "counting",
         "TokenizedDataset": "tokenized",
     },
 )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -18,7 +17,10 @@ from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.lengths import SampleLengths, lengths_of
 from penstock.storage import cache_root, file_lock, write_atomically
 
-__all__ = ["SomeLengths", "document_lengths", "last_filter"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["SomeLengths", "column_lengths", "document_lengths", "last_filter"]
 
 _ROWS = 1 << 16  # of a column in memory at once
 
@@ -52,16 +54,20 @@ def document_lengths(dataset: Any, given: Any) -> SampleLengths:
 
 def _known(given: Any, count: int) -> SampleLengths | None:
     """Return lengths that are of these documents already."""
-    if given is None or isinstance(given, str | os.PathLike):
+    if given is None or _is_column(given):
         return None
     lengths = given if isinstance(given, SampleLengths) else lengths_of(given)
     return lengths if len(lengths) == count else None
 
 
+def _is_column(given: Any) -> bool:
+    return isinstance(given, str) and not given.endswith(".npy")
+
+
 def _given(dataset: Any, given: Any) -> SampleLengths:
     if isinstance(given, SampleLengths):
         return given
-    if isinstance(given, str) and not given.endswith(".npy"):
+    if _is_column(given):
         return _column(dataset, given)
     if given is None:
         given = getattr(dataset, "lengths", None)
@@ -99,36 +105,64 @@ class SomeLengths(SampleLengths):
 
 def _column(dataset: Any, name: str) -> SampleLengths:
     """Return a column as lengths, which is read once, and kept in the user's cache."""
-    from penstock.datasets.keep import HasColumns
-
+    part = column_lengths(dataset, name)
     source = getattr(dataset, "source", dataset)
-    if not isinstance(source, HasColumns) or name not in source.columns:
-        has = f"its columns are {', '.join(source.columns)}" if isinstance(source, HasColumns) else "it has no columns"
-        raise ConfigError(f"there is no column {name!r} in this {type(dataset).__name__}: {has}")
     if fingerprint_of(source) is None:
         raise ConfigError(f"a {type(source).__name__} has no fingerprint to keep its column {name!r} by: give an array")
-    said = f"{fingerprint_of(source)} {len(source)} {name}"  # type: ignore[arg-type]
+    said = f"{fingerprint_of(source)} {len(source)} {name}"
     path = cache_root() / "lengths" / f"{xxhash.xxh3_128_hexdigest(said.encode())}.npy"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         with file_lock(path):
             if not path.exists():
-                _write(source, name, path)
+                _write(part, len(source), path)
     return lengths_of(path)
 
 
-def _write(source: Any, name: str, path: Path) -> None:
-    from penstock.tables.table import TableFiles
-
-    n = len(source)
+def _write(part: Callable[[Indices], Indices], samples: int, path: Path) -> None:
     with write_atomically(path) as out:
-        np.lib.format.write_array_header_1_0(out, {"descr": "<i8", "fortran_order": False, "shape": (n,)})
-        for begin in range(0, n, _ROWS):
-            rows = np.arange(begin, min(begin + _ROWS, n))
-            table = source.take(rows, [name]) if isinstance(source, TableFiles) else source.take(rows)
-            values = (
-                table[name].to_numpy(zero_copy_only=False) if isinstance(source, TableFiles) else table[name].to_numpy()
-            )
-            if values.dtype.kind not in "iu":
-                raise ConfigError(f"column {name!r} holds {values.dtype}, and lengths are integers without nulls")
-            out.write(values.astype("<i8").tobytes())
+        np.lib.format.write_array_header_1_0(out, {"descr": "<i8", "fortran_order": False, "shape": (samples,)})
+        for begin in range(0, samples, _ROWS):
+            out.write(part(np.arange(begin, min(begin + _ROWS, samples))).astype("<i8").tobytes())
+
+
+def column_lengths(dataset: Any, name: str, *, texts: bool = False) -> Callable[[Indices], Indices]:
+    """Return a function that reads the lengths of rows out of a column.
+
+    Args:
+        dataset: the table, or a data set over one.
+        name: of a column of integers, which are the lengths, or of lists, which have them.
+        texts: take texts and bytes, too: their characters, or bytes.
+
+    Raises:
+        ConfigError: no such column; (on access) one of another type, or with nulls.
+    """
+    from penstock.datasets.keep import Filterable, HasColumns
+
+    source = getattr(dataset, "source", dataset)
+    if not isinstance(source, HasColumns) or name not in source.columns:
+        has = f"its columns are {', '.join(source.columns)}" if isinstance(source, HasColumns) else "it has no columns"
+        raise ConfigError(f"there is no column {name!r} in this {type(dataset).__name__}: {has}")
+    table = Filterable.of(source, None, len(dataset))
+
+    return lambda rows: _lengths_in(table.table(rows, [name])[name], name, rows, texts=texts)
+
+
+def _lengths_in(values: pa.ChunkedArray, name: str, rows: Indices, *, texts: bool) -> Indices:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = values.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        values = pc.list_value_length(values)
+    elif texts and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        values = pc.utf8_length(values)
+    elif texts and (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        values = pc.binary_length(values)
+    elif not pa.types.is_integer(kind):
+        raise ConfigError(f"column {name!r} holds {kind}, and lengths are integers, or those of lists")
+    if values.null_count:
+        row = rows[int(np.flatnonzero(values.is_null().to_numpy())[0])]
+        raise ConfigError(f"column {name!r} has no value in row {row}: lengths are integers or lists without nulls")
+    lengths: Indices = values.to_numpy().astype(np.int64)
+    return lengths

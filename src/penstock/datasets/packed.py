@@ -26,15 +26,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.datasets.block_packs import DEFAULT_BLOCK_SIZE, BlockPacks
 from penstock.datasets.lengths import SomeLengths, document_lengths, last_filter
 from penstock.datasets.mixture import Mixture
-from penstock.datasets.packs import PackedDocuments, PackPlan, Packs
+from penstock.datasets.packs import GlobalPacks, PackedDocuments, PackPlan, Packs
 from penstock.datasets.rows import has_rows, load_rows
 from penstock.datasets.source_dataset import Redealt, SourceDataset
 from penstock.datasets.subset import Subset
 from penstock.errors import ConfigError, DataFileError, PartitionError
 from penstock.hashing import mix
-from penstock.order.packing import PackOrder
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.share import MiniEpoch
 from penstock.plan.share_options import DealOptions, check_share
@@ -63,6 +63,11 @@ class PackedDataset(SourceDataset, Redealt):
         lengths: tokens of each document: an array, the path of an ``.npy`` file, or the name of a column of the data
             set. By default the data set's own ``lengths``.
         max_documents: in a pack.
+        order: ``"global"`` deals documents from anywhere to a pack. ``"block"`` packs each block of ``block_size``
+            documents by itself, and permutes blocks, so that a job reads one block of documents at a time: for tables,
+            shards and stores that are best read in runs.
+        block_size: documents of a block, 262,144 by default. All blocks are packed once, 0.2 s each, to find out how
+            many packs they have; that is kept in the user's cache.
         pad_token: what stands behind the last document of a pack that is not full.
         balance: packs of a rank's batch. Those of each global batch are then dealt to ranks by what attention costs
             (the sum of squares of document lengths), so that no rank waits long for another. The global batch stays
@@ -111,6 +116,8 @@ class PackedDataset(SourceDataset, Redealt):
         *,
         lengths: Any = None,
         max_documents: int | None = None,
+        order: str = "global",
+        block_size: int | None = None,
         pad_token: int = 0,
         balance: int | None = None,
         load: Callable[[Any], Any] | None = None,
@@ -120,8 +127,11 @@ class PackedDataset(SourceDataset, Redealt):
         _check(dataset)
         capacity, pad_token = _whole("capacity", capacity, 1), _whole("pad_token", pad_token, 0)
         balance = None if balance is None else _whole("balance", balance, 1)
+        block_size = _block_size(order, block_size)
         self._options: dict[str, Any] = {
             "max_documents": max_documents,
+            "order": order,
+            "block_size": block_size if order == "block" else None,
             "pad_token": pad_token,
             "balance": balance,
             "load": load,
@@ -130,10 +140,15 @@ class PackedDataset(SourceDataset, Redealt):
         self.dataset = dataset
         """The documents."""
         self._given = lengths
-        self._packs = Packs(dataset, capacity, document_lengths(dataset, lengths), max_documents)
+        found = document_lengths(dataset, lengths)
+        self._packs: Packs = (
+            GlobalPacks(dataset, capacity, found, max_documents)
+            if order == "global"
+            else BlockPacks(dataset, capacity, found, max_documents, block_size)
+        )
         self.capacity = capacity
         self.pad_token = pad_token
-        super().__init__(self._packs, PackPlan(self._packs, balance, **deal), load)
+        super().__init__(self._packs, PackPlan(self._packs, order, balance, **deal), load)
         self.pure = self.pure and bool(getattr(dataset, "pure", False))
         self.releases_gil = bool(getattr(dataset, "releases_gil", False))
         self.fork_safe = bool(getattr(dataset, "fork_safe", True))
@@ -146,12 +161,17 @@ class PackedDataset(SourceDataset, Redealt):
     @property
     def packs(self) -> int:
         """How many packs an epoch has, of all ranks together."""
-        return len(self._packs.layout)
+        return len(self._packs)
 
     @property
     def fill(self) -> float:
         """The share of real tokens in all packs."""
-        return self._packs.layout.tokens / max(1, self.packs * self.capacity)
+        return self._packs.tokens / max(1, self.packs * self.capacity)
+
+    @property
+    def density(self) -> float:
+        """Documents of a pack, on average; each piece of a document that is cut counts."""
+        return self._packs.pieces / max(1, self.packs)
 
     @property
     def lengths(self) -> SampleLengths:
@@ -165,7 +185,7 @@ class PackedDataset(SourceDataset, Redealt):
             packs: numbers of packs, 0 to ``self.packs - 1``: int64 of shape (n,). `rows` gives those of indices.
             turn: of which epoch, by default the present one.
         """
-        return self._packs.documents(normalise(packs, self.packs), self._order(turn))
+        return self._packs.documents(normalise(packs, self.packs), self.seed, self.epoch if turn is None else turn)
 
     def packs_of(self, row: int, turn: int | None = None) -> Indices:
         """Return the packs that hold the document of a row, in the order of its tokens; of a long one several.
@@ -174,10 +194,7 @@ class PackedDataset(SourceDataset, Redealt):
             row: of the data set of documents.
             turn: of which epoch, by default the present one.
         """
-        return self._order(turn).packs_of(self._packs.place_of(row))
-
-    def _order(self, turn: int | None) -> PackOrder:
-        return self._packs.order(self.seed, self.epoch if turn is None else turn)
+        return self._packs.packs_of(row, self.seed, self.epoch if turn is None else turn)
 
     def costs(self, packs: npt.ArrayLike) -> Indices:
         """Return what attention over packs costs: the sums of squares of their documents' lengths."""
@@ -287,6 +304,16 @@ def _whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
         raise ConfigError(f"{name} is an integer of {least} or more, got {value!r}")
     return operator.index(value)
+
+
+def _block_size(order: str, block_size: Any) -> int:
+    if order not in ("global", "block"):
+        raise ConfigError(f"unknown order {order!r}: use 'global' or 'block'")
+    if block_size is None:
+        return DEFAULT_BLOCK_SIZE
+    if order != "block":
+        raise ConfigError(f"block_size={block_size!r} belongs to order='block', got order={order!r}")
+    return _whole("block_size", block_size, 1)
 
 
 def _check(dataset: Any) -> None:

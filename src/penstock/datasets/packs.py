@@ -5,6 +5,7 @@ pack -> places in the row of classes (`penstock.order.packing`) -> class index -
 
 from __future__ import annotations
 
+import abc
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -29,7 +30,7 @@ from penstock.samplers.lengths import SampleLengths
 from penstock.sources.batched import BatchedDataset
 from penstock.wording import counted
 
-__all__ = ["PackPlan", "PackedDocuments", "Packs"]
+__all__ = ["GlobalPacks", "PackPlan", "PackedDocuments", "Packs"]
 
 _CHUNK = 1 << 20
 
@@ -50,29 +51,66 @@ class PackedDocuments(NamedTuple):
     splits: Indices
 
 
-class Packs:
-    """The packs as the rows of a source: how many there are, and what is in them."""
+class Packs(abc.ABC):
+    """The packs as the rows of a source: how many there are, and what is in them.
 
-    def __init__(self, dataset: Any, capacity: int, lengths: SampleLengths, max_documents: int | None) -> None:
+    Args:
+        dataset: the documents.
+        capacity: tokens of a pack.
+        lengths: of the documents.
+        max_documents: in a pack.
+        name: of the order of packs, with its sizes: a part of the fingerprint.
+
+    Raises:
+        ConfigError: another number of lengths than of documents.
+    """
+
+    tokens: int
+    """Of all documents."""
+    pieces: int
+    """Documents, or parts of them, in all packs."""
+    most: int
+    """Documents of the pack that has most."""
+
+    def __init__(
+        self, dataset: Any, capacity: int, lengths: SampleLengths, max_documents: int | None, name: str = PACK_ORDER
+    ) -> None:
         if len(lengths) != row_count(dataset):
             raise ConfigError(
                 f"there are {len(lengths)} lengths for {counted(row_count(dataset), 'document')}: one for each"
             )
-        self.lengths = lengths
-        classes = PackClasses(capacity, _long(lengths, capacity))
-        digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {capacity} {lengths.digest}".encode())
-        self._samples = SampleClasses(_Keys(lengths, classes), classes.count, digest=digest)
-        self.layout = PackLayout(classes, self._samples.index.starts, max_documents=max_documents)
-        identity = [PACK_ORDER, capacity, lengths.digest, max_documents, fingerprint_of(dataset)]
+        self.lengths, self.capacity, self.max_documents = lengths, capacity, max_documents
+        identity = [name, capacity, lengths.digest, max_documents, fingerprint_of(dataset)]
         self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
-        self.bounds = (max_documents or self.layout.most) + 2
+        self._find()
+        self.bounds = (max_documents or self.most) + 2
         """Entries of an item's ``cu_seqlens``."""
         # A user's list would be printed in full.
         documents = dataset if isinstance(dataset, BatchedDataset) else type(dataset).__name__
-        self._said = f"<{counted(len(self.layout), 'pack')} of {capacity} tokens: {documents}>"
+        self._said = f"<{counted(len(self), 'pack')} of {capacity} tokens: {documents}>"
 
-    def __len__(self) -> int:
-        return len(self.layout)
+    @abc.abstractmethod
+    def _find(self) -> None:
+        """Find out which packs there are."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def order(self, seed: int, epoch: int) -> Order:
+        """Return the pack at each position of an epoch."""
+
+    @abc.abstractmethod
+    def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
+        """Return the documents of packs in an epoch."""
+
+    @abc.abstractmethod
+    def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
+        """Return the packs that hold a document in an epoch, in the order of its tokens."""
+
+    @abc.abstractmethod
+    def costs(self, packs: Indices) -> Indices:
+        """Return the sums of squares of the lengths in packs."""
 
     def __repr__(self) -> str:
         return self._said
@@ -85,24 +123,37 @@ class Packs:
         """Return the numbers of packs: what they hold depends on the epoch."""
         return list(rows.tolist())
 
-    def order(self, seed: int, epoch: int) -> PackOrder:
-        """Return the packs of an epoch."""
-        return _order(self.layout, seed, epoch)
 
-    def documents(self, packs: Indices, order: PackOrder) -> PackedDocuments:
+class GlobalPacks(Packs):
+    """Packs of documents from anywhere. The documents by length are one mapped file."""
+
+    def _find(self) -> None:
+        classes = PackClasses(self.capacity, _long(self.lengths, self.capacity))
+        digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {self.capacity} {self.lengths.digest}".encode())
+        self._samples = SampleClasses(_Keys(self.lengths, classes), classes.count, digest=digest)
+        self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
+        self.tokens, self.pieces, self.most = self._layout.tokens, self._layout.count, self._layout.most
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+    def order(self, seed: int, epoch: int) -> Order:
+        """Return the pack at each position of an epoch."""
+        return cast(Order, _order(self._layout, seed, epoch).order)
+
+    def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
         """Return the documents of packs in an epoch."""
-        found = order.pieces(packs)
+        found = _order(self._layout, seed, epoch).pieces(packs)
         return PackedDocuments(self._samples.rows(found.places), *found[1:])
 
-    def place_of(self, row: int) -> int:
-        """Return where a document stands in the row of classes."""
-        return int(self._samples.places(normalise([row], len(self.lengths)))[0])
+    def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
+        """Return the packs that hold a document in an epoch, in the order of its tokens."""
+        place = int(self._samples.places(normalise([row], len(self.lengths)))[0])
+        return _order(self._layout, seed, epoch).packs_of(place)
 
     def costs(self, packs: Indices) -> Indices:
         """Return the sums of squares of the lengths in packs."""
-        found = self.layout.pieces(packs)
-        sums = np.concatenate([[0], np.cumsum(found.lengths**2)])
-        return np.diff(sums[found.splits])
+        return self._layout.costs(packs)
 
 
 class _Keys:
@@ -138,13 +189,13 @@ def _order(layout: PackLayout, seed: int, epoch: int) -> PackOrder:
 class PackPlan(SharePlan):
     """A share of the packs of an epoch."""
 
-    def __init__(self, packs: Packs, balance: int | None, **deal: Unpack[DealOptions]) -> None:
-        self.balance = balance
+    def __init__(self, packs: Packs, order: str, balance: int | None, **deal: Unpack[DealOptions]) -> None:
+        self.order, self.balance = order, balance
         super().__init__(packs, shuffle="none", **deal)
 
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the pack at each position of an epoch."""
-        return cast(Order, self.source.order(self.seed, place.epoch).order)
+        return cast(Order, self.source.order(self.seed, place.epoch))
 
     def make_view(self, place: MiniEpoch) -> EpochView:
         """Return the view at a place, with packs dealt by cost if that is wanted."""
@@ -177,11 +228,12 @@ class PackPlan(SharePlan):
         return found
 
     def _order_in_words(self) -> str:
-        return "packs, documents dealt anew each epoch" + (f", balance {self.balance}" if self.balance else "")
+        where = " in blocks" if self.order == "block" else ""
+        return f"packs, documents dealt anew each epoch{where}" + (f", balance {self.balance}" if self.balance else "")
 
     def agrees_with(self, shuffle: bool | str) -> bool:
         """Return whether a loader asks for this order: packs always come shuffled."""
-        return shuffle is True or shuffle == "global"
+        return shuffle is True or shuffle == self.order
 
 
 class _Balanced:

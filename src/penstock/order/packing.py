@@ -125,6 +125,8 @@ class PackLayout:
         self.full: Indices = np.concatenate([[0], np.cumsum(sizes * self._whole)])
         """The first full pack of each class, counted from 0, and the number of all."""
         self.tokens = int((sizes * classes.lengths).sum())
+        self.count = int((np.diff(self.slots) * counts).sum() + self.full[-1])
+        """Documents, or parts of them, in all packs."""
         self.most = int(np.diff(self.slots).max(initial=1))
         """Documents of the pack that has most."""
 
@@ -172,6 +174,12 @@ class PackLayout:
             places[~which] = self.starts[classes] + documents
             lengths[~which], begins[~which] = self.capacity, parts * self.capacity
         return Pieces(places, begins, lengths, splits)
+
+    def costs(self, packs: Indices) -> Indices:
+        """Return what attention over packs costs: the sums of squares of their lengths."""
+        found = self.pieces(packs)
+        sums = np.concatenate([[0], np.cumsum(found.lengths**2)])
+        return np.diff(sums[found.splits])
 
     def begins(self, places: Indices) -> Indices:
         """Return the first token of the remainder of the documents at places of the row."""

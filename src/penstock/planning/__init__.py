@@ -7,9 +7,10 @@
 * `rates`: what storage, processors and the hand-over allow, and which of them limits.
 * `plan`: all of it.
 * `token_batches`: batches within a budget of tokens, from the lengths of all samples.
+* `packing`: what packs of documents waste and cost, from the lengths of all documents.
 
-Everything but the last is a pure function of a few numbers; nothing is measured but the order itself. `penstock plan`
-prints it.
+Everything but the last two is a pure function of a few numbers; nothing is measured but the order itself. `penstock
+plan` prints it.
 
 >>> plan = make_plan(Job(samples=1_281_167, sample_bytes=110_000, ranks=16, batch_size=256, step_s=0.2))
 >>> plan.dealing.batches, plan.dealing.padded, plan.memory.index_bytes
@@ -21,6 +22,7 @@ from __future__ import annotations
 from penstock.planning.cache import hit_rates
 from penstock.planning.dealing import Check, Dealing, check_dealing, deal
 from penstock.planning.job import Assumptions, Job
+from penstock.planning.packing import Packing, PackingPlan, packing_plan
 from penstock.planning.plan import Plan, make_plan
 from penstock.planning.rates import Epoch, Needs, epochs_of, needs_of
 from penstock.planning.resources import Memory, StartUp, memory_of, start_up_of
@@ -34,6 +36,8 @@ __all__ = [
     "Job",
     "Memory",
     "Needs",
+    "Packing",
+    "PackingPlan",
     "Plan",
     "StartUp",
     "TokenBatches",
@@ -44,6 +48,7 @@ __all__ = [
     "make_plan",
     "memory_of",
     "needs_of",
+    "packing_plan",
     "start_up_of",
     "token_batches",
 ]

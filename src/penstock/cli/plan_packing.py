@@ -1,0 +1,201 @@
+"""``penstock plan --packing``: what packs of documents waste, as a table, as a picture, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+import typer
+
+from penstock.cli.manifest_options import console, print_figures, print_json
+from penstock.errors import ConfigError
+from penstock.wording import counted
+
+if TYPE_CHECKING:
+    from penstock.cli.plan_options import JobOptions, PackingOptions
+    from penstock.planning import Packing, PackingPlan
+
+__all__ = ["print_packing"]
+
+_RANKS = 8
+"""Where the job has one: a rank that is alone waits for nobody."""
+
+
+def print_packing(given: PackingOptions, run: JobOptions, plot: Path | None, *, as_json: bool) -> None:
+    """Print what packs waste, and draw it where that is asked for.
+
+    Raises:
+        BadParameter: options of a job's plan, which is another one.
+        ConfigError: a picture or page that cannot be written.
+    """
+    from penstock.planning import packing_plan
+
+    if run.samples is not None or run.sample_bytes is not None:
+        raise typer.BadParameter(
+            "--packing compares packs alone: leave out --samples and --bytes, or plan the job apart"
+        )
+    assert given.document_lengths is not None
+    assert given.capacity is not None
+    ranks = run.ranks if run.ranks > 1 else _RANKS
+    if given.html is not None and not given.html.parent.is_dir():
+        raise ConfigError(f"cannot write {str(given.html)!r}: there is no folder {str(given.html.parent)!r}")
+    plan = packing_plan(
+        given.document_lengths, given.capacity, max_documents=given.max_documents, ranks=ranks, batch=given.packs
+    )
+    if as_json:
+        print_json({"packing": asdict(plan)})
+    else:
+        _print(plan)
+    if given.html is not None:
+        given.html.write_text(_page(plan), encoding="utf-8")
+    if plot is not None:
+        _draw(plot, plan)
+
+
+def _headings(plan: PackingPlan) -> list[str]:
+    return ["packs", "waste", "documents a pack", f"cost of {plan.ranks} ranks", "dealt by cost"]
+
+
+def _cells(way: Packing) -> list[str]:
+    return [f"{way.packs:,}", f"{1 - way.fill:.3%}", f"{way.documents:,.1f}", f"{way.cost:.3f}", f"{way.balanced:.3f}"]
+
+
+def _about(plan: PackingPlan) -> str:
+    cut = f", {plan.cut:,} of them longer than a pack" if plan.cut else ""
+    return f"{counted(plan.documents, 'document')} of {plan.tokens:,} tokens{cut}, packs of {plan.capacity:,} tokens"
+
+
+def _notes(plan: PackingPlan) -> list[str]:
+    notes = [
+        "waste: the part of all positions that is padding",
+        f"cost: of attention on the dearest rank, over the mean; batches of {counted(plan.batch, 'pack')} a rank. "
+        "Dealt by cost: with balance=",
+    ]
+    if plan.looked_at < plan.documents:
+        notes.append(f"all ways but the last one were carried out on {plan.looked_at:,} of the documents")
+    return notes
+
+
+def _print(plan: PackingPlan) -> None:
+    from rich import box
+    from rich.table import Table
+
+    console().print(_about(plan))
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("", style="bold", no_wrap=True)
+    for name in _headings(plan):
+        table.add_column(name, justify="right")
+    for way in plan.ways:
+        table.add_row(way.name, *_cells(way))
+    print_figures(table)
+    for note in _notes(plan):
+        console().print(note)
+
+
+def _draw(path: Path, plan: PackingPlan) -> None:
+    """Draw waste, documents a pack and costs into a file, of the type that its name ends with."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    waste, documents, costs = figure.subplots(1, 3, sharey=True)
+    names = [way.name for way in plan.ways]
+    places = range(len(names))
+    bars = waste.barh(places, [100 * (1 - way.fill) for way in plan.ways])
+    waste.bar_label(bars, [f"{1 - way.fill:.2%}" for way in plan.ways], padding=3, fontsize=8)
+    waste.set(yticks=places, yticklabels=names, xlabel="%", xlim=(0, 100), title="waste")
+    waste.invert_yaxis()
+    documents.bar_label(documents.barh(places, [way.documents for way in plan.ways]), fmt="%.1f", padding=3, fontsize=8)
+    documents.set(title="documents a pack")
+    costs.barh([place - 0.2 for place in places], [way.cost for way in plan.ways], 0.4, label="as they come")
+    costs.barh([place + 0.2 for place in places], [way.balanced for way in plan.ways], 0.4, label="dealt by cost")
+    costs.set(title=f"cost of the dearest of {plan.ranks} ranks / mean", xlim=(0.9, None))
+    costs.legend(fontsize=8)
+    figure.suptitle(_about(plan), fontsize=11)
+    try:
+        figure.savefig(path, dpi=110)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot draw into {str(path)!r}: {error}") from error
+
+
+_PAGE = Template(
+    """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Penstock packing</title>
+<style>
+:root { --page: #f7f7f5; --ink: #16161a; --soft: #5c5c63; --line: #e2e2de; --bar: #1f6fc4; --pale: #a9c8ea }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #121214; --ink: #f1f1f3; --soft: #a5a5ad; --line: #323238; --bar: #5aa2ef; --pale: #2c5380 }
+}
+body { margin: 0 auto; padding: 24px 20px; max-width: 960px; background: var(--page); color: var(--ink);
+  font: 15px/1.45 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; font-variant-numeric: tabular-nums }
+h1 { font-size: 20px } h2 { font-size: 14px; margin: 20px 0 4px }
+p { color: var(--soft); margin: 0 0 6px }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: right; padding: 5px 0 5px 18px; border-top: 1px solid var(--line) }
+th { font-weight: 500; color: var(--soft); border-top: 0 }
+th:first-child, td:first-child { text-align: left; padding-left: 0 }
+svg { display: block; width: 100%; height: auto }
+text { fill: var(--ink); font-size: 13px } .bar { fill: var(--bar) } .pale { fill: var(--pale) }
+</style>
+</head>
+<body>
+<h1>Packing</h1>
+<p>$about</p>
+<table><thead><tr>$heads</tr></thead><tbody>$rows</tbody></table>
+$plots
+$notes
+</body>
+</html>
+"""
+)
+
+
+def _page(plan: PackingPlan) -> str:
+    """Return a page that needs nothing else."""
+    heads = "".join(f"<th>{escape(name)}</th>" for name in ["", *_headings(plan)])
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in [way.name, *_cells(way)]) + "</tr>" for way in plan.ways
+    )
+    names = [way.name for way in plan.ways]
+    plots = [
+        _bars("Waste", names, [1 - way.fill for way in plan.ways], "{:.2%}"),
+        _bars("Documents a pack", names, [way.documents for way in plan.ways], "{:,.1f}"),
+        _bars(
+            f"Cost of the dearest of {plan.ranks} ranks, over the mean; pale: dealt by cost",
+            names,
+            [way.cost - 1 for way in plan.ways],
+            "+{:.1%}",
+            [way.balanced - 1 for way in plan.ways],
+        ),
+    ]
+    notes = "".join(f"<p>{escape(note)}</p>" for note in _notes(plan))
+    return _PAGE.substitute(about=escape(_about(plan)), heads=heads, rows=rows, plots="\n".join(plots), notes=notes)
+
+
+def _bars(title: str, names: Sequence[str], values: Sequence[float], form: str, pale: Sequence[float] = ()) -> str:
+    """Return a plot with a bar for each name, and a pale one below it."""
+    high = max(*values, *pale, 1e-9)
+    step = 44 if pale else 28
+    parts = []
+    for number, (name, value) in enumerate(zip(names, values, strict=True)):
+        top = step * number
+        parts.append(f'<text x="150" y="{top + 15}" text-anchor="end">{escape(name)}</text>')
+        for kind, found, y in [("bar", value, top + 2), *([("pale", pale[number], top + 20)] if pale else [])]:
+            wide = round(max(1.0, 560 * found / high), 1)
+            parts.append(f'<rect class="{kind}" x="160" y="{y}" width="{wide}" height="16"/>')
+            parts.append(f'<text x="{166 + wide}" y="{y + 13}">{form.format(found)}</text>')
+    drawn = "".join(parts)
+    return (
+        f'<h2>{escape(title)}</h2><svg viewBox="0 0 860 {step * len(names)}" role="img" aria-label="{escape(title)}">'
+        f"{drawn}</svg>"
+    )

@@ -1,0 +1,248 @@
+"""`packing_plan`: what packs of a given capacity waste and cost, by the usual ways to fill them and by `PackedDataset`.
+
+one document each       a row for each piece, padded to the capacity
+next-fit                shuffled pieces in a row, until the next one does not fit
+windows of 4,096        best-fit decreasing inside each 4,096 of them
+PackedDataset           types of packs from the histogram of all lengths, see `penstock.order.pack_types`
+
+Documents longer than a pack are cut in all of them: full pieces, and what remains. The last way is looked at in full,
+by the histogram; the others look at some of the documents, since they have to be carried out.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConfigError
+from penstock.order.balance import deal_by_cost
+from penstock.order.pack_types import pack_types
+from penstock.order.permutation import Indices
+from penstock.storage.mapped import MappedFiles, look_at
+
+__all__ = ["Packing", "PackingPlan", "packing_plan"]
+
+WINDOW = 4096
+_CHUNK = 1 << 20
+_RUNS = 64  # of consecutive documents that are looked at
+_STEPS = 64  # global batches that costs are the mean of
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What one way to fill packs makes of documents.
+
+    Attributes:
+        name: of the way.
+        packs: that it needs for all documents; where some were looked at, in proportion.
+        fill: the share of real tokens.
+        documents: in a pack, on average; a piece of a cut one counts.
+        deviation: of the packs' mean document length, over its mean.
+        cost: of attention (the sum of squares of document lengths; of padded ones with the padding) on the dearest
+            rank, over the mean of all ranks.
+        balanced: the same where each global batch is dealt by cost (``balance=``).
+    """
+
+    name: str
+    packs: int
+    fill: float
+    documents: float
+    deviation: float
+    cost: float
+    balanced: float
+
+
+@dataclass(frozen=True)
+class PackingPlan:
+    """What there is to pack, and the ways to do it.
+
+    Attributes:
+        capacity: tokens of a pack.
+        documents, tokens: in the file; empty documents count.
+        cut: documents that are longer than a pack.
+        looked_at: documents that the usual ways were carried out on.
+        ranks, batch: over which costs are compared, and packs in a batch of each.
+        ways: the last one is that of `PackedDataset`.
+    """
+
+    capacity: int
+    documents: int
+    tokens: int
+    cut: int
+    looked_at: int
+    ranks: int
+    batch: int
+    ways: list[Packing]
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """Kinds of packs: how often each comes, and its tokens, documents and squares of lengths."""
+
+    times: Indices
+    tokens: Indices
+    documents: Indices
+    squares: Indices
+
+    @classmethod
+    def of(cls, packs: list[list[int]], times: list[int]) -> _Filled:
+        """Return packs with these lengths."""
+        sums = [[sum(pack), len(pack), sum(n * n for n in pack)] for pack in packs]
+        tokens, documents, squares = np.array(sums, np.int64).reshape(-1, 3).T
+        return cls(np.array(times, np.int64), tokens, documents, squares)
+
+
+def packing_plan(
+    path: str | os.PathLike[str],
+    capacity: int,
+    *,
+    max_documents: int | None = None,
+    ranks: int = 8,
+    batch: int = 8,
+    look_at_most: int = 200_000,
+) -> PackingPlan:
+    """Compare ways to pack documents, from their lengths alone.
+
+    Args:
+        path: an ``.npy`` file with one integer a document, such as `penstock.count_lengths` writes.
+        capacity: tokens of a pack.
+        max_documents: in a pack.
+        ranks, batch: ranks, and packs in a batch of each, for the costs.
+        look_at_most: documents that the usual ways are carried out on.
+
+    Raises:
+        ConfigError, OrderError: numbers below 1; lengths that are no integers in a row, or negative; no tokens.
+        DataFileError, DataFileIOError: the file cannot be read.
+
+    Cost: one pass over the lengths in O(1) memory, and about two seconds.
+    """
+    for name, value in (("capacity", capacity), ("ranks", ranks), ("batch", batch), ("look_at_most", look_at_most)):
+        if value < 1:
+            raise ConfigError(f"{name} must be positive, got {value}")
+    file = look_at(path, None)
+    if len(file.shape) != 1 or np.dtype(file.dtype).kind not in "iu":
+        raise ConfigError(f"{file.path} must have one integer a document, got {file.dtype} of shape {file.shape}")
+    lengths = MappedFiles([file]).array(0)
+    histogram, full, cut = _histogram(lengths, capacity)
+    tokens = int((histogram * np.arange(capacity + 1)).sum()) + full * capacity
+    if not tokens:
+        raise ConfigError(f"{file.path} has no document with a token")
+    some = _some(lengths, look_at_most)
+    pieces = _pieces(some, capacity)
+    most = max_documents or capacity
+    ours = pack_types(histogram, capacity, max_documents=max_documents)
+    kinds, times = [list(found.lengths) for found in ours], [found.packs for found in ours]
+    ways = {
+        "one document each": _alone(pieces, capacity),
+        "next-fit": _next_fit(pieces, capacity, most),
+        f"windows of {WINDOW:,}": _windows(pieces, capacity, most),
+        "PackedDataset": _Filled.of([*kinds, [capacity]], [*times, full]),
+    }
+    return PackingPlan(
+        capacity=capacity,
+        documents=len(lengths),
+        tokens=tokens,
+        cut=cut,
+        looked_at=len(some),
+        ranks=ranks,
+        batch=batch,
+        ways=[_figures(name, filled, capacity, tokens, ranks, batch) for name, filled in ways.items()],
+    )
+
+
+def _histogram(lengths: npt.NDArray[np.integer], capacity: int) -> tuple[Indices, int, int]:
+    """Return how many remainders of each length there are, the number of full pieces, and of documents that are cut."""
+    histogram, full, cut = np.zeros(capacity + 1, np.int64), 0, 0
+    for begin in range(0, len(lengths), _CHUNK):
+        chunk = lengths[begin : begin + _CHUNK].astype(np.int64)
+        if int(chunk.min()) < 0:
+            row = int(np.flatnonzero(chunk < 0)[0])
+            raise ConfigError(f"document {begin + row} has a length of {chunk[row]}: lengths are 0 or more")
+        histogram += np.bincount(chunk % capacity, minlength=capacity + 1)
+        full, cut = full + int((chunk // capacity).sum()), cut + int((chunk > capacity).sum())
+    histogram[0] = 0
+    return histogram, full, cut
+
+
+def _some(lengths: npt.NDArray[np.integer], count: int) -> Indices:
+    """Return the lengths of some documents: consecutive ones, at places all over the file."""
+    if len(lengths) <= count:
+        return lengths.astype(np.int64)
+    size = max(1, count // _RUNS)
+    begins = np.linspace(0, len(lengths) - size, min(_RUNS, count)).astype(np.int64)
+    return np.concatenate([lengths[begin : begin + size].astype(np.int64) for begin in begins.tolist()])
+
+
+def _pieces(lengths: Indices, capacity: int) -> list[int]:
+    """Return the tokens of all pieces, shuffled."""
+    full, rest = np.divmod(lengths, capacity)
+    pieces = np.concatenate([np.full(int(full.sum()), capacity), rest[rest > 0]])
+    np.random.default_rng(0).shuffle(pieces)
+    found: list[int] = pieces.tolist()
+    return found
+
+
+def _alone(pieces: list[int], capacity: int) -> _Filled:
+    lengths = np.array(pieces, np.int64)
+    ones = np.ones_like(lengths)
+    # Attention sees padding as well: all rows cost the same.
+    return _Filled(ones, lengths, ones, np.full_like(lengths, capacity**2))
+
+
+def _next_fit(pieces: list[int], capacity: int, most: int) -> _Filled:
+    packs: list[list[int]] = [[]]
+    used = 0
+    for length in pieces:
+        if used + length > capacity or len(packs[-1]) == most:
+            packs.append([])
+            used = 0
+        packs[-1].append(length)
+        used += length
+    return _Filled.of(packs, [1] * len(packs))
+
+
+def _windows(pieces: list[int], capacity: int, most: int) -> _Filled:
+    packs: list[list[int]] = []
+    for begin in range(0, len(pieces), WINDOW):
+        # Space that is left and number of each pack that is not full, ascending.
+        free: list[tuple[int, int]] = []
+        for length in sorted(pieces[begin : begin + WINDOW], reverse=True):
+            place = bisect.bisect_left(free, (length, 0))
+            if place == len(free):
+                space, number = capacity, len(packs)
+                packs.append([])
+            else:
+                space, number = free.pop(place)
+            packs[number].append(length)
+            if space > length and len(packs[number]) < most:
+                bisect.insort(free, (space - length, number))
+    return _Filled.of(packs, [1] * len(packs))
+
+
+def _figures(name: str, filled: _Filled, capacity: int, tokens: int, ranks: int, batch: int) -> Packing:
+    packs, had = int(filled.times.sum()), int((filled.times * filled.tokens).sum())
+    means = filled.tokens / filled.documents
+    mean = np.average(means, weights=filled.times)
+    spread = np.sqrt(np.average((means - mean) ** 2, weights=filled.times)) / mean
+    drawn = np.random.default_rng(0).choice(
+        filled.squares, (_STEPS, ranks * batch), p=filled.times / filled.times.sum()
+    )
+    return Packing(
+        name=name,
+        packs=round(packs * tokens / had),
+        fill=had / (packs * capacity),
+        documents=float(np.average(filled.documents, weights=filled.times)),
+        deviation=float(spread),
+        cost=_cost(drawn.reshape(_STEPS, ranks, batch)),
+        balanced=_cost(np.stack([costs[deal_by_cost(costs, ranks)] for costs in drawn])),
+    )
+
+
+def _cost(costs: Indices) -> float:
+    """Return how much dearer than the mean the dearest rank is: of costs of shape (steps, ranks, packs)."""
+    sums = costs.sum(axis=2)
+    return float((sums.max(axis=1) / sums.mean(axis=1)).mean())
