@@ -169,6 +169,14 @@ def test_every_executor_makes_the_same(workers: dict[str, Any]) -> None:
     other.close()
 
 
+def test_documents_of_millions_of_tokens() -> None:
+    lengths = [5, (1 << 20) + 3, 1 << 20, 3_000_001, (1 << 20) + 3, 7]
+    packs = PackedDataset(Documents(lengths), 1 << 18, rank=0, world_size=1)
+    found = packs.documents(np.arange(packs.packs))
+    assert [int(found.lengths[found.rows == row].sum()) for row in range(6)] == lengths
+    assert packs.packs == -(-sum(lengths) // (1 << 18))
+
+
 # Over other data sets.
 
 
