@@ -32,6 +32,9 @@ MAKERS: dict[str, Callable[[Path, Path], Any]] = {
     "gathered rows": lambda folder, manifest: ps.RankDataset(manifest, mini_epochs=2, preload=True),
     "tokens": of_tokens,
     "mixture": lambda folder, manifest: ps.Mixture([(range(16), 1), (range(16, 32), 1)], mini_epochs=2),
+    "packs": lambda folder, manifest: ps.PackedDataset(
+        [[n] * 3 for n in range(40)], 8, lengths=[3] * 40, mini_epochs=2
+    ),
     "images": of_images,
 }
 

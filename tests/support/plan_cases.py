@@ -72,7 +72,7 @@ class Case(NamedTuple):
     def make(self, manifest: Manifest, world: int = 1, rank: int = 0) -> Told:
         """Return a new plan over equal data."""
         made = self.new(world, rank, manifest)
-        if isinstance(made, ps.RankDataset):
+        if isinstance(made, ps.RankDataset | ps.PackedDataset):
             return Told(made.plan, made)
         return Told(made, made)
 
@@ -118,6 +118,11 @@ def _torchs(world: int, rank: int, **options: Any) -> Any:
 
 def _share(world: int, rank: int, manifest: Manifest, **options: Any) -> ps.RankDataset:
     return ps.RankDataset(manifest, rank=rank, world_size=world, seed=3, **options)
+
+
+def _packs(world: int, rank: int, **options: Any) -> ps.PackedDataset:
+    """Return packs, which are as many as documents: two of these do not fit into one."""
+    return ps.PackedDataset([[1, 2, 3]] * N, 5, lengths=[3] * N, rank=rank, world_size=world, seed=3, **options)
 
 
 def _of_share(world: int, rank: int, manifest: Manifest) -> SequentialSampler:
@@ -206,6 +211,10 @@ SAMPLES: dict[str, Case] = {
     "share, mini-epochs": Case(lambda w, r, m: _share(w, r, m, mini_epochs=3), ranks=True, rest=True, local=True),
     "share, uneven": Case(
         lambda w, r, m: _share(w, r, m, mini_epochs=2, remainder="uneven"), ranks=True, rest=True, local=True
+    ),
+    "packs": Case(lambda w, r, m: _packs(w, r), ranks=True, rest=True, local=True),
+    "packs, blocks, mini-epochs": Case(
+        lambda w, r, m: _packs(w, r, order="block", block_size=7, mini_epochs=3), ranks=True, rest=True, local=True
     ),
     "share, sequential": Case(_of_share, ranks=True, rest=True, local=True),
 }

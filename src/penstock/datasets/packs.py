@@ -32,7 +32,8 @@ from penstock.wording import counted
 
 __all__ = ["GlobalPacks", "PackPlan", "PackedDocuments", "Packs"]
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
+_TABLE = 1 << 20  # lengths below are marked in a table; larger ones are sorted, which takes longer
 
 
 class PackedDocuments(NamedTuple):
@@ -172,13 +173,18 @@ class _Keys:
 def _long(lengths: SampleLengths, capacity: int) -> Indices:
     """Return the different lengths of a pack and more: one pass."""
     found = np.empty(0, np.int64)
+    seen = np.zeros(_TABLE, np.bool_)
     for begin in range(0, len(lengths), _CHUNK):
         chunk = lengths[begin : begin + _CHUNK]
         if len(chunk) and int(chunk.min()) < 0:
             row = begin + int(np.flatnonzero(chunk < 0)[0])
             raise ConfigError(f"document {row} has a length of {chunk[row - begin]}: lengths are 0 or more")
-        found = np.union1d(found, chunk[chunk >= capacity])
-    return found
+        long = chunk[chunk >= capacity]
+        if len(long) and int(long.max()) >= _TABLE:
+            found = np.union1d(found, long[long >= _TABLE])
+            long = long[long < _TABLE]
+        seen[long] = True
+    return np.concatenate([np.flatnonzero(seen), found])
 
 
 @lru_cache(maxsize=8)
