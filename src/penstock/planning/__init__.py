@@ -26,7 +26,7 @@ from penstock.planning.packing import Packing, PackingPlan, packing_plan
 from penstock.planning.plan import Plan, make_plan
 from penstock.planning.rates import Epoch, Needs, epochs_of, needs_of
 from penstock.planning.resources import Memory, StartUp, memory_of, start_up_of
-from penstock.planning.token_batches import TokenBatches, token_batches
+from penstock.planning.token_budget import TokenBatches, token_batches
 
 __all__ = [
     "Assumptions",
