@@ -19,7 +19,7 @@ import pytest
 from busy_support import HANG
 from full_run import full_only
 from packed_support import Documents
-from text_support import END, TEXTS, expected, letters, tokenizer, write_table
+from text_support import END, TEXTS, expected, tokenizer, write_table
 from typer.testing import CliRunner
 
 from penstock import DocumentDataset, PackedDataset, Subset, TableDataset, TokenizedDataset, count_lengths
@@ -197,8 +197,19 @@ def test_what_another_measure_or_data_left_is_counted_anew() -> None:
     assert not list(Path().glob(".*"))
 
 
+def test_text_that_is_tokenized_on_the_fly_is_packed() -> None:
+    table = TableDataset(write_table(Path("text.parquet"), TEXTS), columns=["text"], seed=5, **WHOLE)
+    tokens = TokenizedDataset(table, tokenizer(), append_eos=END)
+    count_lengths(tokens, "a.npy")
+    assert np.load("a.npy").tolist() == [len(ids) for ids in expected(TEXTS)]
+    packs = PackedDataset(tokens, 64, lengths="a.npy", **WHOLE)
+    assert packs.fill > 0.9
+    had = [token for pack in packs for token in pack["input_ids"][pack["document_ids"] >= 0].tolist()]
+    assert sorted(had) == sorted(token for ids in expected(TEXTS) for token in ids)
+
+
 def test_other_tokenizers_count_anew() -> None:
-    table = TableDataset(write_table(Path("text.parquet"), TEXTS), columns=["text"], shuffle="none", **WHOLE)
+    table = TableDataset(write_table(Path("text.parquet"), TEXTS), columns=["text"], **WHOLE)
     count_lengths(TokenizedDataset(table, tokenizer()), "a.npy")
     count_lengths(TokenizedDataset(table, tokenizer(), append_eos=END), "b.npy")
     assert (np.load("b.npy") - np.load("a.npy")).tolist() == [1] * len(TEXTS)
@@ -228,6 +239,13 @@ def test_a_killed_process_loses_one_batch() -> None:
     assert np.load("lengths.npy").tolist() == [row % 97 for row in range(3000)]
 
 
+class Doubled(TableDataset):
+    """It makes its items by itself."""
+
+    def __getitem__(self, index: int) -> Any:
+        return 2 * super().__getitem__(index)["input_ids"]
+
+
 def bad() -> Iterator[tuple[Any, Any, str]]:
     yield lambda: count_lengths([[1]], "lengths.txt"), ConfigError, "an .npy file"
     yield lambda: count_lengths([[1]], "a.npy", measure=len, column="n"), ConfigError, "one of the two"
@@ -238,11 +256,7 @@ def bad() -> Iterator[tuple[Any, Any, str]]:
     yield lambda: count_lengths(TableDataset(write(), **WHOLE), "a.npy", column="m"), ConfigError, "input_ids, n, text"
     share = {"rank": 0, "world_size": 2}
     yield lambda: count_lengths(TableDataset(write(), **share), "a.npy", column="n"), PartitionError, "one rank's share"
-    yield (
-        lambda: count_lengths(TokenizedDataset(TableDataset(write(), **WHOLE), letters), "a.npy"),
-        ConfigError,
-        "shuffle='none'",
-    )
+    yield lambda: count_lengths(Doubled(write(), **WHOLE), "a.npy"), ConfigError, "shuffle='none'"
 
 
 @pytest.mark.parametrize("number", range(9))

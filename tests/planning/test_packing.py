@@ -41,6 +41,12 @@ def test_the_usual_ways(tmp_path: Path) -> None:
     assert 6 <= following.packs <= 8
 
 
+def test_no_way_has_more_documents_than_are_allowed(tmp_path: Path) -> None:
+    np.save(tmp_path / "lengths.npy", np.ones(100, np.int64))
+    plan = packing_plan(tmp_path / "lengths.npy", 64, max_documents=4)
+    assert [(way.packs, way.documents) for way in plan.ways[1:]] == [(25, 4.0)] * 3
+
+
 def test_ways_get_better(tmp_path: Path) -> None:
     drawn(tmp_path / "lengths.npy", 20_000)
     plan = packing_plan(tmp_path / "lengths.npy", 1024, look_at_most=5000)

@@ -18,12 +18,11 @@ import numpy as np
 import xxhash
 
 from penstock.datasets.lengths import column_lengths, document_lengths
-from penstock.datasets.rows import load_rows, row_count, rows_behind
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.rows import check_rows, load_rows, row_count, rows_behind
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, PartitionError
 from penstock.order.permutation import Indices
 from penstock.progress import progress_bar
-from penstock.samplers.identity import fingerprint_of, own_order, shares_in
+from penstock.samplers.identity import fingerprint_of, shares_in
 from penstock.storage import file_lock
 
 __all__ = ["CountedLengths", "count_lengths"]
@@ -73,7 +72,8 @@ def count_lengths(
         progress: draw a bar; by default on a terminal.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense, a data set that shuffles what it reads, a share.
+        ConfigError, PartitionError: arguments that make no sense, a share, a data set that makes its items by itself in
+            an order of its own.
         DataFileError: a sample that has no length.
         DataFileIOError: ``out`` cannot be written.
 
@@ -112,12 +112,7 @@ def _check(dataset: Any) -> None:
         raise PartitionError(
             f"this is one rank's share of a {type(share).__name__}: count all, with rank=0, world_size=1"
         )
-    order = own_order(dataset)
-    if order is not None and not isinstance(dataset, SourceDataset) and getattr(order, "shuffle", "none") != "none":
-        raise ConfigError(
-            f"this {type(dataset).__name__} shuffles what it reads, so its lengths would be those of one epoch: open "
-            "its source with shuffle='none'"
-        )
+    check_rows(dataset)
 
 
 def _counting(dataset: Any, measure: Callable[[Any], int] | None, column: str | None) -> tuple[_Part, int]:

@@ -30,7 +30,7 @@ from penstock.datasets.block_packs import DEFAULT_BLOCK_SIZE, BlockPacks
 from penstock.datasets.lengths import SomeLengths, document_lengths, last_filter
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packs import GlobalPacks, PackedDocuments, PackPlan, Packs
-from penstock.datasets.rows import has_rows, load_rows
+from penstock.datasets.rows import check_rows, load_rows
 from penstock.datasets.source_dataset import Redealt, SourceDataset
 from penstock.datasets.subset import Subset
 from penstock.errors import ConfigError, DataFileError, PartitionError
@@ -319,11 +319,7 @@ def _block_size(order: str, block_size: Any) -> int:
 def _check(dataset: Any) -> None:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(f"a PackedDataset takes documents with length and items, got a {type(dataset).__name__}")
-    if isinstance(dataset, SourceDataset) and not has_rows(dataset) and dataset.plan.shuffle != "none":
-        raise ConfigError(
-            f"a {type(dataset).__name__} makes its items by their place in its order, and lengths are by row: make it "
-            "with shuffle='none'"
-        )
+    check_rows(dataset)
     if isinstance(dataset, Redealt):
         raise ConfigError(f"a {type(dataset).__name__} is packed already: give the documents")
     share = next((share for share in shares_in(dataset) if getattr(share, "world_size", 1) != 1), None)

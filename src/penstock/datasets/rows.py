@@ -7,16 +7,32 @@ from typing import Any
 
 from penstock.datasets.passed_on import Around
 from penstock.datasets.source_dataset import SourceDataset
+from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
 from penstock.random import sample_scope
+from penstock.samplers.identity import own_order
 from penstock.sources.batched import BatchedDataset
 
-__all__ = ["has_rows", "load_rows", "row_count", "rows_behind"]
+__all__ = ["check_rows", "has_rows", "load_rows", "row_count", "rows_behind"]
 
 
 def has_rows(dataset: Any) -> bool:
     """Return whether a data set with an order of its own gives items by the rows of its source."""
     return isinstance(dataset, SourceDataset | Around) and bool(getattr(dataset, "has_rows", False))
+
+
+def check_rows(dataset: Any) -> None:
+    """Refuse a data set of which nobody can ask for a row.
+
+    Raises:
+        ConfigError: it makes its items by itself, in an order of its own.
+    """
+    order = own_order(dataset)
+    if order is not None and not has_rows(dataset) and getattr(order, "shuffle", "none") != "none":
+        raise ConfigError(
+            f"a {type(dataset).__name__} makes its items by their place in its order, and lengths are by row: make it "
+            "with shuffle='none'"
+        )
 
 
 def row_count(dataset: Any) -> int:
