@@ -127,7 +127,7 @@ def test_what_stands_out_is_said() -> None:
 
 
 @pytest.mark.clock
-def test_ten_to_the_twelve_in_seconds() -> None:
+def test_ten_to_the_twelve_in_two_seconds() -> None:
     """Of processor time, start of the program included, since the machine of a test may be busy."""
     arguments = [
         "--samples",
@@ -154,7 +154,7 @@ def test_ten_to_the_twelve_in_seconds() -> None:
     assert report["check"]["ok"]
     assert report["check"]["ranks"] == 10_000
     assert report["dealing"]["share"] * 30_000 == 10**12 + report["dealing"]["padded"]
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
 
 
 def test_help_and_plans_import_no_torch() -> None:

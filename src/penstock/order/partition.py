@@ -112,7 +112,8 @@ class Partition:
     @overload
     def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray):
+        # The usual case first: to look for a protocol's methods takes longer than all else here.
+        if type(index) is int or (isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray)):
             i = operator.index(index)
             if not -self._length <= i < self._length:
                 raise IndexError(
