@@ -339,7 +339,7 @@ class Counter:
 
 def test_how_often_the_users_objects_were_touched_is_counted() -> None:
     counter = Counter()
-    loader = DataLoader(Pure(200), 4, num_workers="auto", worker_init_fn=counter)
+    loader = DataLoader(Unhurried(200), 4, num_workers="auto", worker_init_fn=counter)
     with scripted(loader, [P1, P2, T2], [3, 3]):
         assert len(list(loader)) == 50
         tuning = loader.stats()["tuning"]
@@ -351,7 +351,7 @@ def test_it_looks_again_later_and_may_choose_more_workers() -> None:
     """The data stay, in the pass that looks again too."""
     inline = DataLoader(Pure(200), 4, shuffle=True, seed=11)
     truth = ([bits(batch) for batch in inline] for _ in range(3))
-    auto = DataLoader(Pure(200), 4, shuffle=True, seed=11, num_workers="auto")
+    auto = DataLoader(Unhurried(200), 4, shuffle=True, seed=11, num_workers="auto")
     loader = scripted(auto, [P1, INLINE], [2])
     with loader:
         assert [bits(batch) for batch in loader] == next(truth)
@@ -366,7 +366,15 @@ def test_it_looks_again_later_and_may_choose_more_workers() -> None:
         assert tuner.stats()["dataset_copies"] == 1 + 2
 
 
-class DiesOnce(Pure):
+class Unhurried(Pure):
+    """Its batches are too much work to be handed over in groups, so the next setting has its turn in time."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.0005)
+        return super().__getitem__(index)
+
+
+class DiesOnce(Unhurried):
     """The first worker that comes to a sample dies."""
 
     def __init__(self, size: int, file: Path) -> None:
