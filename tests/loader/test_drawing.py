@@ -218,3 +218,21 @@ def test_requests_are_over_when_the_last_one_is_taken_however_many_were_planned(
         assert [over for _, over in taken] == [False, False, planned > 3]
         assert ahead.next() is None
         assert ahead.over
+
+
+def test_a_resume_leaves_torchs_global_generator_where_it_stands() -> None:
+    def loader() -> DataLoader[Any]:
+        order = TorchRandomSampler(range(20), generator=torch.default_generator)
+        return DataLoader(range(20), 2, sampler=order)
+
+    torch.manual_seed(1)
+    batches = iter(first := loader())
+    for _ in range(3):
+        next(batches)
+    state, rest = first.state_dict(), [batch.tolist() for batch in batches]
+    torch.manual_seed(99)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    before = torch.get_rng_state()
+    assert [batch.tolist() for batch in resumed] == rest
+    assert torch.equal(torch.get_rng_state(), before)

@@ -252,6 +252,20 @@ def test_nobody_with_a_state_costs_nothing() -> None:
     assert states.resume(1) is None
 
 
+def test_workers_that_are_new_have_no_seed_of_earlier_ones() -> None:
+    states = WorkerStates(2, stream=True)
+    states.begin(fresh=True)
+    states.base_seed = 7
+    states.finish(fresh=False)
+    kept = states.state()
+    assert kept is not None
+    assert kept["base_seed"] == 7
+    states.begin(fresh=True)
+    new = states.state()
+    assert new is not None
+    assert "base_seed" not in new
+
+
 def of(workers: int, make: Callable[[int], Any], *, stream: bool) -> Any:
     states = WorkerStates(workers, stream=stream)
     for number in range(workers):

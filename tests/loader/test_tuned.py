@@ -482,3 +482,17 @@ class StatefulCollate:
 def test_what_cannot_be_tuned_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         DataLoader(**{"num_workers": "auto", **options})
+
+
+def test_ranks_of_a_machine_share_the_memory_that_workers_may_have() -> None:
+    def more(ranks: int) -> int:
+        loader = scripted(DataLoader(Unhurried(200), 4, num_workers="auto", max_bytes_in_flight=1 << 20), [P1, P2], [3])
+        assert loader._tuner is not None
+        loader._tuner.ranks = ranks
+        with loader:
+            assert len(list(loader)) == 50
+        assert loader._tuner.memory_for is not None
+        return loader._tuner.memory_for - 1
+
+    alone, shared = more(1), more(4)
+    assert 2 * shared < alone < 8 * shared
