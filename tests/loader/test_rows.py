@@ -230,6 +230,19 @@ def test_samples_of_chunks_that_do_not_fit_together_are_counted_once() -> None:
         assert loader.stats()["samples"] == 14
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_messages_of_chunks_that_do_not_fit_together_are_not_those_of_the_batch() -> None:
+    """Else such a batch seems twice as large, and fewer are in flight."""
+    smallest = []
+    for dispatch in ("batch", "chunk"):
+        with DataLoader(Samples("mixed numbers", 14), 7, num_workers=2, dispatch=dispatch) as loader:
+            iterator: Any = iter(loader)
+            sizes = iterator._batches.executor._plan.messages
+            assert len(list(iterator)) == 2
+            smallest.append(min(sizes._last))
+    assert smallest[1] < 1.5 * smallest[0]
+
+
 @full_only(
     "workers for each",
     but=[
