@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.datasets.packs import PackedDocuments, Packs
+from penstock.datasets.packs import PackedDocuments, Packs, packs_at, pieces_of
 from penstock.errors import ConfigError
 from penstock.hashing import mix
 from penstock.order import Order
 from penstock.order.pack_blocks import PACK_BLOCK_ORDER, PackBlockOrder
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
 from penstock.order.permutation import Indices, normalise
+from penstock.plan.exclusion import ExcludedPieces, ExcludedRows
 from penstock.progress import progress_bar
 from penstock.samplers.lengths import SampleLengths
 from penstock.storage import UNWRITABLE, cache_root, file_lock, write_atomically
@@ -38,7 +39,7 @@ class BlockPacks(Packs):
     """Packs of documents of the same block.
 
     Args:
-        dataset, capacity, lengths, max_documents: see `Packs`.
+        dataset, capacity, lengths, max_documents, excluded: see `Packs`. Others of the same block stand for those.
         block_size: documents of a block.
 
     Memory: 8 bytes a block, and a few MB for the packs of those in use.
@@ -51,9 +52,11 @@ class BlockPacks(Packs):
         lengths: SampleLengths,
         max_documents: int | None,
         block_size: int = DEFAULT_BLOCK_SIZE,
+        excluded: ExcludedRows | None = None,
     ) -> None:
         self._block_size = block_size
-        super().__init__(dataset, capacity, lengths, max_documents, f"{PACK_BLOCK_ORDER} {block_size} {PACK_ORDER}")
+        name = f"{PACK_BLOCK_ORDER} {block_size} {PACK_ORDER}"
+        super().__init__(dataset, capacity, lengths, max_documents, name, excluded)
 
     def _find(self) -> None:
         told = f"{PACK_ORDER} {self.capacity} {self.max_documents} {self._block_size} {self.lengths.digest}"
@@ -62,6 +65,21 @@ class BlockPacks(Packs):
         self._firsts: Indices = np.concatenate([[0], np.cumsum(counts[:, 0])])
         self.tokens, self.pieces = int(counts[:, 1].sum()), int(counts[:, 2].sum())
         self.most = int(counts[:, 3].max(initial=1))
+        self._check_excluded()
+
+    def _check_excluded(self) -> None:
+        """Refuse to leave out all documents of a block: then there is nothing to put in their places."""
+        rows = np.empty(0, np.int64) if self.excluded is None else self.excluded.rows
+        for number in np.unique(rows // self._block_size).tolist():
+            begin = number * self._block_size
+            lengths = self.lengths[begin : begin + self._block_size].copy()
+            first, last = rows.searchsorted([begin, begin + self._block_size])
+            lengths[rows[first:last] - begin] = 0
+            if not lengths.any():
+                raise ConfigError(
+                    f"exclude= leaves none of the documents {begin} to {begin + len(lengths) - 1}, which order='block' "
+                    f"packs together: take a larger block_size than {self._block_size}, or order='global'"
+                )
 
     def _kept(self, blocks: int, digest: str) -> Indices:
         """Return what `_counted` returns, which one of the processes of a machine finds while the others wait."""
@@ -111,7 +129,9 @@ class BlockPacks(Packs):
         for number in np.unique(blocks).tolist():
             here = np.flatnonzero(blocks == number)
             rows = _block(self, number).rows
-            found = _deal(self, number, seed, epoch).pieces(packs[here] - self._firsts[number])
+            inside = packs[here] - self._firsts[number]
+            own, instead = mix(seed, number), _instead(self, number)
+            found = pieces_of(_deal(self, number, seed, epoch), inside, instead, own, epoch)
             parts.append(PackedDocuments(rows[found.places].astype(np.int64), *found[1:]))
             places.append(here)
         return _merged(parts, places)
@@ -121,7 +141,8 @@ class BlockPacks(Packs):
         (row,) = normalise([row], len(self.lengths)).tolist()
         number = row // self._block_size
         place = int(np.flatnonzero(_block(self, number).rows == row)[0])
-        found: Indices = _deal(self, number, seed, epoch).packs_of(place) + self._firsts[number]
+        order, instead = _deal(self, number, seed, epoch), _instead(self, number)
+        found: Indices = packs_at(order, place, instead, mix(seed, number), epoch) + self._firsts[number]
         return found
 
     def costs(self, packs: Indices) -> Indices:
@@ -160,6 +181,20 @@ def _block(packs: BlockPacks, number: int) -> _Block:
     if begin + len(rows) <= 1 << 32:
         rows = rows.astype(np.uint32)
     return _Block(PackLayout(classes, starts, max_documents=packs.max_documents), rows)
+
+
+@lru_cache(maxsize=4)
+def _instead(packs: BlockPacks, number: int) -> ExcludedPieces | None:
+    """Return what stands for the excluded documents of a block; None if it has none."""
+    if packs.excluded is None:
+        return None
+    begin, block = number * packs._block_size, _block(packs, number)
+    first, last = packs.excluded.rows.searchsorted([begin, begin + packs._block_size])
+    if first == last:
+        return None
+    places = np.flatnonzero(np.isin(block.rows, packs.excluded.rows[first:last]))
+    layout = block.layout
+    return ExcludedPieces(ExcludedRows(places, len(block.rows)), layout.starts, layout.classes.lengths, packs.capacity)
 
 
 @lru_cache(maxsize=4)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -30,6 +30,9 @@ from penstock.samplers.identity import fingerprint_of, shares_in
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import stage
 from penstock.wording import counted
+
+if TYPE_CHECKING:
+    from penstock.plan.exclusion import ExcludedRows
 
 __all__ = ["MixedOrder", "MixedRows", "Turn"]
 
@@ -60,6 +63,7 @@ class MixedRows:
         stages: all weights.
         shuffle, block: how each source is gone through, see `penstock.order.make_order`.
         seed: of all orders.
+        excluded: rows of each source in whose places others stand; None for none. No part of the fingerprint.
     """
 
     def __init__(
@@ -71,8 +75,10 @@ class MixedRows:
         shuffle: str,
         block: dict[str, int],
         seed: int,
+        excluded: Sequence[ExcludedRows | None],
     ) -> None:
         self.datasets, self.names = datasets, names
+        self.excluded = list(excluded)
         self.sizes = list(map(row_count, datasets))
         self.starts = np.cumsum([0, *self.sizes[:-1]], dtype=np.int64)
         self.proportions, self.stages = proportions, stages
@@ -137,11 +143,18 @@ class MixedRows:
             for turn in np.unique(rounds).tolist():
                 here = rounds == turn
                 rows = self.turn_order(number, before + turn)[inside[here]]
+                excluded = self.excluded[number]
+                if excluded is not None:
+                    rows = excluded.replace(rows, self.seed_of(number), before + turn)
                 yield Turn(number, before + turn, places[here], rows)
+
+    def seed_of(self, number: int) -> int:
+        """Return the seed of what a source's turns draw."""
+        return mix(self._seed, number)
 
     def turn_order(self, number: int, turn: int) -> Any:
         """Return the order in which a source is gone through for the ``turn``-th time."""
-        return make_order(self.shuffle, self.sizes[number], seed=mix(self._seed, number), epoch=turn, **self._block)
+        return make_order(self.shuffle, self.sizes[number], seed=self.seed_of(number), epoch=turn, **self._block)
 
     def mixture(self, epoch: int, stages: Stages) -> StagedMixture:
         """Return which source stands at each position of an epoch."""
@@ -228,6 +241,12 @@ class MixedRows:
         if len(self.stages) > 1:
             identity["schedule"] = [[stage.begin, stage.weights[:count]] for stage in self.stages[1:]]
         return xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())
+
+    def excluded_digests(self) -> list[str | None]:
+        """Return the identity of what is excluded of each source, by the mixture or by the source itself."""
+        own = (getattr(getattr(dataset, "plan", None), "excluded_digest", None) for dataset in self.datasets)
+        pairs = zip(self.excluded, own, strict=True)
+        return [inside if excluded is None else excluded.digest for excluded, inside in pairs]
 
     def identities(self) -> list[Any]:
         """Return the length and the fingerprint of each source."""

@@ -27,6 +27,7 @@ from typing import Any, Unpack, cast
 import xxhash
 from torch.utils.data import IterableDataset
 
+from penstock.datasets.lengths import last_filter
 from penstock.datasets.mixed_rows import MixedOrder, MixedRows, check_source
 from penstock.datasets.mixing import (
     SourceStatistics,
@@ -37,8 +38,8 @@ from penstock.datasets.mixing import (
     whole_numbers,
 )
 from penstock.datasets.mixture_stream import MixtureStream
-from penstock.datasets.rows import row_count
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.rows import excluded_rows, row_count
+from penstock.datasets.source_dataset import Redealt, SourceDataset
 from penstock.datasets.subset import filter_rows, filtered_parts
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import checked_seed
@@ -77,6 +78,10 @@ class Mixture(SourceDataset):
             ``"none"``; another order each time.
         names: of the sources, for statistics, weights by name, and errors; by default ``source 0`` and so on.
         tag: items are ``(item, number of the source)``.
+        exclude: rows that nobody gets any more: a dict from names of sources to row numbers, or a list with an entry
+            for each source (None for none); 100,000 of each at most. Of packs, rows of documents. In the place of each
+            comes another row of the same source, drawn from (seed, turn through the source, row). All other positions
+            keep theirs, so a state from before fits. Rows that the sources exclude themselves are excluded here, too.
         rank, world_size, process_group, mini_epochs, seed, remainder: see `penstock.RankDataset`.
 
     Raises:
@@ -119,6 +124,7 @@ class Mixture(SourceDataset):
         window: int | None = None,
         names: Sequence[str] | None = None,
         tag: bool = False,
+        exclude: Mapping[str, Any] | Sequence[Any] | None = None,
         **deal: Unpack[DealOptions],
     ) -> None:
         order = {"shuffle": shuffle, "block_size": block_size, "window": window}
@@ -131,11 +137,12 @@ class Mixture(SourceDataset):
         datasets, self._weights, self._schedule, names = _read(sources, schedule, names, mode, stop)
         for name, dataset in zip(names, datasets, strict=True):
             check_source(name, dataset)
+        datasets, excluded = _without(datasets, _by_source(exclude, names))
         proportions = make_proportions(self._weights, list(map(row_count, datasets)), mode, stop)
         stages = proportions.stages(self._schedule)
         check_stages(stages)
         seed = checked_seed(deal.get("seed", 0))
-        self._rows = MixedRows(datasets, names, proportions, stages, shuffle, block, seed)
+        self._rows = MixedRows(datasets, names, proportions, stages, shuffle, block, seed, excluded)
         self.tag = tag
         plan = _MixturePlan(self._rows, shuffle="none", **deal)
         super().__init__(self._rows, plan)
@@ -260,11 +267,19 @@ class Mixture(SourceDataset):
     def filtered(self, keep: Any) -> Mixture:
         """Return the mixture of the filtered sources, see `penstock.Subset`: rows are those of the sources, one source
         after the other."""
-        return self.over(filtered_parts(keep, self._rows.datasets))
+        parts = filtered_parts(keep, self._rows.datasets)
+        exclude = [
+            None if rows is None else rows.among(last_filter(part)).rows
+            for part, rows in zip(parts, self._rows.excluded, strict=True)
+        ]
+        return self._again(parts, self._weights, self._stop, self._schedule, exclude)
 
-    def over(self, datasets: Sequence[Any]) -> Mixture:
-        """Return a mixture of other data sets with the same weights, order and share."""
-        return self._again(datasets, self._weights, self._stop, self._schedule)
+    def excluded_by_source(self, exclude: Mapping[str, Any] | Sequence[Any] | None = None) -> list[Any]:
+        """Return the rows of each source that nobody gets, and further ones; None for none."""
+        found: list[Any] = []
+        for rows, further in zip(self._rows.excluded, _by_source(exclude, self._rows.names), strict=True):
+            found.append(further if rows is None else rows.rows if further is None else rows.with_rows(further).rows)
+        return found
 
     def rescaled(self, datasets: Sequence[Any], ratios: Sequence[Fraction]) -> Mixture:
         """Return a mixture of other data sets in which a sample of each source has become ``ratio`` samples.
@@ -296,11 +311,19 @@ class Mixture(SourceDataset):
         stop = self._stop if isinstance(self._stop, str | None) else max(1, rescaled(self._stop))
         return self._again(datasets, new[0], stop, later)
 
-    def _again(self, datasets: Sequence[Any], weights: Sequence[Fraction], stop: Any, schedule: Any) -> Mixture:
+    def _again(
+        self,
+        datasets: Sequence[Any],
+        weights: Sequence[Fraction],
+        stop: Any,
+        schedule: Any,
+        exclude: Sequence[Any] | None = None,
+    ) -> Mixture:
         if self._plan.changes:
             raise ConfigError("the weights of this mixture were changed: filter it, or pack it, before set_weights")
         pairs = list(zip(datasets, weights, strict=True))
-        return Mixture(pairs, mode=self._mode, stop=stop, schedule=schedule or None, **self._options)
+        options = {**self._options, "exclude": exclude}
+        return Mixture(pairs, mode=self._mode, stop=stop, schedule=schedule or None, **options)
 
 
 class _MixturePlan(SharePlan):
@@ -317,9 +340,16 @@ class _MixturePlan(SharePlan):
         """Return whether a loader asks for this order: a mixture is always one that is shuffled."""
         return shuffle is True or bool(self.source.shuffle == shuffle)
 
+    @property
+    def excluded_digest(self) -> str | None:
+        """Identity of the rows of all sources that are excluded; None if there are none."""
+        digests = self.source.excluded_digests()
+        return xxhash.xxh3_64_hexdigest(repr(digests).encode()) if any(digests) else None
+
     def write_changes(self, changes: tuple[Stage, ...]) -> State:
-        """Return the entry of a state for weights that were changed."""
-        return {"weights": [[begin, self._hash(weights), *weights] for begin, weights in changes]} if changes else {}
+        """Return the entries of a state for weights that were changed, and for excluded rows."""
+        weights = [[begin, self._hash(weights), *weights] for begin, weights in changes]
+        return super().write_changes(changes) | ({"weights": weights} if weights else {})
 
     def read_changes(self, state: Mapping[str, Any]) -> tuple[Stage, ...]:
         """Return the changes of weights that a state holds.
@@ -374,6 +404,40 @@ def _read(
             "the schedule begins at 0, so sources come without weights: Mixture([web, books], schedule=...)"
         )
     return entries, later[0][1], later[1:], names
+
+
+def _without(datasets: Sequence[Any], exclude: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the sources, and the rows of each in whose places others stand."""
+    # Packs hold other documents each time, so they see to it themselves.
+    pairs = list(zip(datasets, exclude, strict=True))
+    inside = [rows is not None and isinstance(dataset, Redealt) for dataset, rows in pairs]
+    found = list(zip(datasets, exclude, inside, strict=True))
+    return (
+        [dataset.excluding(rows) if own else dataset for dataset, rows, own in found],
+        [excluded_rows(dataset, None if own else rows) for dataset, rows, own in found],
+    )
+
+
+def _by_source(exclude: Any, names: Sequence[str]) -> list[Any]:
+    """Return the rows that are excluded of each source; None for none.
+
+    Raises:
+        ConfigError: rows of no source, or not an entry for each.
+    """
+    if exclude is None:
+        return [None] * len(names)
+    if isinstance(exclude, Mapping):
+        unknown = [name for name in exclude if name not in names]
+        if unknown:
+            raise ConfigError(f"exclude= has rows of {unknown[0]!r}, and this mixture's sources are {list(names)}")
+        return [exclude.get(name) for name in names]
+    entries = list(exclude) if isinstance(exclude, list | tuple) else []
+    if len(entries) != len(names) or any(isinstance(entry, int) for entry in entries):
+        raise ConfigError(
+            f"exclude= of a mixture takes a dict from names of sources to rows, or a list with rows of each of the "
+            f"{len(names)} sources, got {exclude!r}"
+        )
+    return entries
 
 
 def _own_state(state: Any, fingerprint: str) -> State | None:

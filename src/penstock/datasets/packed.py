@@ -20,7 +20,7 @@ import itertools
 import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from penstock.datasets.block_packs import DEFAULT_BLOCK_SIZE, BlockPacks
 from penstock.datasets.lengths import SomeLengths, document_lengths, last_filter
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packs import GlobalPacks, PackedDocuments, PackPlan, Packs
-from penstock.datasets.rows import check_rows, load_rows
+from penstock.datasets.rows import check_rows, excluded_rows, load_rows
 from penstock.datasets.source_dataset import Redealt, SourceDataset
 from penstock.datasets.subset import Subset
 from penstock.errors import ConfigError, DataFileError, PartitionError
@@ -72,6 +72,7 @@ class PackedDataset(SourceDataset, Redealt):
         balance: packs of a rank's batch. Those of each global batch are then dealt to ranks by what attention costs
             (the sum of squares of document lengths), so that no rank waits long for another. The global batch stays
             the same set of packs.
+        exclude: rows of documents that nobody gets any more, 100,000 at most; see below.
         load: ``load(pack)`` makes the item of the dict, inside the scope of the pack's own `penstock.generator`.
         rank, world_size, process_group, mini_epochs, seed, remainder: see `penstock.RankDataset`.
 
@@ -92,6 +93,12 @@ class PackedDataset(SourceDataset, Redealt):
 
     Every epoch deals documents anew. Empty documents are in no pack. A state is a few integers, and fits another number
     of ranks. Making the class index is one pass over the lengths, kept in the user's cache.
+
+    **Excluded documents.** In the place of each stands another one of the same length, drawn from (seed, epoch,
+    document); of a long one, in the place of each of its pieces. If all of that length are excluded, it is the
+    beginning of one of the next length, or, behind the longest, a shorter one, and the pack has so much more padding.
+    All other packs, and the other documents of these packs, stay what they are, and a state from before fits. Documents
+    that the data set of documents excludes itself are excluded here, too.
 
     **Mixtures.** ``PackedDataset(Mixture(...), capacity)`` packs each source by itself and mixes packs. Weights,
     ``stop=``, a schedule and its positions stay those of documents: they become packs by how many of them a document of
@@ -120,6 +127,7 @@ class PackedDataset(SourceDataset, Redealt):
         block_size: int | None = None,
         pad_token: int = 0,
         balance: int | None = None,
+        exclude: Any = None,
         load: Callable[[Any], Any] | None = None,
         **deal: Unpack[DealOptions],
     ) -> None:
@@ -141,10 +149,11 @@ class PackedDataset(SourceDataset, Redealt):
         """The documents."""
         self._given = lengths
         found = document_lengths(dataset, lengths)
+        excluded = excluded_rows(dataset, exclude)
         self._packs: Packs = (
-            GlobalPacks(dataset, capacity, found, max_documents)
+            GlobalPacks(dataset, capacity, found, max_documents, excluded=excluded)
             if order == "global"
-            else BlockPacks(dataset, capacity, found, max_documents, block_size)
+            else BlockPacks(dataset, capacity, found, max_documents, block_size, excluded)
         )
         self.capacity = capacity
         self.pad_token = pad_token
@@ -268,8 +277,19 @@ class PackedDataset(SourceDataset, Redealt):
     def filtered(self, keep: Any) -> SourceDataset:
         """Return the packs of some of the documents, see `penstock.Subset`."""
         documents = Subset(self.dataset, keep)
-        lengths = SomeLengths(self._packs.lengths, last_filter(documents))
-        return PackedDataset(documents, self.capacity, lengths=lengths, **self._options)
+        kept = last_filter(documents)
+        excluded = self._packs.excluded
+        exclude = None if excluded is None else excluded.among(kept).rows
+        lengths = SomeLengths(self._packs.lengths, kept)
+        return PackedDataset(documents, self.capacity, lengths=lengths, exclude=exclude, **self._options)
+
+    def excluding(self, exclude: Any) -> Self:
+        """Return the same packs without further documents."""
+        excluded = self._packs.excluded
+        rows = np.asarray(exclude) if excluded is None else excluded.with_rows(np.asarray(exclude)).rows
+        made = PackedDataset(self.dataset, self.capacity, lengths=self.lengths, exclude=rows, **self._options)
+        made._packs.bounds = self._packs.bounds
+        return cast(Self, made)
 
     @property
     def filter_rows(self) -> int:
@@ -345,7 +365,9 @@ def _document(item: Any, expected: int, row: int) -> torch.Tensor:
     return tokens.to(torch.int64)
 
 
-def _packed_mixture(mixture: Mixture, capacity: int, *, lengths: Any = None, **options: Any) -> Mixture:
+def _packed_mixture(
+    mixture: Mixture, capacity: int, *, lengths: Any = None, exclude: Any = None, **options: Any
+) -> Mixture:
     """Return the mixture of packs that `PackedDataset` makes of a mixture of documents.
 
     Args:
@@ -353,6 +375,7 @@ def _packed_mixture(mixture: Mixture, capacity: int, *, lengths: Any = None, **o
         capacity: tokens of a pack.
         lengths: None for those that the sources know, a list with those of each source, or an array of all, one source
             after the other.
+        exclude: documents by source, as of a `Mixture`; those that the mixture excludes are excluded anyway.
         options: of each `PackedDataset`; how packs are shared out is the mixture's.
 
     Raises:
@@ -369,8 +392,10 @@ def _packed_mixture(mixture: Mixture, capacity: int, *, lengths: Any = None, **o
     if any(isinstance(source, Mixture) for source in sources):
         raise ConfigError("a mixture inside of a mixture cannot be packed: mix its sources themselves")
     parts = [
-        PackedDataset(source, capacity, lengths=own, rank=0, world_size=1, seed=number, **options)
-        for number, (source, own) in enumerate(zip(sources, _split(lengths, sources), strict=True))
+        PackedDataset(source, capacity, lengths=own, exclude=exclude, rank=0, world_size=1, seed=number, **options)
+        for number, (source, own, exclude) in enumerate(
+            zip(sources, _split(lengths, sources), mixture.excluded_by_source(exclude), strict=True)
+        )
     ]
     for part in parts:
         part._packs.bounds = max(other._packs.bounds for other in parts)

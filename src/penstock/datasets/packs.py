@@ -19,10 +19,11 @@ from penstock.datasets.rows import row_count
 from penstock.errors import ConfigError, StateError
 from penstock.order import Order, Partition
 from penstock.order.balance import deal_by_cost
-from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
+from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, Pieces
 from penstock.order.permutation import Indices, Inverse, normalise
 from penstock.plan.class_plan import SampleClasses
 from penstock.plan.cursor import State, read_int
+from penstock.plan.exclusion import ExcludedPieces, ExcludedRows, PiecesInstead
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import DealOptions
 from penstock.samplers.identity import fingerprint_of
@@ -30,7 +31,7 @@ from penstock.samplers.lengths import SampleLengths
 from penstock.sources.batched import BatchedDataset
 from penstock.wording import counted
 
-__all__ = ["GlobalPacks", "PackPlan", "PackedDocuments", "Packs"]
+__all__ = ["GlobalPacks", "PackPlan", "PackedDocuments", "Packs", "packs_at", "pieces_of"]
 
 _CHUNK = 1 << 18
 _TABLE = 1 << 20  # lengths below are marked in a table; larger ones are sorted, which takes longer
@@ -61,9 +62,10 @@ class Packs(abc.ABC):
         lengths: of the documents.
         max_documents: in a pack.
         name: of the order of packs, with its sizes: a part of the fingerprint.
+        excluded: documents in whose places others stand, which is no part of the fingerprint.
 
     Raises:
-        ConfigError: another number of lengths than of documents.
+        ConfigError: another number of lengths than of documents, or no document that is not excluded.
     """
 
     tokens: int
@@ -74,13 +76,20 @@ class Packs(abc.ABC):
     """Documents of the pack that has most."""
 
     def __init__(
-        self, dataset: Any, capacity: int, lengths: SampleLengths, max_documents: int | None, name: str = PACK_ORDER
+        self,
+        dataset: Any,
+        capacity: int,
+        lengths: SampleLengths,
+        max_documents: int | None,
+        name: str = PACK_ORDER,
+        excluded: ExcludedRows | None = None,
     ) -> None:
         if len(lengths) != row_count(dataset):
             raise ConfigError(
                 f"there are {len(lengths)} lengths for {counted(row_count(dataset), 'document')}: one for each"
             )
         self.lengths, self.capacity, self.max_documents = lengths, capacity, max_documents
+        self.excluded = excluded
         identity = [name, capacity, lengths.digest, max_documents, fingerprint_of(dataset)]
         self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
         self._find()
@@ -134,6 +143,10 @@ class GlobalPacks(Packs):
         self._samples = SampleClasses(_Keys(self.lengths, classes), classes.count, digest=digest)
         self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
         self.tokens, self.pieces, self.most = self._layout.tokens, self._layout.count, self._layout.most
+        self._instead: ExcludedPieces | None = None
+        if self.excluded is not None:
+            places = ExcludedRows(self._samples.places(self.excluded.rows), len(self.lengths))
+            self._instead = ExcludedPieces(places, self._layout.starts, classes.lengths, self.capacity)
 
     def __len__(self) -> int:
         return len(self._layout)
@@ -144,13 +157,13 @@ class GlobalPacks(Packs):
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
         """Return the documents of packs in an epoch."""
-        found = _order(self._layout, seed, epoch).pieces(packs)
+        found = pieces_of(_order(self._layout, seed, epoch), packs, self._instead, seed, epoch)
         return PackedDocuments(self._samples.rows(found.places), *found[1:])
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
         """Return the packs that hold a document in an epoch, in the order of its tokens."""
         place = int(self._samples.places(normalise([row], len(self.lengths)))[0])
-        return _order(self._layout, seed, epoch).packs_of(place)
+        return packs_at(_order(self._layout, seed, epoch), place, self._instead, seed, epoch)
 
     def costs(self, packs: Indices) -> Indices:
         """Return the sums of squares of the lengths in packs."""
@@ -187,6 +200,24 @@ def _long(lengths: SampleLengths, capacity: int) -> Indices:
     return np.concatenate([np.flatnonzero(seen), found])
 
 
+def pieces_of(order: PackOrder, packs: Indices, instead: ExcludedPieces | None, seed: int, epoch: int) -> Pieces:
+    """Return the documents of packs, by their place in the row of classes, with others for those excluded."""
+    found = order.pieces(packs)
+    if instead is None:
+        return found
+    return Pieces(*instead.replace(PiecesInstead(*found[:3]), seed, epoch), found.splits)
+
+
+def packs_at(order: PackOrder, place: int, instead: ExcludedPieces | None, seed: int, epoch: int) -> Indices:
+    """Return the packs that have parts of the document at a place, also those where it stands for another one."""
+    own = order.packs_of(place)
+    if instead is None:
+        return own
+    others = [int(order.packs_of(other)[number]) for other, number in instead.instead(place, seed, epoch)]
+    kept = [] if instead.excluded.holds(np.array([place]))[0] else own.tolist()
+    return np.array(list(dict.fromkeys([*kept, *others])), np.int64)
+
+
 @lru_cache(maxsize=8)
 def _order(layout: PackLayout, seed: int, epoch: int) -> PackOrder:
     return PackOrder(layout, seed, epoch)
@@ -198,6 +229,12 @@ class PackPlan(SharePlan):
     def __init__(self, packs: Packs, order: str, balance: int | None, **deal: Unpack[DealOptions]) -> None:
         self.order, self.balance = order, balance
         super().__init__(packs, shuffle="none", **deal)
+
+    @property
+    def excluded_digest(self) -> str | None:
+        """Identity of the documents that are excluded; None if there are none."""
+        excluded: ExcludedRows | None = self.source.excluded
+        return None if excluded is None else excluded.digest
 
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the pack at each position of an epoch."""

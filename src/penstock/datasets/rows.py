@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.datasets.passed_on import Around
 from penstock.datasets.source_dataset import SourceDataset
@@ -13,7 +13,10 @@ from penstock.random import sample_scope
 from penstock.samplers.identity import own_order
 from penstock.sources.batched import BatchedDataset
 
-__all__ = ["check_rows", "has_rows", "load_rows", "row_count", "rows_behind"]
+if TYPE_CHECKING:
+    from penstock.plan.exclusion import ExcludedRows
+
+__all__ = ["check_rows", "excluded_rows", "has_rows", "load_rows", "row_count", "rows_behind"]
 
 
 def has_rows(dataset: Any) -> bool:
@@ -44,6 +47,23 @@ def rows_behind(dataset: Any) -> Callable[[Indices], Indices] | None:
     """Return a function from rows of a data set to those of the data that its filters have left; None without one."""
     filtered = has_rows(dataset) and dataset.plan.filters
     return dataset.plan.kept if filtered else None
+
+
+def excluded_rows(dataset: Any, exclude: Any = None) -> ExcludedRows | None:
+    """Return the rows of a data set that nobody is to get: those that it excludes itself, and others.
+
+    Args:
+        dataset: that is read by rows.
+        exclude: further ones, as an array of row numbers.
+    """
+    own: ExcludedRows | None = dataset.plan.excluded if has_rows(dataset) else None
+    if exclude is None:
+        return own
+    # Few runs leave rows out.
+    from penstock.plan.exclusion import ExcludedRows
+
+    given = ExcludedRows(exclude, row_count(dataset))
+    return given if own is None else given.with_rows(own.rows)
 
 
 def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:

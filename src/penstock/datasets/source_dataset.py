@@ -43,6 +43,10 @@ class Redealt(abc.ABC):
     def load_turn(self, turn: int, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
         """Return the items of rows in the ``turn``-th time through, each made in the scope of its key."""
 
+    @abc.abstractmethod
+    def excluding(self, exclude: Any) -> Self:
+        """Return the same data set without some of the samples that its rows hold, for which others stand."""
+
 
 class SourceDataset(BatchedDataset):
     """The samples of one rank in one mini-epoch, as a map-style data set of exactly that length. See `RankDataset`.

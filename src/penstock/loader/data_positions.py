@@ -137,17 +137,19 @@ class _Mixed:
         epoch_has = mixture.counts(len(self._rows))[source]
         found = []
         for turn in range(had // size, (had + epoch_has - 1) // size + 1):
-            for own in self._own(dataset, row, turn):
+            for own in self._own(dataset, row, source, turn):
                 ordinal = turn * size + int(self._rows.turn_order(source, turn).inverse[own]) - had
                 if 0 <= ordinal < epoch_has:
                     found.append(mixture.position(source, ordinal))
         return found
 
-    @staticmethod
-    def _own(dataset: Any, row: int, turn: int) -> Iterable[int] | Iterator[int]:
+    def _own(self, dataset: Any, row: int, source: int, turn: int) -> Iterable[int]:
         """Return the rows of the source that hold a row of the data."""
         if isinstance(dataset, PackedDataset):
             return dataset.packs_of(row, turn).tolist() if 0 <= row < len(dataset.lengths) else []
         if isinstance(dataset, Redealt):
             raise ConfigError(f"nobody knows which rows a {type(dataset).__name__} deals")
-        return [row] if 0 <= row < len(dataset) else []
+        if not 0 <= row < self._rows.sizes[source]:
+            return []
+        excluded = self._rows.excluded[source]
+        return [row] if excluded is None else excluded.places_of(row, self._rows.seed_of(source), turn)

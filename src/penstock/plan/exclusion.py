@@ -1,23 +1,24 @@
 """`ExcludedRows`: rows that nobody gets any more, and what stands in their places.
 
-A position whose row is excluded gets another row, drawn by arithmetic from (seed, epoch, position), that is not. All
-other positions keep theirs, so excluding rows in the middle of a run changes nothing else in it.
+In the place of an excluded row stands another one, drawn by arithmetic from (seed, epoch, excluded row), so that
+any position is computed alone, and back. All other positions keep theirs: excluding rows in the middle of a run changes
+nothing else in it. `ExcludedPieces` does so where another row has to fit, such as a document in a pack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from penstock.errors import ConfigError
-from penstock.hashing import derive_key, mix, mix_array
+from penstock.hashing import derive_key, mix_array
 from penstock.order.permutation import Indices, normalise
+from penstock.plan.filter import KeptRows
 
-__all__ = ["ExcludedRows"]
+__all__ = ["ExcludedPieces", "ExcludedRows", "PiecesInstead"]
 
 _MOST = 100_000
 _STREAM = "excluded rows"
@@ -31,27 +32,50 @@ class ExcludedRows:
         of: how many rows the source has.
 
     Raises:
-        ConfigError: more than 100,000, which are better filtered, or no integers.
+        ConfigError: more than 100,000, which are better filtered, all of them, or no integers.
         IndexError: a row outside the source.
 
-    Memory: 8 bytes a row, in each process.
+    Memory: 16 bytes a row, in each process.
+
+    >>> excluded = ExcludedRows([1, 3], 5)
+    >>> rows = excluded.replace(np.arange(5), seed=7, turn=0)
+    >>> rows[[0, 2, 4]].tolist(), set(rows[[1, 3]].tolist()) <= {0, 2, 4}
+    ([0, 2, 4], True)
     """
 
     def __init__(self, rows: npt.ArrayLike, of: int) -> None:
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise ConfigError(f"exclude= takes an array of row numbers, got {given.dtype} of shape {given.shape}")
-        self.rows: Indices = np.unique(normalise(given, of))
-        if len(self.rows) > _MOST:
-            raise ConfigError(f"exclude= takes {_MOST:,} rows at most, got {len(self.rows):,}: filter them by Subset")
+        found = np.unique(normalise(given.astype(np.int64), of))
+        if len(found) > _MOST:
+            raise ConfigError(f"exclude= takes {_MOST:,} rows at most, got {len(found):,}: filter them by Subset")
+        self._set(found, of)
+
+    def _set(self, rows: Indices, of: int) -> None:
+        if len(rows) and len(rows) == of:
+            raise ConfigError(f"exclude= leaves none of {of} rows: there is nothing to put in their places")
+        self.rows, self.of = rows, of
+        # How many rows that are left stand before each of these.
+        self._left_before: Indices = rows - np.arange(len(rows))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
-    def digest(self) -> str:
-        """Identity of the rows."""
-        return xxhash.xxh3_64_hexdigest(self.rows.tobytes())
+    def digest(self) -> str | None:
+        """Identity of the rows; None if there are none."""
+        return xxhash.xxh3_64_hexdigest(self.rows.tobytes()) if len(self.rows) else None
+
+    def among(self, kept: KeptRows) -> Self:
+        """Return the same rows as a filter counts them: those that it keeps."""
+        made: Self = object.__new__(type(self))
+        made._set(kept.places_of(self.rows), len(kept))
+        return made
+
+    def with_rows(self, rows: Indices) -> ExcludedRows:
+        """Return these rows and others."""
+        return ExcludedRows(np.concatenate([self.rows, rows]), self.of)
 
     def holds(self, rows: Indices) -> npt.NDArray[np.bool_]:
         """Return which of these rows are excluded."""
@@ -60,25 +84,98 @@ class ExcludedRows:
         found: npt.NDArray[np.bool_] = self.rows.take(self.rows.searchsorted(rows), mode="clip") == rows
         return found
 
-    def replace(
-        self, rows: Indices, positions: Indices, draw: Callable[[Indices], Indices], *, n: int, seed: int, epoch: int
-    ) -> Indices:
+    def count(self, begin: Indices, end: Indices) -> Indices:
+        """Return how many rows of ranges are left."""
+        return end - begin - (self.rows.searchsorted(end) - self.rows.searchsorted(begin))
+
+    def draw(self, words: npt.NDArray[np.uint64], begin: Any, end: Any) -> Indices:
+        """Return a row for each word, out of those of its range that are left; one at least has to be."""
+        begin, end = np.asarray(begin, dtype=np.int64), np.asarray(end, dtype=np.int64)
+        before = begin - self.rows.searchsorted(begin)
+        numbers = before + (words % self.count(begin, end).astype(np.uint64)).astype(np.int64)
+        found: Indices = numbers + self._left_before.searchsorted(numbers, "right")
+        return found
+
+    def replace(self, rows: Indices, seed: int, turn: int) -> Indices:
         """Return the rows with others in place of those excluded.
 
         Args:
-            rows: at the positions.
-            positions: of the epoch.
-            draw: gives the row of a number from 0 to ``n - 1``.
-            n: rows to draw from, one of which at least is not excluded.
-            seed, epoch: of the draws.
+            rows: int64 of shape (n,).
+            seed, turn: of the draws; a turn is how often somebody went through all rows before, such as the epoch.
         """
         bad = np.flatnonzero(self.holds(rows))
         if not len(bad):
             return rows
-        rows, key, attempt = rows.copy(), derive_key(seed, epoch, _STREAM), 0
-        while len(bad):
-            words: Any = mix_array(mix(key, attempt), positions[bad].view(np.uint64))
-            rows[bad] = draw((words % np.uint64(n)).astype(np.int64))
-            bad = bad[self.holds(rows[bad])]
-            attempt += 1
+        rows, key = rows.copy(), derive_key(seed, turn, _STREAM)
+        rows[bad] = self.draw(mix_array(key, rows[bad].view(np.uint64)), 0, self.of)
         return rows
+
+    def places_of(self, row: int, seed: int, turn: int) -> list[int]:
+        """Return in place of which rows this one stands: itself, and excluded ones. None if it is excluded."""
+        instead: list[int] = self.rows[self.replace(self.rows, seed, turn) == row].tolist()
+        return instead if self.holds(np.array([row]))[0] else [row, *instead]
+
+
+class PiecesInstead(NamedTuple):
+    """Parts of documents.
+
+    Attributes:
+        places: of the documents, by class.
+        begins: the first token of each.
+        lengths: tokens of each.
+    """
+
+    places: Indices
+    begins: Indices
+    lengths: Indices
+
+
+class ExcludedPieces:
+    """Documents that nobody gets any more, and as many tokens of others in their places.
+
+    A piece of an excluded document becomes one of a document that is as long. If all those are excluded, too, it is the
+    beginning of one of the next length, and if there is none, a shorter document, so that padding follows.
+
+    Args:
+        excluded: documents by their place in a row that is sorted by class.
+        starts: where each class begins in it, and the end: int64 of shape (classes + 1,).
+        lengths: of the documents of each class: int64 of shape (classes,).
+        capacity: tokens of a pack: longer documents have several pieces.
+
+    Raises:
+        ConfigError: no document with a token is left.
+    """
+
+    def __init__(self, excluded: ExcludedRows, starts: Indices, lengths: Indices, capacity: int) -> None:
+        self.excluded, self._capacity = excluded, capacity
+        left = np.flatnonzero((excluded.count(starts[:-1], starts[1:]) > 0) & (lengths > 0))
+        left = left[np.argsort(lengths[left], kind="stable")]
+        if not len(left):
+            raise ConfigError("exclude= leaves no document with a token: there is nothing to put in their places")
+        self._lengths, self._begins, self._ends = lengths[left], starts[left], starts[left + 1]
+        self._excluded_lengths = lengths[starts.searchsorted(excluded.rows, "right") - 1]
+
+    def replace(self, pieces: PiecesInstead, seed: int, turn: int) -> PiecesInstead:
+        """Return pieces of documents with others in place of those excluded, see `ExcludedRows.replace`."""
+        bad = np.flatnonzero(self.excluded.holds(pieces.places))
+        if not len(bad):
+            return pieces
+        places, begins, lengths = (values.copy() for values in pieces)
+        key = derive_key(seed, turn, _STREAM)
+        # A long document has several pieces, each of which becomes another one's.
+        words = mix_array(key, mix_array(key, places[bad].view(np.uint64)) ^ begins[bad].view(np.uint64))
+        classes = np.minimum(self._lengths.searchsorted(lengths[bad]), len(self._lengths) - 1)
+        places[bad] = self.excluded.draw(words, self._begins[classes], self._ends[classes])
+        begins[bad] = 0
+        lengths[bad] = np.minimum(lengths[bad], self._lengths[classes])
+        return PiecesInstead(places, begins, lengths)
+
+    def instead(self, place: int, seed: int, turn: int) -> list[tuple[int, int]]:
+        """Return in place of which pieces a document stands: the place of each one's document, and its number there."""
+        counts = -(-self._excluded_lengths // self._capacity)
+        numbers = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        begins = numbers * self._capacity
+        lengths = np.minimum(np.repeat(self._excluded_lengths, counts) - begins, self._capacity)
+        pieces = PiecesInstead(np.repeat(self.excluded.rows, counts), begins, lengths)
+        here = np.flatnonzero(self.replace(pieces, seed, turn).places == place)
+        return list(zip(pieces.places[here].tolist(), numbers[here].tolist(), strict=True))

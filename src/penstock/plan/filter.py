@@ -121,6 +121,13 @@ class KeptRows:
         places = [np.flatnonzero(self._rows == row)[:1] for row in rows.tolist()]
         return np.array([int(place[0]) if len(place) else -1 for place in places], np.int64)
 
+    def places_of(self, rows: Indices) -> Indices:
+        """Return every place at which one of these rows is kept, ascending: int64. Cost as of `ordinals`."""
+        if self._bitmap is not None or self._ascending:
+            places = self.ordinals(rows)
+            return np.sort(places[places >= 0])
+        return np.flatnonzero(np.isin(self._rows, rows)).astype(np.int64)
+
     def between(self, begin: int, end: int) -> KeptRows:
         """Return those of the rows ``begin`` to ``end``, counted from ``begin``."""
         if not (self._ascending or self._bitmap):

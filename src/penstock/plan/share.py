@@ -276,8 +276,7 @@ class SharePlan(Plan[ShareEpoch]):
         self.filters: tuple[KeptRows, ...] = ()
         """What is left of the rows: the last one takes of what those before it keep."""
         self.excluded = None if exclude is None else _excluded(exclude, len(source))
-        """Rows that nobody gets."""
-        self._check_excluded()
+        """Rows that nobody gets, as the filters count them."""
         self.shuffle, self.block = _block_options(shuffle, len(source), group, block_size, window)
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
         self._prepare = prepare
@@ -301,13 +300,6 @@ class SharePlan(Plan[ShareEpoch]):
         # What readers of another process read is theirs.
         self._views, self.runs = {}, weakref.WeakSet()
 
-    def _check_excluded(self) -> None:
-        """Refuse to leave out all rows: then there is nothing to put in their places."""
-        if self.excluded is None or not self.samples or self.samples > len(self.excluded):
-            return
-        if bool(self.excluded.holds(self.kept(np.arange(self.samples))).all()):
-            raise ConfigError(f"exclude= leaves none of {counted(self.samples, 'row')}")
-
     @property
     def samples(self) -> int:
         """How many rows there are to go through."""
@@ -321,6 +313,11 @@ class SharePlan(Plan[ShareEpoch]):
         names = [self.source.fingerprint, *(kept.fingerprint for kept in self.filters)]
         return xxhash.xxh3_128_hexdigest(" ".join(names).encode())
 
+    @property
+    def excluded_digest(self) -> str | None:
+        """Identity of what is excluded, wherever in the data; None if nothing is."""
+        return None if self.excluded is None else self.excluded.digest
+
     def kept(self, rows: Indices) -> Indices:
         """Return the rows of the source that stand at these places among the rows that the filters keep."""
         for kept in reversed(self.filters):
@@ -330,7 +327,7 @@ class SharePlan(Plan[ShareEpoch]):
     def keep(self, kept: KeptRows) -> None:
         """Go through some of the rows alone, from the beginning of the epoch that is shown."""
         self.filters, self._views = (*self.filters, kept), {}
-        self._check_excluded()
+        self.excluded = None if self.excluded is None else self.excluded.among(kept)
         self.wish_for(MiniEpoch(self.shown.epoch, 0, self.samples))
 
     @property
@@ -535,7 +532,7 @@ class SharePlan(Plan[ShareEpoch]):
 
     def write_changes(self, changes: tuple[Stage, ...]) -> State:
         """Return the entries of a state for what may change while a job runs: weights of a mixture, excluded rows."""
-        return {} if self.excluded is None else {"excluded": self.excluded.digest}
+        return {} if self.excluded_digest is None else {"excluded": self.excluded_digest}
 
     def read_changes(self, state: Mapping[str, Any]) -> tuple[Stage, ...]:
         """Return the changes that a state holds: none, unless this is a mixture."""
@@ -592,7 +589,7 @@ class SharePlan(Plan[ShareEpoch]):
         if done > self.mini_epochs or base > samples or skip > samples:
             raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} of {samples} samples")
         had = state.get("excluded")
-        if had is not None and (self.excluded is None or had != self.excluded.digest):
+        if had is not None and had != self.excluded_digest:
             raise StateError(
                 "this state is of a run that left out other rows: give the data set the same exclude= (its hash in the "
                 f"state is {had})"
@@ -626,28 +623,19 @@ class EpochRows:
         return rows.reshape(places.shape) if places.ndim else int(rows[0])
 
     def _rows(self, positions: Indices) -> Indices:
-        plan = self._plan
-        rows = plan.kept(np.asarray(self._order[positions]))
-        if plan.excluded is None:
-            return rows
-        return plan.excluded.replace(rows, positions, plan.kept, n=plan.samples, seed=plan.seed, epoch=self._epoch)
+        places, plan = np.asarray(self._order[positions]), self._plan
+        return plan.kept(places if plan.excluded is None else plan.excluded.replace(places, plan.seed, self._epoch))
 
     def positions_of(self, row: int) -> list[int]:
         """Return where a row of the source stands: nowhere if it is left out, more than once if it replaces others."""
-        excluded = self._plan.excluded
-        if excluded is None:
-            return self._places(row)
-        instead = [place for other in excluded.rows.tolist() for place in self._places(other)]
-        taken = self._rows(np.array(instead, np.int64)).tolist() if instead else []
-        own = [] if excluded.holds(np.array([row]))[0] else self._places(row)
-        return own + [place for place, found in zip(instead, taken, strict=True) if found == row]
-
-    def _places(self, row: int) -> list[int]:
         place = np.array([row])
         for kept in self._plan.filters:
             place = kept.ordinals(place)
-        inside = 0 <= int(place[0]) < len(self._order)
-        return [int(self._order.inverse[int(place[0])])] if inside else []  # type: ignore[attr-defined]
+        number, excluded, seed = int(place[0]), self._plan.excluded, self._plan.seed
+        if not 0 <= number < len(self._order):
+            return []
+        places = [number] if excluded is None else excluded.places_of(number, seed, self._epoch)
+        return [int(self._order.inverse[place]) for place in places]  # type: ignore[attr-defined]
 
 
 def _block_options(

@@ -48,8 +48,8 @@ class ShareOptions(DealOptions, total=False):
         group: cut the rows into so many blocks, permute inside them and permute the blocks (short for
             ``shuffle="block"`` with that block size and ``window=1``).
         exclude: rows of the source that nobody gets any more, 100,000 at most, such as damaged ones found in mid-run.
-            Their positions get other rows, drawn from (seed, epoch, position); all other positions keep theirs, and a
-            state from before fits. A state from then on says by a hash which rows they were.
+            Their positions get other rows, drawn from (seed, epoch, excluded row); all other positions keep theirs, and
+            a state from before fits. A state from then on says by a hash which rows they were.
     """
 
     shuffle: str
