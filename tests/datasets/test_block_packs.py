@@ -17,7 +17,7 @@ from loader_support import plain
 from packed_support import Documents, tokens_of
 
 from penstock import DataLoader, PackedDataset
-from penstock.errors import ConfigError, StateError
+from penstock.errors import ConfigError, DataFileIOError, StateError
 
 
 def make(lengths: Any, rank: int = 0, world: int = 1, capacity: int = 16, **options: Any) -> PackedDataset:
@@ -127,14 +127,46 @@ def test_a_copy_goes_on_where_the_original_was() -> None:
     assert [plain(pack) for pack in copy] == [plain(packs[i]) for i in range(5, len(packs))]
 
 
-def test_numbers_of_packs_are_counted_once(cache: Path) -> None:
+def test_types_of_packs_are_found_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packs = make(LENGTHS)
-    (kept,) = (cache / "penstock" / "packs").glob("*.npy")
-    counts = np.load(kept)
-    assert counts[:, 0].sum() == packs.packs
-    np.save(kept, counts + 1)
-    assert make(LENGTHS).packs == packs.packs + len(counts)
-    assert make(LENGTHS, block_size=9).packs != packs.packs + len(counts)
+    expected = [plain(pack) for pack in packs]
+    copied = pickle.dumps(packs)
+    monkeypatch.setattr("penstock.order.packing.pack_types", None)
+    assert [plain(pack) for pack in make(LENGTHS)] == expected
+    assert [plain(pack) for pack in pickle.loads(copied)] == expected
+    assert len(copied) < 20_000
+    with pytest.raises(TypeError):  # of other blocks they must be found
+        make(LENGTHS, block_size=9)
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "longer", "magic", "table", "garbage"])
+def test_a_damaged_file_of_types_is_made_again(cache: Path, damage: str) -> None:
+    expected = [plain(pack) for pack in make(LENGTHS)]
+    (kept,) = (cache / "penstock" / "packs").glob("*.types")
+    whole = kept.read_bytes()
+    damaged = {
+        "empty": b"",
+        "half": whole[: len(whole) // 2],
+        "longer": whole + bytes(2),
+        "magic": b"x" + whole[1:],
+        "table": whole[:100] + bytes([whole[100] ^ 1]) + whole[101:],
+        "garbage": np.random.default_rng(0).bytes(len(whole)),
+    }
+    kept.write_bytes(damaged[damage])
+    assert [plain(pack) for pack in make(LENGTHS)] == expected
+    assert kept.read_bytes() == whole
+
+
+def test_a_damaged_block_is_an_error(cache: Path) -> None:
+    make(LENGTHS)
+    (kept,) = (cache / "penstock" / "packs").glob("*.types")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    packs = make(LENGTHS)
+    with pytest.raises(DataFileIOError, match="block 11 are damaged: remove the file"):
+        packs.documents(np.arange(packs.packs))
+    kept.unlink()
+    make(LENGTHS).documents(np.arange(packs.packs))
 
 
 def test_states_of_other_blocks_are_refused() -> None:

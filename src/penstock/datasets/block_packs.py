@@ -1,38 +1,40 @@
 """`BlockPacks`: documents packed block by block, for data that should be read in runs.
 
     documents    block 0           | block 1           | ...
-    packs        its pack types    | its pack types    | ...     types and documents of a block are found when needed
+    packs        its pack types    | its pack types    | ...     found once for all blocks: `BlockTypes`
 
-A pack has documents of one block only. How many packs each block has is found once, by packing all of them, and kept
-in the user's cache.
+A pack has documents of one block only, whatever the corpus. Entering a block sorts its documents by length, and finds
+its types in a mapped file.
 """
 
 from __future__ import annotations
 
-import warnings
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.datasets.packs import PackedDocuments, Packs, packs_at, pieces_of
+from penstock.datasets.block_types import BlockTypes
+from penstock.datasets.packs import PackedDocuments, Packs, check_lengths, packs_at, pieces_of
 from penstock.errors import ConfigError
 from penstock.hashing import mix
 from penstock.order import Order
 from penstock.order.pack_blocks import PACK_BLOCK_ORDER, PackBlockOrder
+from penstock.order.pack_types import TypeTable
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.exclusion import ExcludedPieces, ExcludedRows
-from penstock.progress import progress_bar
+from penstock.samplers.length_summary import distinct_in
 from penstock.samplers.lengths import SampleLengths
-from penstock.storage import UNWRITABLE, cache_root, file_lock, write_atomically
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "BlockPacks"]
 
 DEFAULT_BLOCK_SIZE = 1 << 18
-"""Documents. Fewer make packs less full, and more take longer to pack."""
+"""Documents. Fewer make packs less full, and more take longer to enter."""
+
+_KEPT = 2  # blocks, of some MB each
 
 
 class BlockPacks(Packs):
@@ -42,7 +44,7 @@ class BlockPacks(Packs):
         dataset, capacity, lengths, max_documents, excluded: see `Packs`. Others of the same block stand for those.
         block_size: documents of a block.
 
-    Memory: 8 bytes a block, and a few MB for the packs of those in use.
+    Memory: 100 bytes a block, and a few MB for each of the two that were used last.
     """
 
     def __init__(
@@ -59,12 +61,9 @@ class BlockPacks(Packs):
         super().__init__(dataset, capacity, lengths, max_documents, name, excluded)
 
     def _find(self) -> None:
-        told = f"{PACK_ORDER} {self.capacity} {self.max_documents} {self._block_size} {self.lengths.digest}"
-        blocks = -(-len(self.lengths) // self._block_size)
-        counts = self._counted(blocks) if blocks <= 1 else self._kept(blocks, xxhash.xxh3_128_hexdigest(told.encode()))
-        self._firsts: Indices = np.concatenate([[0], np.cumsum(counts[:, 0])])
-        self.tokens, self.pieces = int(counts[:, 1].sum()), int(counts[:, 2].sum())
-        self.most = int(counts[:, 3].max(initial=1))
+        self._keep()
+        self._firsts: Indices = np.concatenate([[0], np.cumsum(self._types.packs)])
+        self.tokens, self.pieces, self.most = self._types.tokens, self._types.pieces, self._types.most
         self._check_excluded()
 
     def _check_excluded(self) -> None:
@@ -81,39 +80,55 @@ class BlockPacks(Packs):
                     f"packs together: take a larger block_size than {self._block_size}, or order='global'"
                 )
 
-    def _kept(self, blocks: int, digest: str) -> Indices:
-        """Return what `_counted` returns, which one of the processes of a machine finds while the others wait."""
-        folder = cache_root() / "packs"
-        path = folder / f"{digest}.npy"
-        if not path.exists():
-            with file_lock(path):
-                if not path.exists():
-                    counts = self._counted(blocks)
-                    try:
-                        folder.mkdir(exist_ok=True)
-                        with write_atomically(path) as file:
-                            np.save(file, counts)
-                    except OSError as error:
-                        if error.errno not in UNWRITABLE:
-                            raise
-                        warnings.warn(
-                            f"{path}: the numbers of packs cannot be kept there: {error.strerror}. Until there is "
-                            "room, each process counts them anew. Free space, or set XDG_CACHE_HOME to another folder",
-                            stacklevel=2,
-                        )
-                    return counts
-        found: Indices = np.load(path)
-        return found
+    @cached_property
+    def _types(self) -> BlockTypes:
+        told = f"{PACK_ORDER} {self.capacity} {self.max_documents} {self._block_size} {self.lengths.digest}"
+        digest = xxhash.xxh3_128_hexdigest(told.encode())
+        blocks = -(-len(self.lengths) // self._block_size)
+        largest = max(self.capacity, self._block_size)
+        return BlockTypes.open(digest, blocks, largest, lambda number: self._packed(number, None).layout)
 
-    def _counted(self, blocks: int) -> Indices:
-        """Return packs, tokens, pieces and the most pieces of a pack, block by block: int64 of shape (blocks, 4)."""
-        counts = np.zeros((blocks, 4), np.int64)
-        with progress_bar("packing", blocks, None if blocks > 1 else False, in_bytes=False) as done:
-            for number in range(blocks):
-                layout = _block(self, number).layout
-                counts[number] = len(layout), layout.tokens, layout.count, layout.most
-                done(1)
-        return counts
+    def _keep(self) -> None:
+        """Keep the blocks that were used last: a batch is in one, or goes over from one to the next."""
+        self._block = lru_cache(maxsize=_KEPT)(lambda number: self._packed(number, self._types[number]))
+        self._deal = lru_cache(maxsize=_KEPT)(self._dealt)
+        self._instead = lru_cache(maxsize=_KEPT)(self._replaced)
+
+    def _packed(self, number: int, types: TypeTable | None) -> _Block:
+        """Return a block; without types these are found."""
+        begin = number * self._block_size
+        lengths = self.lengths[begin : begin + self._block_size]
+        check_lengths(lengths, begin)
+        classes = PackClasses(self.capacity, distinct_in([lengths[lengths >= self.capacity]]))
+        keys = classes.of(lengths)
+        starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=classes.count))])
+        layout = PackLayout(classes, starts, max_documents=self.max_documents, types=types)
+        # NumPy sorts integers of 16 bits by radix, and those of most blocks are.
+        rows = np.argsort(keys, kind="stable")
+        return _Block(layout, rows.astype(np.min_scalar_type(len(rows))), begin)
+
+    def _dealt(self, number: int, seed: int, epoch: int) -> PackOrder:
+        """Return the documents of the packs of a block in an epoch."""
+        return PackOrder(self._block(number).layout, mix(seed, number), epoch)
+
+    def _replaced(self, number: int) -> ExcludedPieces | None:
+        """Return what stands for the excluded documents of a block; None if it has none."""
+        if self.excluded is None:
+            return None
+        layout, rows, begin = self._block(number)
+        first, last = self.excluded.rows.searchsorted([begin, begin + self._block_size])
+        if first == last:
+            return None
+        places = np.flatnonzero(np.isin(rows, self.excluded.rows[first:last] - begin))
+        return ExcludedPieces(ExcludedRows(places, len(rows)), layout.starts, layout.classes.lengths, self.capacity)
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = ("_types", "_block", "_deal", "_instead")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._keep()
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -128,11 +143,11 @@ class BlockPacks(Packs):
         parts, places = [], []
         for number in np.unique(blocks).tolist():
             here = np.flatnonzero(blocks == number)
-            rows = _block(self, number).rows
+            block = self._block(number)
             inside = packs[here] - self._firsts[number]
-            own, instead = mix(seed, number), _instead(self, number)
-            found = pieces_of(_deal(self, number, seed, epoch), inside, instead, own, epoch)
-            parts.append(PackedDocuments(rows[found.places].astype(np.int64), *found[1:]))
+            own, instead = mix(seed, number), self._instead(number)
+            found = pieces_of(self._deal(number, seed, epoch), inside, instead, own, epoch)
+            parts.append(PackedDocuments(block.rows[found.places].astype(np.int64) + block.begin, *found[1:]))
             places.append(here)
         return _merged(parts, places)
 
@@ -140,8 +155,9 @@ class BlockPacks(Packs):
         """Return the packs that hold a document in an epoch, in the order of its tokens."""
         (row,) = normalise([row], len(self.lengths)).tolist()
         number = row // self._block_size
-        place = int(np.flatnonzero(_block(self, number).rows == row)[0])
-        order, instead = _deal(self, number, seed, epoch), _instead(self, number)
+        block = self._block(number)
+        place = int(np.flatnonzero(block.rows == row - block.begin)[0])
+        order, instead = self._deal(number, seed, epoch), self._instead(number)
         found: Indices = packs_at(order, place, instead, mix(seed, number), epoch) + self._firsts[number]
         return found
 
@@ -151,7 +167,7 @@ class BlockPacks(Packs):
         costs = np.zeros(len(packs), np.int64)
         for number in np.unique(blocks).tolist():
             here = blocks == number
-            costs[here] = _block(self, number).layout.costs(packs[here] - self._firsts[number])
+            costs[here] = self._block(number).layout.costs(packs[here] - self._firsts[number])
         return costs
 
     def _blocks_of(self, packs: Indices) -> Indices:
@@ -161,46 +177,11 @@ class BlockPacks(Packs):
 
 
 class _Block(NamedTuple):
-    """The packs of a block, and its documents by class."""
+    """The packs of a block, its documents by class, counted from the block's first, and that one."""
 
     layout: PackLayout
     rows: npt.NDArray[Any]
-
-
-@lru_cache(maxsize=4)
-def _block(packs: BlockPacks, number: int) -> _Block:
-    begin = number * packs._block_size
-    lengths = packs.lengths[begin : begin + packs._block_size]
-    if int(lengths.min()) < 0:
-        bad = int(np.flatnonzero(lengths < 0)[0])
-        raise ConfigError(f"document {begin + bad} has a length of {lengths[bad]}: lengths are 0 or more")
-    classes = PackClasses(packs.capacity, np.unique(lengths[lengths >= packs.capacity]))
-    keys = classes.of(lengths)
-    starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=classes.count))])
-    rows = np.argsort(keys, kind="stable") + begin
-    if begin + len(rows) <= 1 << 32:
-        rows = rows.astype(np.uint32)
-    return _Block(PackLayout(classes, starts, max_documents=packs.max_documents), rows)
-
-
-@lru_cache(maxsize=4)
-def _instead(packs: BlockPacks, number: int) -> ExcludedPieces | None:
-    """Return what stands for the excluded documents of a block; None if it has none."""
-    if packs.excluded is None:
-        return None
-    begin, block = number * packs._block_size, _block(packs, number)
-    first, last = packs.excluded.rows.searchsorted([begin, begin + packs._block_size])
-    if first == last:
-        return None
-    places = np.flatnonzero(np.isin(block.rows, packs.excluded.rows[first:last]))
-    layout = block.layout
-    return ExcludedPieces(ExcludedRows(places, len(block.rows)), layout.starts, layout.classes.lengths, packs.capacity)
-
-
-@lru_cache(maxsize=4)
-def _deal(packs: BlockPacks, number: int, seed: int, epoch: int) -> PackOrder:
-    """Return the documents of the packs of a block in an epoch."""
-    return PackOrder(_block(packs, number).layout, mix(seed, number), epoch)
+    begin: int
 
 
 @lru_cache(maxsize=8)

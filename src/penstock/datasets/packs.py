@@ -31,10 +31,9 @@ from penstock.samplers.lengths import SampleLengths
 from penstock.sources.batched import BatchedDataset
 from penstock.wording import counted
 
-__all__ = ["GlobalPacks", "PackPlan", "PackedDocuments", "Packs", "packs_at", "pieces_of"]
+__all__ = ["GlobalPacks", "PackPlan", "PackedDocuments", "Packs", "check_lengths", "packs_at", "pieces_of"]
 
 _CHUNK = 1 << 18
-_TABLE = 1 << 20  # lengths below are marked in a table; larger ones are sorted, which takes longer
 
 
 class PackedDocuments(NamedTuple):
@@ -138,7 +137,11 @@ class GlobalPacks(Packs):
     """Packs of documents from anywhere. The documents by length are one mapped file."""
 
     def _find(self) -> None:
-        classes = PackClasses(self.capacity, _long(self.lengths, self.capacity))
+        distinct = self.lengths.distinct
+        if len(distinct) and distinct[0] < 0:
+            for begin in range(0, len(self.lengths), _CHUNK):
+                check_lengths(self.lengths[begin : begin + _CHUNK], begin)
+        classes = PackClasses(self.capacity, distinct[distinct.searchsorted(self.capacity) :])
         digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {self.capacity} {self.lengths.digest}".encode())
         self._samples = SampleClasses(_Keys(self.lengths, classes), classes.count, digest=digest)
         self._layout = PackLayout(classes, self._samples.index.starts, max_documents=self.max_documents)
@@ -183,21 +186,11 @@ class _Keys:
         return self._classes.of(self._lengths[part])
 
 
-def _long(lengths: SampleLengths, capacity: int) -> Indices:
-    """Return the different lengths of a pack and more: one pass."""
-    found = np.empty(0, np.int64)
-    seen = np.zeros(_TABLE, np.bool_)
-    for begin in range(0, len(lengths), _CHUNK):
-        chunk = lengths[begin : begin + _CHUNK]
-        if len(chunk) and int(chunk.min()) < 0:
-            row = begin + int(np.flatnonzero(chunk < 0)[0])
-            raise ConfigError(f"document {row} has a length of {chunk[row - begin]}: lengths are 0 or more")
-        long = chunk[chunk >= capacity]
-        if len(long) and int(long.max()) >= _TABLE:
-            found = np.union1d(found, long[long >= _TABLE])
-            long = long[long < _TABLE]
-        seen[long] = True
-    return np.concatenate([np.flatnonzero(seen), found])
+def check_lengths(lengths: Indices, begin: int) -> None:
+    """Raise ConfigError if a length is negative; ``begin`` is the row of the first."""
+    if len(lengths) and int(lengths.min()) < 0:
+        row = int(np.flatnonzero(lengths < 0)[0])
+        raise ConfigError(f"document {begin + row} has a length of {lengths[row]}: lengths are 0 or more")
 
 
 def pieces_of(order: PackOrder, packs: Indices, instead: ExcludedPieces | None, seed: int, epoch: int) -> Pieces:

@@ -16,7 +16,6 @@ vectors in the tests under `ORDER_VERSION`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, overload
@@ -62,7 +61,7 @@ class ClassShuffle:
         self.key = key
         self._sizes = sizes.view(np.uint64)
         # As of a `Permutation`: a * b >= n, and fewer than a elements too many.
-        a = np.array([math.isqrt(n - 1) + 1 if n else 1 for n in sizes.tolist()], dtype=np.int64)
+        a = _square_roots(np.maximum(sizes - 1, 0)) + 1
         self._a, self._b = a.astype(np.uint32), (-(-sizes // a)).astype(np.uint32)
         numbers = np.arange(len(sizes), dtype=np.uint64)
         self._keys = np.stack([mix_array(mix(key, r), numbers) for r in range(ROUNDS)]).astype(np.uint32)
@@ -103,6 +102,14 @@ class ClassShuffle:
             local[left] = walk(network, local[left])
             left = left[local[left] >= sizes[left]]
         flat += begins
+
+
+def _square_roots(numbers: Indices) -> Indices:
+    """Return the whole part of the square root of numbers up to 2**62, exactly."""
+    roots = np.sqrt(numbers).astype(np.int64)
+    roots -= roots * roots > numbers
+    roots += (roots + 1) * (roots + 1) <= numbers
+    return roots
 
 
 def class_of(starts: Indices, places: Indices) -> Indices:

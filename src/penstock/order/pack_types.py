@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penstock.errors import OrderError
 from penstock.order.permutation import Indices
 
-__all__ = ["PackType", "pack_types"]
+__all__ = ["PackType", "TypeTable", "pack_types", "table_of"]
 
 _BEST_FIT = (0.1, 0.3, 0.6, 1.0)
 """Parts of all tokens that are placed by best fit. The first one is taken that needs hardly more packs than another."""
@@ -31,6 +31,33 @@ class PackType(NamedTuple):
 
     lengths: tuple[int, ...]
     packs: int
+
+
+class TypeTable(NamedTuple):
+    """Pack types as arrays.
+
+    Attributes:
+        packs: how many of each type there are: int64 of shape (types,).
+        sizes: how many lengths each type has: int64 of shape (types,).
+        lengths: those of one type after the other, descending in each: int64 of shape (sizes.sum(),).
+    """
+
+    packs: Indices
+    sizes: Indices
+    lengths: Indices
+
+
+def table_of(types: list[PackType]) -> TypeTable:
+    """Return types as arrays.
+
+    >>> [part.tolist() for part in table_of([PackType((3, 1), 5), PackType((2,), 7)])]
+    [[5, 7], [2, 1], [3, 1, 2]]
+    """
+    return TypeTable(
+        np.array([found.packs for found in types], np.int64),
+        np.array([len(found.lengths) for found in types], np.int64),
+        np.array([length for found in types for length in found.lengths], np.int64),
+    )
 
 
 def pack_types(histogram: npt.ArrayLike, capacity: int, *, max_documents: int | None = None) -> list[PackType]:

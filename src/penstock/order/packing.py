@@ -17,7 +17,7 @@ all packs gives their order. Nothing is a list of documents or of packs.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from penstock.errors import OrderError
 from penstock.hashing import derive_key, mix
 from penstock.order.classes import ClassShuffle
-from penstock.order.pack_types import pack_types
+from penstock.order.pack_types import TypeTable, pack_types, table_of
 from penstock.order.permutation import Indices, Permutation
 
 __all__ = ["PACK_ORDER", "PackClasses", "PackLayout", "PackOrder", "Pieces"]
@@ -53,12 +53,13 @@ class PackClasses:
         remainders = lengths % capacity
         remainders[remainders == 0] = capacity
         remainders[0] = capacity + 1
-        order = np.lexsort((lengths, remainders))
+        # Lengths ascend, so a stable sort keeps them in order. NumPy sorts integers of 16 bits by radix.
+        order = np.argsort(remainders.astype(np.min_scalar_type(capacity + 1)), kind="stable")
         self.lengths: Indices = lengths[order]
         """The length of the documents of each class."""
         self.remainders: Indices = remainders[order]
         """The remainder of each class: the capacity of those that fill whole packs, one more of empty ones."""
-        self._classes = np.empty(len(order), np.int64)
+        self._classes = np.empty(len(order), np.min_scalar_type(len(order)))
         self._classes[order] = np.arange(len(order))
 
     @property
@@ -66,11 +67,13 @@ class PackClasses:
         """How many classes there are."""
         return len(self.lengths)
 
-    def of(self, lengths: npt.NDArray[np.integer]) -> Indices:
-        """Return the class of each length: int64 of their shape."""
+    def of(self, lengths: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
+        """Return the class of each length: the smallest unsigned integers that hold `count`, of their shape."""
         places = np.asarray(lengths, dtype=np.int64)
         if len(self._long):
-            places = np.where(places < self.capacity, places, self.capacity + self._long.searchsorted(places))
+            long = np.flatnonzero(places >= self.capacity)
+            places = places.copy()
+            places[long] = self.capacity + self._long.searchsorted(places[long])
         return self._classes[places]
 
 
@@ -97,6 +100,7 @@ class PackLayout:
         classes: of the lengths.
         starts: where each class begins in the row, and the end: int64 of shape (classes.count + 1,).
         max_documents: in a pack.
+        types: the `types` of an earlier layout of the same classes and starts, which need not be found again.
 
     Pack numbers go through the types first, then through the full packs of long documents.
 
@@ -108,18 +112,27 @@ class PackLayout:
     (4, [3, 1, 1, 1, 4, 4])
     """
 
-    def __init__(self, classes: PackClasses, starts: Indices, *, max_documents: int | None = None) -> None:
+    def __init__(
+        self,
+        classes: PackClasses,
+        starts: Indices,
+        *,
+        max_documents: int | None = None,
+        types: TypeTable | None = None,
+    ) -> None:
         self.classes, self.capacity, self.starts = classes, classes.capacity, starts
         sizes = np.diff(starts)
         # Where the documents of each remainder begin in the row.
         bounds = starts[classes.remainders.searchsorted(np.arange(1, self.capacity + 1))]
         self.shuffled: Indices = np.concatenate([[0], bounds])
-        histogram = np.diff(self.shuffled)
-        types = pack_types(histogram, self.capacity, max_documents=max_documents)
-        counts = np.array([found.packs for found in types], np.int64)
+        if types is None:
+            types = table_of(pack_types(np.diff(self.shuffled), self.capacity, max_documents=max_documents))
+        self.types = types
+        """Which lengths stand together, and in how many packs."""
+        counts = types.packs
         self.first: Indices = np.concatenate([[0], np.cumsum(counts)])
-        self.slots: Indices = np.concatenate([[0], np.cumsum([len(found.lengths) for found in types])]).astype(np.int64)
-        self.slot_lengths: Indices = np.array([n for found in types for n in found.lengths], np.int64)
+        self.slots: Indices = np.concatenate([[0], np.cumsum(types.sizes)])
+        self.slot_lengths: Indices = types.lengths
         self._assign(counts)
         self._whole = np.where(classes.lengths >= self.capacity, classes.lengths // self.capacity, 0)
         self.full: Indices = np.concatenate([[0], np.cumsum(sizes * self._whole)])
@@ -140,7 +153,7 @@ class PackLayout:
         heads = np.flatnonzero(new)
         alike = np.diff(np.append(heads, len(lengths)))
         taken = alike * counts[types[heads]]
-        order = np.argsort(lengths[heads], kind="stable")
+        order = np.argsort(lengths[heads].astype(np.min_scalar_type(self.capacity)), kind="stable")
         ends = np.cumsum(taken[order])
         place = np.empty(len(heads), np.int64)
         place[order] = ends - taken[order]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from penstock.errors import SamplerError, StateError
 from penstock.order.permutation import Indices
 from penstock.samplers.identity import fingerprint_of
+from penstock.samplers.length_summary import LengthSummary, chunks_of, distinct_in, summary_of_file
 from penstock.storage.class_index import digest_of
 from penstock.storage.mapped import MappedFiles, look_at
 
@@ -40,6 +41,15 @@ class SampleLengths(abc.ABC):
         """A hash of all lengths, whatever type and place they come in: one pass over them."""
         return digest_of(self)
 
+    @cached_property
+    def distinct(self) -> Indices:
+        """The different lengths, ascending: int64. One pass over them."""
+        return distinct_in(chunks_of(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy knows the digest, and seldom needs the others.
+        return {name: value for name, value in self.__dict__.items() if name not in ("distinct", "_summary")}
+
 
 class _OfArray(SampleLengths):
     def __init__(self, array: npt.NDArray[Any]) -> None:
@@ -54,6 +64,8 @@ class _OfArray(SampleLengths):
 
 
 class _OfFile(SampleLengths):
+    """Lengths in a file, all of which are read once on a machine."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._files = MappedFiles([look_at(path, None)])
         (self._file,) = self._files.files
@@ -65,6 +77,18 @@ class _OfFile(SampleLengths):
     def __getitem__(self, part: Any, /) -> Indices:
         lengths: Indices = self._files.array(0)[part].astype(np.int64)
         return lengths
+
+    @cached_property
+    def _summary(self) -> LengthSummary:
+        return summary_of_file(self, self._files)
+
+    @cached_property
+    def digest(self) -> str:
+        return self._summary.digest
+
+    @cached_property
+    def distinct(self) -> Indices:
+        return self._summary.distinct
 
 
 class _OfImages(SampleLengths):

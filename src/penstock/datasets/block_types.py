@@ -1,0 +1,177 @@
+"""`BlockTypes`: the pack types of every block of documents, as one mapped file that is made once.
+
+    table      a row for each block: packs, tokens, pieces, most, types, where its record is, a hash of that
+    records    of each block: packs of each type | sizes of the types | their lengths
+
+Finding the types of a block takes longer than all else that it needs (`penstock.order.pack_types`), and how many packs
+an epoch has is known when each block has its types. So they are found once, and looked up from then on.
+
+Memory: 56 bytes a block; making the file takes the types of one. The file has about 4 bytes for each length in each
+type, some 300 KB for a block of 262,144 documents.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.errors import DataFileIOError
+from penstock.order.pack_types import TypeTable
+from penstock.order.packing import PackLayout
+from penstock.order.permutation import Indices
+from penstock.progress import progress_bar
+from penstock.storage import UNWRITABLE, cache_root, file_lock, write_atomically
+
+__all__ = ["BlockTypes"]
+
+_MAGIC = b"PSTKPTY1"
+_HEADER = struct.Struct("<8sQQQQ")  # blocks, numbers in all records, bytes of a number, a hash of the table
+_COLUMNS = 7
+_PACKS, _TOKENS, _PIECES, _MOST, _TYPES, _BEGIN, _HASH = range(_COLUMNS)
+
+_Record = tuple[list[int], npt.NDArray[Any]]
+_LayoutOf = Callable[[int], PackLayout]
+
+
+class BlockTypes:
+    """The types of each block.
+
+    Args:
+        table: int64 of shape (blocks, 7), see above.
+        records: of all blocks, one after the other: unsigned integers.
+        path: of the file; None where they are in memory.
+    """
+
+    def __init__(self, table: Indices, records: npt.NDArray[Any], path: Path | None = None) -> None:
+        """Use `BlockTypes.open`."""
+        self._table, self._records, self._path = table, records, path
+        self.packs: Indices = table[:, _PACKS]
+        """Packs of each block."""
+        self.tokens = int(table[:, _TOKENS].sum())
+        """Of all documents."""
+        self.pieces = int(table[:, _PIECES].sum())
+        """Documents, or parts of them, in all packs."""
+        self.most = int(table[:, _MOST].max(initial=1))
+        """Documents of the pack that has most."""
+
+    @classmethod
+    def open(cls, digest: str, blocks: int, largest: int, layout_of: _LayoutOf) -> BlockTypes:
+        """Return the types of all blocks, from the user's cache folder if they are there.
+
+        Args:
+            digest: what the blocks and their lengths are known by.
+            blocks: how many there are. The types of one alone are found faster than a file.
+            largest: no number in a record is above it: the capacity, or the documents of a block.
+            layout_of: finds the types of a block.
+
+        Where the folder cannot be written, each process has them in its own memory, with a warning.
+        """
+        kind = np.min_scalar_type(largest)
+        if blocks <= 1:
+            return cls(*_in_memory(blocks, kind, layout_of))
+        path = cache_root() / "packs" / f"{digest}.types"
+        try:
+            return _opened(path, blocks, kind, layout_of)
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            warnings.warn(
+                f"{path}: the types of packs cannot be kept there: {error.strerror}. Until there is room, each process "
+                "finds them anew and has them in memory. Free space, or set XDG_CACHE_HOME to another folder",
+                stacklevel=2,
+            )
+            return cls(*_in_memory(blocks, kind, layout_of))
+
+    def __getitem__(self, number: int) -> TypeTable:
+        """Return the types of a block.
+
+        Raises:
+            DataFileIOError: its record is damaged.
+        """
+        types, begin, hashed = self._table[number, _TYPES:].tolist()
+        end = int(self._table[number + 1, _BEGIN]) if number + 1 < len(self._table) else len(self._records)
+        record = self._records[begin:end]
+        if _hash(record) != hashed:
+            raise DataFileIOError(
+                f"{self._path}: the types of packs in block {number} are damaged: remove the file, and they are found "
+                "again"
+            )
+        return TypeTable(*(part.astype(np.int64) for part in np.split(record, [types, 2 * types])))
+
+
+def _hash(numbers: npt.NDArray[Any]) -> int:
+    """Return a hash that fits an int64."""
+    return xxhash.xxh3_64_intdigest(numbers.tobytes()) >> 1
+
+
+def _found(blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> Iterator[_Record]:
+    """Yield a row of the table and the record of each block."""
+    begin = 0
+    with progress_bar("packing", blocks, None if blocks > 1 else False, in_bytes=False) as done:
+        for number in range(blocks):
+            layout = layout_of(number)
+            record = np.concatenate(layout.types).astype(kind)
+            numbers = [len(layout), layout.tokens, layout.count, layout.most, len(layout.types.packs)]
+            yield [*numbers, begin, _hash(record)], record
+            begin += len(record)
+            done(1)
+
+
+def _in_memory(blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> tuple[Indices, npt.NDArray[Any]]:
+    rows, records = [], [np.empty(0, kind)]
+    for row, record in _found(blocks, kind, layout_of):
+        rows.append(row)
+        records.append(record)
+    return np.array(rows, np.int64).reshape(-1, _COLUMNS), np.concatenate(records)
+
+
+def _opened(path: Path, blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> BlockTypes:
+    """Return the types in a file, which one of the processes of a machine makes while the others wait."""
+    found = _map(path, blocks, kind)
+    if found is None:
+        path.parent.mkdir(exist_ok=True)
+        with file_lock(path):
+            found = _map(path, blocks, kind)
+            if found is None:
+                with write_atomically(path) as file:
+                    _write(file, blocks, kind, layout_of)
+                found = _map(path, blocks, kind)
+    if found is None:
+        raise DataFileIOError(f"{path}: it was written, but what is read back is something else")
+    return found
+
+
+def _write(file: BinaryIO, blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) -> None:
+    table, size = np.zeros((blocks, _COLUMNS), np.int64), 0
+    file.seek(_HEADER.size + table.nbytes)
+    for number, (row, record) in enumerate(_found(blocks, kind, layout_of)):
+        table[number] = row
+        size += len(record)
+        file.write(record.tobytes())
+    file.seek(0)
+    file.write(_HEADER.pack(_MAGIC, blocks, size, kind.itemsize, _hash(table)))
+    file.write(table.tobytes())
+
+
+def _map(path: Path, blocks: int, kind: np.dtype[Any]) -> BlockTypes | None:
+    """Return the types in a file; None where there is none, or one that is not whole."""
+    try:
+        mapped = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    except (FileNotFoundError, ValueError):  # ValueError: an empty file cannot be mapped
+        return None
+    begin = _HEADER.size + 8 * _COLUMNS * blocks
+    if len(mapped) < begin:
+        return None
+    table = mapped[_HEADER.size : begin].view(np.int64).reshape(blocks, _COLUMNS).copy()
+    size, left = divmod(len(mapped) - begin, kind.itemsize)
+    expected = _HEADER.pack(_MAGIC, blocks, size, kind.itemsize, _hash(table))
+    if left or mapped[: _HEADER.size].tobytes() != expected:
+        return None
+    return BlockTypes(table, mapped[begin:].view(kind), path)

@@ -1,0 +1,160 @@
+"""`LengthSummary`: what is known of lengths by reading all of them, kept for a file of lengths so that it is read once.
+
+The user's cache has a small file for each file of lengths: 80 bytes, and 8 for each different length. It names the
+size, the modification time and pieces of the content of what it was made of, and a hash of itself; where one of these
+differs, it is made again. One process of a machine makes it, while the others wait.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import xxhash
+
+from penstock.order.permutation import Indices
+from penstock.storage import UNWRITABLE, cache_root, file_lock, write_atomically
+from penstock.storage.mapped import MappedFiles
+
+__all__ = ["LengthSummary", "chunks_of", "distinct_in", "summary_of", "summary_of_file"]
+
+_MAGIC = b"PSTKLEN1"
+_HEADER = struct.Struct("<8sQQ16s16s16sQ")  # size, time, pieces of the content, digest, hash, count
+_CHUNK = 1 << 18
+_TABLE = 1 << 20  # lengths below are marked in a table; larger ones are sorted, which takes longer
+_KEPT_FROM = 1 << 16  # fewer lengths are read as fast as a file
+
+
+class Lengths(Protocol):
+    """Slices of it are int64 arrays."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Indices: ...
+
+
+class LengthSummary(NamedTuple):
+    """What is known of lengths.
+
+    Attributes:
+        digest: a hash of all of them.
+        distinct: the different ones, ascending: int64.
+    """
+
+    digest: str
+    distinct: Indices
+
+
+def chunks_of(lengths: Lengths) -> Iterable[Indices]:
+    """Return all lengths in parts that fit the cache."""
+    return (lengths[begin : begin + _CHUNK] for begin in range(0, len(lengths), _CHUNK))
+
+
+class _Distinct:
+    """The different lengths of what was added."""
+
+    def __init__(self) -> None:
+        self._marked = np.zeros(_TABLE, np.bool_)
+        self._others = np.empty(0, np.int64)
+
+    def add(self, lengths: Indices) -> None:
+        """Add lengths."""
+        outside = (lengths < 0) | (lengths >= _TABLE)
+        if outside.any():
+            self._others = np.union1d(self._others, lengths[outside])
+            lengths = lengths[~outside]
+        self._marked[lengths] = True
+
+    def found(self) -> Indices:
+        """Return them, ascending."""
+        below = int(self._others.searchsorted(0))
+        return np.concatenate([self._others[:below], np.flatnonzero(self._marked), self._others[below:]])
+
+
+def distinct_in(chunks: Iterable[Indices]) -> Indices:
+    """Return the different lengths in some arrays, ascending.
+
+    >>> distinct_in([np.array([3, 1, 3]), np.array([2])]).tolist()
+    [1, 2, 3]
+    """
+    distinct = _Distinct()
+    for chunk in chunks:
+        distinct.add(chunk)
+    return distinct.found()
+
+
+def summary_of(lengths: Lengths) -> LengthSummary:
+    """Return the summary of lengths: one pass over them."""
+    # As `digest_of` hashes an array.
+    digest, distinct = xxhash.xxh3_128(str(np.dtype(np.int64)).encode()), _Distinct()
+    for chunk in chunks_of(lengths):
+        digest.update(np.ascontiguousarray(chunk).view(np.uint8).data)
+        distinct.add(chunk)
+    return LengthSummary(digest.hexdigest(), distinct.found())
+
+
+def summary_of_file(lengths: Lengths, files: MappedFiles) -> LengthSummary:
+    """Return the summary of the lengths in a file, the only one of ``files``, as the user's cache has it.
+
+    Where the cache cannot be written, each process reads the lengths, with a warning.
+    """
+    if len(lengths) < _KEPT_FROM:
+        return summary_of(lengths)
+    file = files.files[0]
+    source = _Source(file.size, file.mtime_ns, bytes.fromhex(files.fingerprint(0)))
+    path = cache_root() / "lengths" / f"{xxhash.xxh3_128_hexdigest(file.path.encode())}.summary"
+    found = _read(path, source)
+    if found is not None:
+        return found
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with file_lock(path):
+            return _read(path, source) or _written(path, source, lengths)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        warnings.warn(
+            f"{path}: what is known of the lengths in {file.path} cannot be kept there: {error.strerror}. Until there "
+            "is room, each process reads all of them. Free space, or set XDG_CACHE_HOME to another folder",
+            stacklevel=2,
+        )
+        return summary_of(lengths)
+
+
+class _Source(NamedTuple):
+    """The file of lengths: its size, modification time and pieces of its content."""
+
+    size: int
+    mtime_ns: int
+    pieces: bytes
+
+
+def _written(path: Path, source: _Source, lengths: Lengths) -> LengthSummary:
+    summary = summary_of(lengths)
+    with write_atomically(path) as out:
+        out.write(_header(source, summary))
+        out.write(summary.distinct.tobytes())
+    return summary
+
+
+def _header(source: _Source, summary: LengthSummary) -> bytes:
+    digest = bytes.fromhex(summary.digest)
+    hashed = xxhash.xxh3_128_digest(digest + summary.distinct.tobytes())
+    return _HEADER.pack(_MAGIC, *source, digest, hashed, len(summary.distinct))
+
+
+def _read(path: Path, source: _Source) -> LengthSummary | None:
+    """Return the summary in a file; None where there is none, one of another source, or one that is not whole."""
+    try:
+        told = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(told) < _HEADER.size or (len(told) - _HEADER.size) % 8:
+        return None
+    digest = _HEADER.unpack(told[: _HEADER.size])[4]
+    summary = LengthSummary(digest.hex(), np.frombuffer(told[_HEADER.size :], np.int64))
+    return summary if told[: _HEADER.size] == _header(source, summary) else None
