@@ -12,8 +12,9 @@ sequences. The others are plain functions after well-known code; documents longe
 
 *Cut documents* would have fitted into a sequence. *Deviation* is that of the sequences' mean document length, over its
 mean. *Cost* is what attention over 8 sequences takes on the dearest of 8 ranks, over the mean: squares of document
-lengths (of padded ones with the padding). *Middle* is the time until the sequence in the middle of an epoch is known,
-in a process that has the lengths: those that cannot compute it make what comes before, or would keep a list. *Private
+lengths (of padded ones with the padding). *Bound* is what no way to deal the same sequences can stay below: one rank
+has the dearest one, and seven others. *Middle* is the time until the sequence in the middle of an epoch is known, in a
+process that has the lengths: those that cannot compute it make what comes before, or would keep a list. *Private
 memory* is what a process has of its own in the middle of an epoch, beyond its imports. The last table has many
 documents.
 
@@ -235,12 +236,31 @@ def _our_quality(path: str, capacity: int) -> dict[str, float]:
     found = packs.documents(packs.rows(range(packs.packs)))
     result = {**quality(found.lengths, found.splits, packs.packs * capacity), "cut": 0.0}
     steps = min(200, packs.packs // (RANKS * BATCH))
-    costs = np.ones((RANKS, steps))
+    costs = np.ones((steps, RANKS, BATCH))
     for rank in range(RANKS):
-        plan = PackPlan(packs.source, BATCH, rank=rank, world_size=RANKS, seed=1)
+        plan = PackPlan(packs.source, "global", BATCH, rank=rank, world_size=RANKS, seed=1)
         dealt = plan.view(None).rows(np.arange(steps * BATCH))
-        costs[rank] = packs.costs(dealt).reshape(steps, BATCH).sum(axis=1)
-    return {**result, "balanced": float((costs.max(axis=0) / costs.mean(axis=0)).mean())}
+        costs[:, rank] = packs.costs(dealt).reshape(steps, BATCH)
+    ranks = costs.sum(axis=2)
+    bounds = [least(step.reshape(-1)) for step in costs]
+    return {
+        **result,
+        "balanced": float((ranks.max(axis=1) / ranks.mean(axis=1)).mean()),
+        "bound": float(np.mean(bounds)) if steps else 1.0,
+    }
+
+
+def least(costs: Array) -> float:
+    """Return what the dearest of all ranks has at least, over the mean, however sequences are dealt.
+
+    The k dearest of them are on k ranks, or on j < k. These have ``BATCH * j`` sequences, the others of which cost no
+    less than the cheapest ones, and the dearest rank has no less than their mean.
+    """
+    sums, found = np.concatenate([[0], np.cumsum(np.sort(costs))]), sum(costs) / RANKS
+    for k in range(1, RANKS + 1):
+        j = np.arange(-(-k // BATCH), k + 1)
+        found = max(found, ((sums[-1] - sums[-1 - k] + sums[BATCH * j - k]) / j).min())
+    return float(found / (sums[-1] / RANKS))
 
 
 # Measuring, each in a fresh process.
@@ -308,10 +328,10 @@ def quality_of(name: str, path: str, capacity: int) -> dict[str, float]:
 
 
 def seeks(name: str, path: str, capacity: int) -> dict[str, float]:
-    """Measure seeking among many documents, with and without balance."""
+    """Measure seeking among many documents: with ``order="global"``, with balance, and in blocks."""
     dataset(str(Path(path).with_name("few.npy")), capacity).documents([0])  # imports
     before, began, used = _private(), time.perf_counter(), time.process_time()
-    packs = dataset(path, capacity, rank=3, world_size=64, **({"balance": BATCH} if name == "balanced" else {}))
+    packs = dataset(path, capacity, rank=3, world_size=64, **SOUGHT[name])
     found = {"made": time.perf_counter() - began, "used": time.process_time() - used}
     size = BATCH if name == "balanced" else 64
     places = np.random.default_rng(0).integers(0, max(1, len(packs) // size - 1), 200) * size
@@ -327,6 +347,7 @@ def seeks(name: str, path: str, capacity: int) -> dict[str, float]:
     return {**found, "state": len(json.dumps(packs.state_dict(1))), "memory": (_private() - before) / MIB}
 
 
+SOUGHT: dict[str, dict[str, Any]] = {"plain": {}, "balanced": {"balance": BATCH}, "blocks": {"order": "block"}}
 CHILDREN = {"epoch": epoch_of, "quality": quality_of, "seeks": seeks}
 
 
@@ -357,7 +378,7 @@ def measure(kind: str, capacity: int, options: argparse.Namespace, where: Path) 
     title, columns = f"{kind}: sequences of {capacity:,} tokens", ["sequences", "documents"]
     table(
         title,
-        [*columns, "real tokens, %", "cut documents, %", "deviation", "cost", "cost, balance=8"],
+        [*columns, "real tokens, %", "cut documents, %", "deviation", "cost", "cost, balance=8", "bound"],
         [[name, f"{sizes[name]:,}", *_figures(of)] for name, of in made.items()],
     )
     rows = []
@@ -371,7 +392,7 @@ def measure(kind: str, capacity: int, options: argparse.Namespace, where: Path) 
 
 def _figures(of: dict[str, float]) -> list[str]:
     cells = [f"{of['real']:.2f}", f"{of['cut']:.1f}", f"{of['deviation']:.3f}", f"{of['cost']:.3f}"]
-    return [*cells, f"{of['balanced']:.3f}" if "balanced" in of else "-"]
+    return [*cells, *(f"{of[name]:.3f}" if name in of else "-" for name in ("balanced", "bound"))]
 
 
 def measure_many(documents: int, capacity: int, where: Path) -> None:
@@ -383,6 +404,8 @@ def measure_many(documents: int, capacity: int, where: Path) -> None:
         ("makes the index", "plain"),
         ("finds it, 64 packs", "plain"),
         ("balance=8, 8 packs", "balanced"),
+        ("order=block: packs the blocks", "blocks"),
+        ("order=block, 64 packs", "blocks"),
     ):
         found = fresh("seeks", name, path, capacity)
         kept = found["cpu"] <= 10 and found["state"] <= 1024 and found["memory"] <= 20
@@ -397,7 +420,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=5_000_000)
     parser.add_argument("--slow", type=int, default=200_000, help="documents of best fit (default: %(default)s)")
-    parser.add_argument("--many", type=int, default=1_000_000_000, help="takes 8 bytes of disk each; 0 for none")
+    parser.add_argument("--many", type=int, default=1_000_000_000, help="takes 10 bytes of disk each; 0 for none")
     parser.add_argument("--kinds", nargs="*", default=list(DRAWN), choices=DRAWN)
     parser.add_argument("--capacities", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--repeat", type=int, default=3)

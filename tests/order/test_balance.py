@@ -18,6 +18,13 @@ def test_each_task_goes_to_one_rank(ranks: int, tasks: int, data: st.DataObject)
     assert sorted(dealt.reshape(-1).tolist()) == list(range(ranks * tasks))
 
 
+def test_a_task_dearer_than_a_share_gets_the_cheapest_others() -> None:
+    costs = np.random.default_rng(0).integers(100, 200, 64)
+    costs[17] = 5_000
+    sums = costs[deal_by_cost(costs, 8)].sum(axis=1)
+    assert sums.max() == 5_000 + np.sort(costs)[:7].sum()
+
+
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_no_rank_has_much_more_to_do(ranks: int) -> None:
     rng = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import pairwise, permutations
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import OrderError
 from penstock.order.class_batches import ClassBatches, EpochBatches
-from penstock.order.classes import ClassShuffle
+from penstock.order.classes import ClassShuffle, square_roots
 
 SIZES = st.lists(st.integers(0, 40) | st.integers(0, 3), min_size=1, max_size=12)
 
@@ -26,6 +27,12 @@ def starts_of(sizes: list[int], first: int = 0) -> np.ndarray:
 
 
 @settings(deadline=None, max_examples=150)
+@given(st.lists(st.one_of(st.integers(0, 1 << 62), st.integers(0, (1 << 31) - 1).map(lambda n: n * n + 2 * n))))
+def test_square_roots_are_exact(numbers: list[int]) -> None:
+    """Also just below squares, where a root as a float is that of the square."""
+    assert square_roots(np.array(numbers, np.int64)).tolist() == [math.isqrt(n) for n in numbers]
+
+
 @given(SIZES, st.integers(0, 50), st.integers(0, 1 << 64))
 def test_each_class_is_permuted_by_itself(sizes: list[int], first: int, key: int) -> None:
     starts = starts_of(sizes, first)

@@ -112,6 +112,13 @@ def _spread_by_next_fit(lengths: np.ndarray, capacity: int) -> float:
     return float(means.std() / means.mean())
 
 
+def test_types_that_were_found_before_make_the_same_packs() -> None:
+    corpus = Corpus(kind("code", 300), 2048)
+    again = PackLayout(corpus.classes, corpus.index.starts, types=corpus.layout.types)
+    for known, made in zip(*(one.pieces(np.arange(len(one))) for one in (corpus.layout, again)), strict=True):
+        assert known.tolist() == made.tolist()
+
+
 def test_epochs_deal_documents_anew() -> None:
     first, second = (Corpus(kind("web", 200), 2048, epoch=epoch).packs() for epoch in (0, 1))
     assert len(first) == len(second)

@@ -21,7 +21,7 @@ from penstock.datasets.packs import PackedDocuments, Packs, check_lengths, packs
 from penstock.errors import ConfigError
 from penstock.hashing import mix
 from penstock.order import Order
-from penstock.order.pack_blocks import PACK_BLOCK_ORDER, PackBlockOrder
+from penstock.order.pack_blocks import PACK_BLOCK_ORDER, PackBlockOrder, different
 from penstock.order.pack_types import TypeTable
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder
 from penstock.order.permutation import Indices, normalise
@@ -69,7 +69,7 @@ class BlockPacks(Packs):
     def _check_excluded(self) -> None:
         """Refuse to leave out all documents of a block: then there is nothing to put in their places."""
         rows = np.empty(0, np.int64) if self.excluded is None else self.excluded.rows
-        for number in np.unique(rows // self._block_size).tolist():
+        for number in different(rows // self._block_size):
             begin = number * self._block_size
             lengths = self.lengths[begin : begin + self._block_size].copy()
             first, last = rows.searchsorted([begin, begin + self._block_size])
@@ -141,7 +141,7 @@ class BlockPacks(Packs):
         """Return the documents of packs in an epoch."""
         blocks = self._blocks_of(packs)
         parts, places = [], []
-        for number in np.unique(blocks).tolist():
+        for number in different(blocks):
             here = np.flatnonzero(blocks == number)
             block = self._block(number)
             inside = packs[here] - self._firsts[number]
@@ -165,7 +165,7 @@ class BlockPacks(Packs):
         """Return the sums of squares of the lengths in packs."""
         blocks = self._blocks_of(packs)
         costs = np.zeros(len(packs), np.int64)
-        for number in np.unique(blocks).tolist():
+        for number in different(blocks):
             here = blocks == number
             costs[here] = self._block(number).layout.costs(packs[here] - self._firsts[number])
         return costs

@@ -66,8 +66,8 @@ class PackedDataset(SourceDataset, Redealt):
         order: ``"global"`` deals documents from anywhere to a pack. ``"block"`` packs each block of ``block_size``
             documents by itself, and permutes blocks, so that a job reads one block of documents at a time: for tables,
             shards and stores that are best read in runs.
-        block_size: documents of a block, 262,144 by default. All blocks are packed once, 0.2 s each, to find out how
-            many packs they have; that is kept in the user's cache.
+        block_size: documents of a block, 262,144 by default. All blocks are packed once, in 0.02 to 0.15 s each; that
+            is kept in the user's cache, a byte a document, and entering a block takes 8 ms from then on.
         pad_token: what stands behind the last document of a pack that is not full.
         balance: packs of a rank's batch. Those of each global batch are then dealt to ranks by what attention costs
             (the sum of squares of document lengths), so that no rank waits long for another. The global batch stays
@@ -92,7 +92,8 @@ class PackedDataset(SourceDataset, Redealt):
       row of a batch's.
 
     Every epoch deals documents anew. Empty documents are in no pack. A state is a few integers, and fits another number
-    of ranks. Making the class index is one pass over the lengths, kept in the user's cache.
+    of ranks. Making the class index is one pass over the lengths, kept in the user's cache; so is
+    what was found by reading a file of lengths, which a process opens in 0.1 s.
 
     **Excluded documents.** In the place of each stands another one of the same length, drawn from (seed, epoch,
     document); of a long one, in the place of each of its pieces. If all of that length are excluded, it is the

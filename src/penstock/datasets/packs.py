@@ -19,6 +19,7 @@ from penstock.datasets.rows import row_count
 from penstock.errors import ConfigError, StateError
 from penstock.order import Order, Partition
 from penstock.order.balance import deal_by_cost
+from penstock.order.pack_blocks import different
 from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, Pieces
 from penstock.order.permutation import Indices, Inverse, normalise
 from penstock.plan.class_plan import SampleClasses
@@ -288,7 +289,7 @@ class _Balanced:
         flat = places.reshape(-1)
         found = np.empty(flat.size, np.int64)
         windows = (flat - self._begin) // self._window
-        for number in np.unique(windows).tolist():
+        for number in different(windows):
             here = windows == number
             begin = self._begin + number * self._window
             if begin < self._begin or begin + self._window > self._end:

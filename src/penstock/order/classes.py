@@ -28,7 +28,7 @@ from penstock.hashing import mix, mix_array
 from penstock.order.feistel import ROUNDS, Feistel, Indices
 from penstock.order.permutation import MAX_N, Inverse, normalise
 
-__all__ = ["ClassShuffle", "class_of"]
+__all__ = ["ClassShuffle", "class_of", "square_roots"]
 
 _BLOCK = 32768  # indices worked on at once, so that they stay in the cache
 
@@ -61,7 +61,7 @@ class ClassShuffle:
         self.key = key
         self._sizes = sizes.view(np.uint64)
         # As of a `Permutation`: a * b >= n, and fewer than a elements too many.
-        a = _square_roots(np.maximum(sizes - 1, 0)) + 1
+        a = square_roots(np.maximum(sizes - 1, 0)) + 1
         self._a, self._b = a.astype(np.uint32), (-(-sizes // a)).astype(np.uint32)
         numbers = np.arange(len(sizes), dtype=np.uint64)
         self._keys = np.stack([mix_array(mix(key, r), numbers) for r in range(ROUNDS)]).astype(np.uint32)
@@ -104,7 +104,7 @@ class ClassShuffle:
         flat += begins
 
 
-def _square_roots(numbers: Indices) -> Indices:
+def square_roots(numbers: Indices) -> Indices:
     """Return the whole part of the square root of numbers up to 2**62, exactly."""
     roots = np.sqrt(numbers).astype(np.int64)
     roots -= roots * roots > numbers

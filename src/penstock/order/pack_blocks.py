@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penstock.hashing import derive_key, mix
 from penstock.order.permutation import Indices, Inverse, Permutation, normalise
 
-__all__ = ["PACK_BLOCK_ORDER", "PackBlockOrder"]
+__all__ = ["PACK_BLOCK_ORDER", "PackBlockOrder", "different"]
 
 PACK_BLOCK_ORDER = "pack-blocks-1"
 """Name of the frozen order. It is a part of what a state belongs to."""
@@ -60,7 +60,7 @@ class PackBlockOrder:
         positions = normalise(index, len(self))
         flat = positions.reshape(-1)
         steps = self._begins.searchsorted(flat, "right") - 1
-        for step in np.unique(steps).tolist():
+        for step in different(steps):
             here = steps == step
             flat[here] = self._firsts[step] + self._inside(step)[flat[here] - self._begins[step]]
         return int(positions) if positions.ndim == 0 else positions
@@ -74,7 +74,7 @@ class PackBlockOrder:
         packs = normalise(index, len(self))
         flat = packs.reshape(-1)
         steps = self._order.inverse[self._starts.searchsorted(flat, "right") - 1]
-        for step in np.unique(steps).tolist():
+        for step in different(steps):
             here = steps == step
             flat[here] = self._begins[step] + self._inside(step).inverse[flat[here] - self._firsts[step]]
         return int(packs) if packs.ndim == 0 else packs
@@ -83,6 +83,14 @@ class PackBlockOrder:
         """Return the order of the packs of a block."""
         size = int(self._begins[step + 1] - self._begins[step])
         return _permutation(size, mix(self._key, 1, int(self._blocks[step])))
+
+
+def different(numbers: Indices) -> list[int]:
+    """Return the different ones of some numbers, ascending.
+
+    The first `numpy.unique` of a process imports ``numpy.ma``, which takes longer than to find a batch.
+    """
+    return sorted(set(numbers.tolist()))
 
 
 @lru_cache(maxsize=8)
