@@ -7,8 +7,8 @@ known. So what is planned and measured is the arithmetic that training uses.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,9 +17,12 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
+    from penstock.planning.data import DataPlan
+    from penstock.quality.steps import StepQuality
 
-__all__ = ["DataOptions", "as_loader"]
+__all__ = ["DataOptions", "as_loader", "with_rows"]
 
+_Found = TypeVar("_Found", "DataPlan", "StepQuality")
 _DATA = {"rich_help_panel": "Data"}
 
 
@@ -128,6 +131,12 @@ def as_loader(target: str, batch_size: int) -> DataLoader[Any]:
             "without arguments that returns one"
         )
     return DataLoader(found, batch_size=batch_size)
+
+
+def with_rows(found: _Found, rows: dict[str, int]) -> _Found:
+    """Return a plan or a measurement with the rows that its sources had before filters, by their names."""
+    sources: Any = tuple(replace(source, rows=rows[source.name]) for source in found.sources)
+    return replace(found, sources=sources)
 
 
 def _pairs(option: str, texts: list[str]) -> dict[str, str]:

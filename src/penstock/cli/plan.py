@@ -129,8 +129,7 @@ def _data_plan(data: str | None, sources: DataOptions, run: JobOptions, assumed:
     Raises:
         BadParameter: both, or options that the data have an answer to.
     """
-    from penstock.cli.data_options import as_loader
-    from penstock.cli.plan_data import with_rows
+    from penstock.cli.data_options import as_loader, with_rows
     from penstock.planning.data import data_plan
 
     run.check_epochs()

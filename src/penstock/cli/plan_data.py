@@ -3,52 +3,33 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.manifest_options import byte_size, console, pairs, print_figures
+from penstock.cli.manifest_options import byte_size, console, figures, pairs, print_figures
 from penstock.cli.plan_page import html_page, html_table
 from penstock.errors import ConfigError
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from penstock.planning.data import DataPlan, SourcePlan, StagePlan
 
-__all__ = ["draw_data", "print_data", "with_rows", "write_page"]
+__all__ = ["draw_data", "print_data", "write_page"]
 
 _COLOURS = 8
-
-
-def with_rows(plan: DataPlan, rows: dict[str, int]) -> DataPlan:
-    """Return the plan with the rows that sources had before filters, where the data set does not know them."""
-    return replace(plan, sources=tuple(replace(s, rows=rows.get(s.name, s.rows)) for s in plan.sources))
 
 
 def print_data(plan: DataPlan) -> None:
     """Print the plan as tables."""
     console().print(_about(plan))
-    print_figures(_table("Sources", _source_heads(plan), [_source_cells(plan, source) for source in plan.sources]))
+    print_figures(figures("Sources", _source_heads(plan), [_source_cells(plan, source) for source in plan.sources]))
     if len(plan.sources) > 1:
-        print_figures(_table("Weights", _stage_heads(plan), list(map(_stage_cells, plan.stages))))
+        print_figures(figures("Weights", _stage_heads(plan), list(map(_stage_cells, plan.stages))))
     console().print(pairs("State", _state_rows(plan)))
     for note in _notes(plan):
         console().print(note)
-
-
-def _table(title: str, heads: list[str], rows: list[list[str]]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="right" if number else "left", style=None if number else "bold", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _about(plan: DataPlan) -> str:
