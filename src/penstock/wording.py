@@ -4,14 +4,14 @@ from __future__ import annotations
 
 __all__ = ["counted", "rate_text"]
 
-_HISSING = ("s", "x", "ch", "sh")
+_HISSING = ("s", "x", "tch", "sh")
 
 
 def counted(number: int, noun: str) -> str:
     """So many of something.
 
-    >>> counted(1, "sample"), counted(2000, "batch"), counted(0, "copy")
-    ('1 sample', '2,000 batches', '0 copies')
+    >>> counted(1, "sample"), counted(2000, "batch"), counted(0, "copy"), counted(3, "epoch")
+    ('1 sample', '2,000 batches', '0 copies', '3 epochs')
     """
     if number != 1:
         noun = f"{noun[:-1]}ies" if noun.endswith("py") else f"{noun}es" if noun.endswith(_HISSING) else f"{noun}s"

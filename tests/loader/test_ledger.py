@@ -255,3 +255,19 @@ def test_batches_that_are_passed_over() -> None:
         again.skip(16)
     with pytest.raises(ConfigError, match="stream"):
         DataLoader(_Stream()).skip(1)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("mini_epochs", [1, 3])
+def test_where_steps_begin(mini_epochs: int, drop_last: bool) -> None:
+    data = Mixture([(range(50), 1)], stop=101, mini_epochs=mini_epochs, remainder="drop", rank=0, world_size=2)
+    ledger = Ledger(DataLoader(data, batch_size=5, drop_last=drop_last))
+    steps = [ledger.rows(step) for step in range(2 * ledger.steps_per_epoch)]
+    for step, found in enumerate(steps):
+        assert ledger.begin(step) == (found.epoch, found.positions.min())
+    for epoch in range(2):
+        for position in range(101):
+            later = [
+                step for step, found in enumerate(steps) if (found.epoch, found.positions.max()) >= (epoch, position)
+            ]
+            assert ledger.step_from(position, epoch=epoch) == min(later, default=len(steps))

@@ -16,7 +16,7 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -218,6 +218,20 @@ def pairs(title: str, rows: list[tuple[str, str]]) -> Table:
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(Text(name), Text(value))
+    return table
+
+
+def figures(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of numbers for `print_figures`; the first column has names."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE, pad_edge=False)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left", style=None if number else "bold", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 

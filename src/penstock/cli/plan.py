@@ -6,14 +6,15 @@ draws it with ``--plot``.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.data_options import DataOptions
 from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_figures, print_json, spread
-from penstock.cli.plan_options import AssumedOptions, JobOptions, PackingOptions
+from penstock.cli.plan_options import AssumedOptions, JobOptions, PackingOptions, given_options
 from penstock.cli.plots import check_plot
 from penstock.cli.quantities import count
 from penstock.wording import counted
@@ -22,16 +23,31 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from penstock.planning import Epoch, Job, Plan, TokenBatches
+    from penstock.planning.data import DataPlan
 
 __all__ = ["command"]
+
+_LAYOUT = {"ranks", "batch_size", "epochs"}
+_SHARE = {"drop_last", "shuffle", "block_size", "window", "mini_epochs", "remainder", "seed"}
+"""Options of a job that its data have an answer to, if a program makes them."""
 
 
 @spread("assumed", AssumedOptions)
 @spread("run", JobOptions)
 @spread("packing", PackingOptions)
+@spread("sources", DataOptions)
 def command(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:NAME]",
+            help="A data set with an order of its own, or a loader, in a module or .py file: what a run has of it.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     run: JobOptions,
+    sources: DataOptions,
     assumed: AssumedOptions,
     packing: PackingOptions,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the plan into this file (matplotlib).")] = None,
@@ -46,10 +62,9 @@ def command(
     """Plan a run: batches, memory, cache, what limits it, how well it mixes, how soon it resumes.
 
     Nothing is read and nothing is measured but the order itself, which is looked at in its real size. With --packing,
-    say what packs of documents waste, and what they cost ranks.
+    say what packs of documents waste, and what they cost ranks. With --source, or of a program's data set, say how much
+    a run has of each source, through filters and weights that change.
     """
-    from penstock.planning import make_plan
-
     if plot is not None:
         from penstock.cli.plan_plot import check_matplotlib
 
@@ -58,18 +73,42 @@ def command(
     if packing.is_given:
         from penstock.cli.plan_packing import print_packing
 
+        if data is not None or sources.is_given:
+            raise typer.BadParameter("--packing compares packs alone: leave the data out, or plan them apart")
         if lengths is not None or max_tokens is not None:
             raise typer.BadParameter(
                 "--lengths and --max-tokens belong to the plan of a job, --packing is one of its own"
             )
         print_packing(packing, run, plot, as_json=as_json)
         return
+    if data is not None or sources.is_given:
+        planned = _data_plan(data, sources, run, assumed)
+        if lengths is not None or max_tokens is not None:
+            raise typer.BadParameter("--lengths and --max-tokens belong to the plan of a job without sources")
+        _show_data(planned, run, assumed, packing.html, plot, as_json=as_json)
+        return
+    if packing.html is not None:
+        raise typer.BadParameter("--html pages belong to --packing FILE, to --source and to data of a program")
+    _plan_job(run, assumed, lengths, max_tokens, plot, as_json=as_json)
+
+
+def _plan_job(
+    run: JobOptions,
+    assumed: AssumedOptions,
+    lengths: Path | None,
+    max_tokens: int | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from penstock.planning import make_plan
+
     job, assumptions = run.job(), assumed.assumptions()
     batches = _token_batches(job, lengths, max_tokens)
     plan = make_plan(job, assumptions)
     if as_json:
         more = {} if batches is None else {"token_batches": asdict(batches)}
-        print_json({**asdict(plan), "nodes": job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}, **more})
+        print_json({**_report(plan), **more})
     else:
         _print(plan)
         if batches is not None:
@@ -78,6 +117,68 @@ def command(
         from penstock.cli.plan_plot import draw
 
         draw(plot, plan)
+
+
+def _report(plan: Plan) -> dict[str, Any]:
+    return {**asdict(plan), "nodes": plan.job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}}
+
+
+def _data_plan(data: str | None, sources: DataOptions, run: JobOptions, assumed: AssumedOptions) -> DataPlan:
+    """Return the plan of a program's data, or of the sources on the command line.
+
+    Raises:
+        BadParameter: both, or options that the data have an answer to.
+    """
+    from penstock.cli.data_options import as_loader, with_rows
+    from penstock.planning.data import data_plan
+
+    run.check_epochs()
+    if data is None:
+        if run.samples is not None:
+            raise typer.BadParameter("--samples: how many samples an epoch has follows from the sources")
+        others = given_options(run, assumed, but=_LAYOUT | _SHARE)
+        if others and run.sample_bytes is None:
+            raise typer.BadParameter(f"{', '.join(others)}: for the plan of the job give --bytes SIZE, too")
+        loader, rows = sources.loader(run.batch_size, drop_last=run.drop_last, **run.share())
+        return with_rows(data_plan(loader, epochs=run.epochs), rows)
+    if sources.is_given:
+        raise typer.BadParameter(f"--source describes data, and so does {data}: give one of the two")
+    if others := given_options(run, assumed, but=_LAYOUT):
+        raise typer.BadParameter(f"{', '.join(others)}: of {data} what a run has of each source is planned alone")
+    planned = data_plan(as_loader(data, run.batch_size), epochs=run.epochs, ranks=run.ranks if run.ranks > 1 else None)
+    if "--batch-size" in given_options(run) and planned.batch_size != run.batch_size:
+        raise typer.BadParameter(f"--batch-size: the loader {data} has batches of {planned.batch_size}")
+    return planned
+
+
+def _show_data(
+    planned: DataPlan,
+    run: JobOptions,
+    assumed: AssumedOptions,
+    html: Path | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what a run has of its data, and the plan of the job, too, where the size of a sample is known."""
+    from penstock.cli.plan_data import draw_data, print_data, write_page
+    from penstock.cli.plan_page import check_page
+    from penstock.planning import make_plan
+
+    check_page(html)
+    plan = None
+    if run.sample_bytes is not None:
+        plan = make_plan(replace(run, samples=planned.samples).job(), assumed.assumptions())
+    if as_json:
+        print_json({"data": asdict(planned), **({} if plan is None else _report(plan))})
+    else:
+        print_data(planned)
+        if plan is not None:
+            _print(plan)
+    if html is not None:
+        write_page(html, planned)
+    if plot is not None:
+        draw_data(plot, planned)
 
 
 def _print(plan: Plan) -> None:

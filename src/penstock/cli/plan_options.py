@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +16,7 @@ from penstock.cli.quantities import check_seed, count, size
 if TYPE_CHECKING:
     from penstock.planning import Assumptions, Job
 
-__all__ = ["AssumedOptions", "JobOptions", "PackingOptions"]
+__all__ = ["AssumedOptions", "JobOptions", "PackingOptions", "given_options"]
 
 
 def _size(name: str, help_text: str, **more: Any) -> Any:
@@ -123,10 +123,7 @@ class JobOptions:
         if self.samples is None or self.sample_bytes is None:
             told = "a plan needs --samples N and --bytes SIZE, or --packing FILE and --capacity N"
             raise typer.BadParameter(told)
-        if self.epochs > _EPOCHS:
-            told = f"--epochs {self.epochs}: each is looked at, {_EPOCHS:,} at most; later ones are alike"
-            raise typer.BadParameter(told)
-
+        self.check_epochs()
         renamed: dict[str, Any] = {
             "delivered_bytes": self.delivered,
             "batch_size": self.batch_size,
@@ -137,6 +134,28 @@ class JobOptions:
         values = {name: getattr(self, name) for name in same}
         values |= {"shuffle": str(self.shuffle), "remainder": str(self.remainder)}
         return _make(Job, values | renamed)
+
+    def check_epochs(self) -> None:
+        """Refuse more epochs than are looked at one by one, with a BadParameter."""
+        if not 1 <= self.epochs <= _EPOCHS:
+            told = (
+                f"--epochs {self.epochs}: 1 or more, and each is looked at, {_EPOCHS:,} at most; later ones are alike"
+            )
+            raise typer.BadParameter(told)
+
+    def share(self) -> dict[str, Any]:
+        """What a `penstock.Mixture` takes: how sources are gone through, and how samples are dealt to ranks."""
+        block = {"block_size": self.block_size, "window": self.window} if self.shuffle is _Shuffle.BLOCK else {}
+        order = {"shuffle": str(self.shuffle), "seed": self.seed, **block}
+        dealt = {"mini_epochs": self.mini_epochs, "remainder": str(self.remainder)}
+        return {**order, **dealt, "rank": 0, "world_size": self.ranks}
+
+
+def given_options(*options: Any, but: Container[str] = ()) -> list[str]:
+    """Return the names of the options with another value than they have by default, but for some of them."""
+    named = [(one, field) for one in options for field in fields(one) if field.name not in but]
+    changed = [field.name for one, field in named if getattr(one, field.name) != field.default]
+    return ["--" + _NAMES.get(name, name).replace("_", "-") for name in changed]
 
 
 def _make(kind: Callable[..., _Made], values: dict[str, Any]) -> _Made:
@@ -196,13 +215,13 @@ class PackingOptions:
         typer.Option("--max-documents", parser=count, metavar="N", help="Documents of a pack.", **_PACKING),
     ] = None
     packs: Annotated[int, typer.Option("--packs", min=1, help="Packs in a batch of a rank.", **_PACKING)] = 8
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page with the figures.", **_PACKING)] = None
+    html: Annotated[Path | None, typer.Option("--html", help="Of packs or sources: write a page, too.")] = None
 
     @property
     def is_given(self) -> bool:
         """Whether packs are compared; BadParameter where only a part of what that takes is there."""
         if (self.document_lengths is None) != (self.capacity is None):
             raise typer.BadParameter("--packing FILE and --capacity N belong together")
-        if self.document_lengths is None and (self.max_documents is not None or self.html is not None):
-            raise typer.BadParameter("--max-documents and --html belong to --packing FILE")
+        if self.document_lengths is None and self.max_documents is not None:
+            raise typer.BadParameter("options of packs belong to --packing FILE: --max-documents")
         return self.document_lengths is not None

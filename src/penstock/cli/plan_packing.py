@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING
 
 import typer
 
 from penstock.cli.manifest_options import console, print_figures, print_json
+from penstock.cli.plan_page import check_page, html_page, html_table
 from penstock.errors import ConfigError
 from penstock.wording import counted
 
@@ -41,8 +41,7 @@ def print_packing(given: PackingOptions, run: JobOptions, plot: Path | None, *, 
     assert given.document_lengths is not None
     assert given.capacity is not None
     ranks = run.ranks if run.ranks > 1 else _RANKS
-    if given.html is not None and not given.html.parent.is_dir():
-        raise ConfigError(f"cannot write {str(given.html)!r}: there is no folder {str(given.html.parent)!r}")
+    check_page(given.html)
     plan = packing_plan(
         given.document_lengths, given.capacity, max_documents=given.max_documents, ranks=ranks, batch=given.packs
     )
@@ -123,49 +122,9 @@ def _draw(path: Path, plan: PackingPlan) -> None:
         raise ConfigError(f"cannot draw into {str(path)!r}: {error}") from error
 
 
-_PAGE = Template(
-    """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Penstock packing</title>
-<style>
-:root { --page: #f7f7f5; --ink: #16161a; --soft: #5c5c63; --line: #e2e2de; --bar: #1f6fc4; --pale: #a9c8ea }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #121214; --ink: #f1f1f3; --soft: #a5a5ad; --line: #323238; --bar: #5aa2ef; --pale: #2c5380 }
-}
-body { margin: 0 auto; padding: 24px 20px; max-width: 960px; background: var(--page); color: var(--ink);
-  font: 15px/1.45 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; font-variant-numeric: tabular-nums }
-h1 { font-size: 20px } h2 { font-size: 14px; margin: 20px 0 4px }
-p { color: var(--soft); margin: 0 0 6px }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: right; padding: 5px 0 5px 18px; border-top: 1px solid var(--line) }
-th { font-weight: 500; color: var(--soft); border-top: 0 }
-th:first-child, td:first-child { text-align: left; padding-left: 0 }
-svg { display: block; width: 100%; height: auto }
-text { fill: var(--ink); font-size: 13px } .bar { fill: var(--bar) } .pale { fill: var(--pale) }
-</style>
-</head>
-<body>
-<h1>Packing</h1>
-<p>$about</p>
-<table><thead><tr>$heads</tr></thead><tbody>$rows</tbody></table>
-$plots
-$notes
-</body>
-</html>
-"""
-)
-
-
 def _page(plan: PackingPlan) -> str:
     """Return a page that needs nothing else."""
-    heads = "".join(f"<th>{escape(name)}</th>" for name in ["", *_headings(plan)])
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in [way.name, *_cells(way)]) + "</tr>" for way in plan.ways
-    )
+    table = html_table(["", *_headings(plan)], [[way.name, *_cells(way)] for way in plan.ways])
     names = [way.name for way in plan.ways]
     plots = [
         _bars("Waste", names, [1 - way.fill for way in plan.ways], "{:.2%}"),
@@ -178,8 +137,7 @@ def _page(plan: PackingPlan) -> str:
             [way.balanced - 1 for way in plan.ways],
         ),
     ]
-    notes = "".join(f"<p>{escape(note)}</p>" for note in _notes(plan))
-    return _PAGE.substitute(about=escape(_about(plan)), heads=heads, rows=rows, plots="\n".join(plots), notes=notes)
+    return html_page("Packing", _about(plan), [table, *plots], _notes(plan))
 
 
 def _bars(title: str, names: Sequence[str], values: Sequence[float], form: str, pale: Sequence[float] = ()) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.cli.manifest_options import Reading
 
-__all__ = ["load", "load_path", "names_a_loader"]
+__all__ = ["load", "load_object", "load_path", "names_a_loader"]
 
 _SIDE = 224  # pixels of images, where nothing is said
 _ENCODED = ("jpeg", "png")  # columns of MDS folders that hold the bytes of image files
@@ -38,6 +38,24 @@ def load(target: str) -> TorchDataLoader[Any]:
     """
     from torch.utils.data import DataLoader as TorchDataLoader
 
+    found = load_object(target)
+    if not isinstance(found, TorchDataLoader):
+        raise ConfigError(
+            f"{target} is a {type(found).__name__}: give a torch.utils.data.DataLoader, a penstock.DataLoader, or a "
+            "function without arguments that returns one"
+        )
+    return found
+
+
+def load_object(target: str) -> Any:
+    """Whatever a program has by this name; of a function or class, what it returns without arguments.
+
+    Raises:
+        ConfigError: there is no such module or name.
+    """
+    from torch.utils.data import DataLoader as TorchDataLoader
+    from torch.utils.data import Dataset
+
     place, _, attribute = target.rpartition(":")
     found: Any = _module(place)
     for name in attribute.split("."):
@@ -45,14 +63,7 @@ def load(target: str) -> TorchDataLoader[Any]:
             found = getattr(found, name)
         except AttributeError:
             raise ConfigError(f"{place} has no {attribute!r}; it has {_loaders(found)}") from None
-    if callable(found) and not isinstance(found, TorchDataLoader):
-        found = _called(found, target)
-    if not isinstance(found, TorchDataLoader):
-        raise ConfigError(
-            f"{target} is a {type(found).__name__}: give a torch.utils.data.DataLoader, a penstock.DataLoader, or a "
-            "function without arguments that returns one"
-        )
-    return found
+    return _called(found, target) if callable(found) and not isinstance(found, TorchDataLoader | Dataset) else found
 
 
 def _module(place: str) -> Any:

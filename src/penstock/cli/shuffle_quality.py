@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.manifest_options import Json, Reading, bar, console, print_figures, print_json, reading
+from penstock.cli.data_options import DataOptions
+from penstock.cli.manifest_options import Json, Reading, bar, console, print_figures, print_json, reading, spread
 from penstock.cli.quantities import check_seed
 from penstock.errors import ConfigError, PenstockError
 from penstock.wording import counted
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_BATCH_SIZE = 256
+
 
 class _Kind(StrEnum):
     NONE = "none"
@@ -34,15 +37,20 @@ class _Kind(StrEnum):
 
 
 @reading
+@spread("sources", DataOptions)
 def command(
     files: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="FILE", help="Manifests, read as one in this order; or whatever profile takes.", show_default=False
+            metavar="FILE",
+            help="Manifests, read as one in this order; or whatever profile takes; or MODULE:NAME, a data set with an "
+            "order of its own or a loader, whose steps are measured.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     *,
     how: Reading,
+    sources: DataOptions,
     kind: Annotated[
         list[_Kind] | None,
         typer.Option(
@@ -62,17 +70,29 @@ def command(
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, help="Epochs to measure, each compared with the next one.")
     ] = 2,
-    batch: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in a batch of one rank.")] = 256,
+    batch: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in a batch of one rank.")] = _BATCH_SIZE,
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Ranks that share the epoch.")] = 1,
     batches: Annotated[
-        int, typer.Option("--batches", min=1, help="Batches looked at in each epoch, evenly spread.")
+        int, typer.Option("--batches", min=1, help="Batches looked at in each epoch, evenly spread; of steps, so many.")
     ] = 256,
     as_json: Json = False,
 ) -> None:
     """Measure how well orders mix a manifest: displacement, classes in a batch, repeats, and runs read.
 
-    Large manifests are sampled: neither memory nor time depend on the number of rows.
+    Large manifests are sampled: neither memory nor time depend on the number of rows. Of a program's data, or of a
+    mixture by --source, measure the steps of its job: through filters, weights that change, and packs.
     """
+    given = _Steps(kind, seed, block_size, window, batch, ranks, epochs, batches)
+    target = _target(files, sources)
+    if target is not None or sources.is_given:
+        others = [] if how == type(how)() else ["the options of reading"]
+        others += ["--buffer"] if buffer else []
+        if others:
+            raise typer.BadParameter(f"{', '.join(others)}: for manifests alone")
+        _measure_steps(target, sources, given, as_json=as_json)
+        return
+    if not files:
+        raise typer.BadParameter("give FILE, MODULE:NAME or --source NAME=ROWS")
     from penstock.quality import measure
 
     source = _source(list(files), how, bars=not as_json)
@@ -104,6 +124,75 @@ def command(
     if source.labels is None:
         out.print(f"no classes: {source.without}")
     _print(found)
+
+
+class _Steps(NamedTuple):
+    """What the command line says of steps."""
+
+    kind: list[_Kind] | None
+    seed: int
+    block_size: int
+    window: int
+    batch_size: int
+    ranks: int
+    epochs: int
+    batches: int
+
+
+def _target(files: list[str] | None, sources: DataOptions) -> str | None:
+    """Return the name of a program's data, if that is what is to be measured.
+
+    Raises:
+        BadParameter: files, too.
+    """
+    from penstock.cli.profile_source import names_a_loader
+
+    named = [file for file in files or [] if names_a_loader(file)]
+    if sources.is_given and files:
+        raise typer.BadParameter(f"--source describes data, and so does {files[0]}: give one of the two")
+    if named and files is not None and len(files) > 1:
+        raise typer.BadParameter(f"{named[0]}: give one data set or loader, and no files")
+    return named[0] if named else None
+
+
+def _measure_steps(target: str | None, sources: DataOptions, given: _Steps, *, as_json: bool) -> None:
+    """Measure the steps of a program's data, or of the sources on the command line, and print it."""
+    from penstock.cli.data_options import as_loader, with_rows
+    from penstock.cli.quality_steps import print_steps
+    from penstock.quality.steps import measure_steps
+
+    rows: dict[str, int] = {}
+    if target is None:
+        loader, rows = sources.loader(given.batch_size, **_share(given))
+    else:
+        usual = _Steps(None, 0, 1024, 64, given.batch_size, given.ranks, given.epochs, given.batches)
+        changed = [name for name in given._fields if getattr(given, name) != getattr(usual, name)]
+        if changed:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+            raise typer.BadParameter(f"{options}: {target} says it by itself")
+        loader = as_loader(target, given.batch_size)
+    ranks = given.ranks if given.ranks > 1 else None
+    found = measure_steps(loader, epochs=given.epochs, ranks=ranks, steps=given.batches)
+    if target is not None and given.batch_size not in (_BATCH_SIZE, found.batch_size):
+        raise typer.BadParameter(f"--batch-size: the loader {target} has batches of {found.batch_size}")
+    found = with_rows(found, rows) if rows else found
+    if as_json:
+        print_json({"steps": asdict(found)})
+    else:
+        print_steps(found)
+
+
+def _share(given: _Steps) -> dict[str, Any]:
+    """What a `penstock.Mixture` takes.
+
+    Raises:
+        BadParameter: several kinds of order, or torch's.
+    """
+    kinds = given.kind or [_Kind.GLOBAL]
+    if len(kinds) > 1 or kinds[0] is _Kind.TORCH:
+        raise typer.BadParameter("--kind: sources are gone through in one order: none, block or global")
+    block = {"block_size": given.block_size, "window": given.window} if kinds[0] is _Kind.BLOCK else {}
+    return {"shuffle": str(kinds[0]), "seed": given.seed, "rank": 0, "world_size": given.ranks, **block}
 
 
 class _Source(NamedTuple):

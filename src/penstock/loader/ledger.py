@@ -126,6 +126,11 @@ class Ledger:
         return int(self._dataset.mini_epochs) if self._own else 1
 
     @property
+    def dataset(self) -> Any:
+        """The loader's data set."""
+        return self._dataset
+
+    @property
     def steps_per_epoch(self) -> int:
         """Steps of each epoch."""
         return sum(self._batches)
@@ -171,6 +176,23 @@ class Ledger:
         if self._own:
             return positions_of_dataset(self._dataset, epoch)
         return positions_of_order(self._run(epoch).order)
+
+    def begin(self, step: int) -> tuple[int, int]:
+        """Return the epoch of a step, and the position in the job's epoch at which it begins."""
+        epoch, part, number = self._locate(step)
+        whole = self._partition(0, part)
+        return epoch, whole.begin + number * self.batch_size * self.world_size
+
+    def step_from(self, position: int, *, epoch: int) -> int:
+        """Return the first step that has a position of an epoch, or one behind it: the last ones may be left out."""
+        before = epoch * self.steps_per_epoch
+        for part, count in enumerate(self._batches):
+            whole = self._partition(0, part)
+            if position < whole.end:
+                local = max(0, position - whole.begin) // self.world_size
+                return before + min(local // self.batch_size, count)
+            before += count
+        return before
 
     # Questions.
 

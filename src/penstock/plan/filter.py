@@ -88,6 +88,11 @@ class KeptRows:
         """Identity of the rows: the same for a mask and for an ascending array of them."""
         return str(self._digest.hex())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, in the file that is mapped or in memory."""
+        return int(self._data.nbytes)
+
     @overload
     def __getitem__(self, ordinals: int) -> int: ...
     @overload

@@ -1,0 +1,123 @@
+"""`measure_shares`: whether every rank sees each source of a mixture by its weight.
+
+A mixture that is periodic aliases with ranks, which take every so many positions: the job has the right shares, and a
+rank may have one source only. So windows of positions of single ranks are compared with the weights, in standard
+deviations of sources that are drawn at random for each position.
+
+>>> periodic = measure_shares(lambda positions: positions % 2, [[0.5, 0.5]], 100_000, ranks=2)
+>>> periodic.worst > 50 and periodic.rank in (0, 1)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConfigError
+from penstock.order.permutation import Indices
+
+__all__ = ["ShareQuality", "measure_shares"]
+
+_RANKS = 64  # looked at, evenly spread
+_LEAST = 10  # samples that are expected of a source in a window, and of the others: of fewer, counts are not normal
+
+
+@dataclass(frozen=True)
+class ShareQuality:
+    """The largest deviation of a rank's share of a source from its weight.
+
+    Attributes:
+        ranks: whose windows were looked at.
+        window: positions of a rank in each of them.
+        compared: shares in all windows.
+        worst: the largest deviation, in standard deviations of sources that are drawn at random.
+        worst_random: the median of the largest of as many draws at random.
+        rank, source, begin: whose window that was, of which source, and its first position in the epoch.
+        share, expected: of the source there.
+    """
+
+    ranks: int
+    window: int
+    compared: int
+    worst: float
+    worst_random: float
+    rank: int
+    source: int
+    begin: int
+    share: float
+    expected: float
+
+
+def measure_shares(
+    sources: Callable[[Indices], Indices],
+    weights: npt.ArrayLike,
+    length: int,
+    *,
+    stages: Callable[[Indices], Indices] | None = None,
+    ranks: int = 1,
+    window: int = 10_000,
+    windows: int = 8,
+) -> ShareQuality | None:
+    """Compare each rank's share of each source with the weights.
+
+    Args:
+        sources: returns the number of the source at positions of an epoch: int64 of the shape of its argument.
+        weights: shares of all sources, that add up to 1: of shape (stages, sources).
+        length: positions of the epoch.
+        stages: returns the stage of each position; by default all are in the first one.
+        ranks: positions are dealt to so many, in strides.
+        window: positions of a rank that are looked at together, at most those that it has.
+        windows: so many for each rank, evenly spread.
+
+    Returns:
+        The worst one; None where fewer than 10 samples are expected of each source, or of all others.
+
+    Raises:
+        ConfigError: numbers that are not positive, or fewer positions than ranks.
+
+    Cost: ``windows * window`` positions for each of up to 64 ranks: about two seconds by default.
+    """
+    if min(ranks, window, windows) < 1 or length < ranks:
+        told = f"ranks, window and windows are positive, and each rank has a position: got {ranks}, {window}, {windows}"
+        raise ConfigError(f"{told} of {length} positions")
+    shares = np.asarray(weights, dtype=np.float64)
+    window = min(window, length // ranks)
+    spread = length // ranks - window
+    begins = sorted({k * spread // max(1, windows - 1) for k in range(windows)})
+    chosen = sorted({k * ranks // min(ranks, _RANKS) for k in range(min(ranks, _RANKS))})
+    found, compared = None, 0
+    for rank in chosen:
+        for begin in begins:
+            positions = rank + ranks * np.arange(begin, begin + window)
+            at = np.bincount(positions * 0 if stages is None else stages(positions), minlength=len(shares))
+            mean, variance = at @ shares, at @ (shares * (1 - shares))
+            counts = np.bincount(sources(positions), minlength=shares.shape[1])
+            enough = (np.minimum(mean, window - mean) >= _LEAST) & (variance > 0)
+            compared += int(enough.sum())
+            if not enough.any():
+                continue
+            deviations = np.where(enough, np.abs(counts - mean) / np.sqrt(np.where(enough, variance, 1)), 0)
+            worst = int(deviations.argmax())
+            here = (float(deviations[worst]), rank, worst, int(positions[0]), counts[worst] / window)
+            if found is None or here[0] > found[0][0]:
+                found = here, float(mean[worst] / window)
+    if found is None:
+        return None
+    (deviation, rank, source, first, share), expected = found
+    return ShareQuality(
+        ranks=len(chosen),
+        window=window,
+        compared=compared,
+        worst=deviation,
+        worst_random=NormalDist().inv_cdf((1 + 0.5 ** (1 / compared)) / 2),
+        rank=rank,
+        source=source,
+        begin=first,
+        share=float(share),
+        expected=expected,
+    )
