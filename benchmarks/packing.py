@@ -223,7 +223,7 @@ def _our_quality(path: str, capacity: int) -> dict[str, float]:
     steps = min(200, packs.packs // (RANKS * BATCH))
     costs = np.ones((RANKS, steps))
     for rank in range(RANKS):
-        plan = PackPlan(packs.source, BATCH, rank=rank, world_size=RANKS, seed=1)
+        plan = PackPlan(packs.source, "global", BATCH, rank=rank, world_size=RANKS, seed=1)
         dealt = plan.view(None).rows(np.arange(steps * BATCH))
         costs[rank] = packs.costs(dealt).reshape(steps, BATCH).sum(axis=1)
     return {**result, "balanced": float((costs.max(axis=0) / costs.mean(axis=0)).mean())}
