@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -24,6 +25,7 @@ __all__ = [
     "Samples",
     "arguments",
     "folder",
+    "in_a_process",
     "interleave",
     "make_manifest",
     "parse",
@@ -107,6 +109,18 @@ def make_manifest(path: str | os.PathLike[str], lines: int, classes: int = 1000,
             for digit in range(8):
                 block[:, end - 1 - digit] = 48 + numbers // 10**digit % 10
             file.write(block.data)
+
+
+def in_a_process(measure: Callable[..., None], *what: Any) -> Any:
+    """Return what ``measure(*what, connection)`` sends, in a process that is forked from a server."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("forkserver").Process(target=measure, args=(*what, theirs))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    finally:
+        process.join()
 
 
 def arguments(description: str | None, lines: int = 10_000_000, repeat: int = 5) -> argparse.ArgumentParser:

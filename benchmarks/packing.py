@@ -42,27 +42,13 @@ from typing import Any
 import numpy as np
 
 from _common import folder, parse, remark, smaps_rollup, spread, table
+from _lengths import DRAWN, write_lengths
 
 MIB = 1 << 20
 LONGEST = 1 << 20
 RANKS, BATCH = 8, 8
-DRAWN: dict[str, Callable[[Any, int], Any]] = {
-    "web": lambda rng, n: rng.lognormal(6.2, 1.1, n),
-    "chat": lambda rng, n: rng.lognormal(5.0, 0.9, n),
-    "code": lambda rng, n: rng.lognormal(7.0, 1.3, n),
-    "bimodal": lambda rng, n: np.where(rng.random(n) < 0.7, rng.lognormal(4.5, 0.5, n), rng.lognormal(8.2, 0.4, n)),
-}
 Array = Any
 Ways = Iterator[list[int]]
-
-
-def write_lengths(path: Path, kind: str, n: int) -> None:
-    """Write lengths as an ``.npy`` file of int32, a block at a time."""
-    out = np.lib.format.open_memmap(path, "w+", np.int32, (n,))
-    rng, block = np.random.default_rng(1), 1 << 20
-    for a in range(0, n, block):
-        out[a : a + block] = np.clip(DRAWN[kind](rng, min(block, n - a)), 1, LONGEST)
-    out.flush()
 
 
 # The usual ways: each yields lists of pieces, from a sequence of the epoch on.
@@ -368,7 +354,7 @@ def measure(kind: str, capacity: int, options: argparse.Namespace, where: Path) 
     sizes = {name: options.slow if name in SLOW else options.documents for name in (*PEERS, *OURS)}
     for n in set(sizes.values()):
         if not (where / f"{kind}-{n}.npy").exists():
-            write_lengths(where / f"{kind}-{n}.npy", kind, n)
+            write_lengths(where / f"{kind}-{n}.npy", kind, n, longest=LONGEST, dtype=np.int32)
     paths = {name: where / f"{kind}-{n}.npy" for name, n in sizes.items()}
     made = {name: fresh("quality", name, paths[name], capacity) for name in (*PEERS, OURS[0])}
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in sizes}
@@ -398,7 +384,7 @@ def _figures(of: dict[str, float]) -> list[str]:
 def measure_many(documents: int, capacity: int, where: Path) -> None:
     """Print a table of seeking among many documents, on one of 64 ranks."""
     path = where / "many.npy"
-    write_lengths(path, "web", documents)
+    write_lengths(path, "web", documents, longest=LONGEST, dtype=np.int32)
     rows = []
     for what, name in (
         ("makes the index", "plain"),
@@ -434,7 +420,7 @@ def main() -> None:
         print(json.dumps(CHILDREN[options.child](options.name, options.path, options.capacity)))
         return
     with folder(options.dir) as where:
-        write_lengths(where / "few.npy", "web", 1000)
+        write_lengths(where / "few.npy", "web", 1000, longest=LONGEST, dtype=np.int32)
         for kind, capacity in itertools.product(options.kinds, options.capacities):
             measure(kind, capacity, options, where)
         remark("A list of an epoch has 8 bytes a document and a sequence; a state of ours is a few numbers.")

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from _common import arguments, folder, parse, spread, table
+from _common import arguments, folder, in_a_process, parse, spread, table
 
 KINDS = {"numbers": 256, "text": 256, "images": 64}
 """Batch size of each kind of rows."""
@@ -111,18 +111,6 @@ def measure(path: Path, peer: str, workers: int, connection: Any) -> None:
     getattr(loader, "close", lambda: None)()
 
 
-def in_a_process(*what: Any) -> Any:
-    """The result of `measure`."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("forkserver").Process(target=measure, args=(*what, theirs))
-    process.start()
-    theirs.close()
-    try:
-        return ours.recv()
-    finally:
-        process.join()
-
-
 def beside_datasets(where: Path, options: Any) -> None:
     """The first table, for each kind of rows."""
     for kind in options.kinds:
@@ -133,7 +121,7 @@ def beside_datasets(where: Path, options: Any) -> None:
         found: dict[Any, list[Any]] = {name: [] for name in names}
         for _ in range(options.repeat):
             for peer, workers in names:
-                found[peer, workers].append(in_a_process(where / kind, peer, workers))
+                found[peer, workers].append(in_a_process(measure, where / kind, peer, workers))
         assert len(set().union(*(result[2] for results in found.values() for result in results))) == 1, "other batches"
         lines = []
         for (peer, workers), results in found.items():

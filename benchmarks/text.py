@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from _common import arguments, folder, parse, smaps_rollup, spread, table
+from _common import arguments, folder, in_a_process, parse, smaps_rollup, spread, table
 
 FILES = ("text.jsonl", "text.jsonl.zst", "text.frames.jsonl.zst", "text.parquet")
 PEERS = ("penstock", "datasets", "datasets, streaming")
@@ -113,18 +113,6 @@ def measure(path: Path, peer: str, order: str, seconds: float, connection: Any) 
     connection.send((opening, rate, smaps_rollup(os.getpid())["Private_Dirty"] / 2**20))
 
 
-def in_a_process(*what: Any) -> Any:
-    """The result of `measure`."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("forkserver").Process(target=measure, args=(*what, theirs))
-    process.start()
-    theirs.close()
-    try:
-        return ours.recv()
-    finally:
-        process.join()
-
-
 def held(*folders: Path) -> int:
     """MB of the files in folders."""
     return sum(file.stat().st_size for place in folders for file in place.rglob("*") if file.is_file()) // 10**6
@@ -147,13 +135,13 @@ def main() -> None:
             path = where / name
             for peer in PEERS:
                 before = held(where)
-                first = in_a_process(path, peer, "none", 0.0)[0]
+                first = in_a_process(measure, path, peer, "none", 0.0)[0]
                 left = held(where) - before
                 found: dict[str, list[Any]] = {"global": [], "block": [], "none": []}
                 for _ in range(options.repeat):
                     for order in random.sample([*found], len(found)):
                         if peer != "datasets, streaming" or order != "global":
-                            found[order].append(in_a_process(path, peer, order, options.seconds))
+                            found[order].append(in_a_process(measure, path, peer, order, options.seconds))
                 results = [result for each in found.values() for result in each]
                 second = statistics.median(result[0] for result in results)
                 rates = [

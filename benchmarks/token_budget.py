@@ -28,32 +28,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from _common import folder, parse, smaps_rollup, spread, table
+from _lengths import DRAWN, write_lengths
 
 BUDGET, LONGEST = 65_536, 8_192
 MIB = 1 << 20
-DRAWN: dict[str, Callable[[Any, int], Any]] = {
-    "web": lambda rng, n: rng.lognormal(6.2, 1.1, n),
-    "chat": lambda rng, n: rng.lognormal(5.0, 0.9, n),
-    "code": lambda rng, n: rng.lognormal(7.0, 1.3, n),
-    "bimodal": lambda rng, n: np.where(rng.random(n) < 0.7, rng.lognormal(4.5, 0.5, n), rng.lognormal(8.2, 0.4, n)),
-}
 Batches = Iterator[list[int]]
-
-
-def write_lengths(path: Path, kind: str, n: int) -> None:
-    """Write lengths as an ``.npy`` file of uint16, a block at a time."""
-    out = np.lib.format.open_memmap(path, "w+", np.uint16, (n,))
-    rng, block = np.random.default_rng(1), 1 << 20
-    for a in range(0, n, block):
-        out[a : a + block] = np.clip(DRAWN[kind](rng, min(block, n - a)), 1, LONGEST)
-    out.flush()
 
 
 # The usual ways.
@@ -207,7 +193,7 @@ def fresh(what: str, name: str, path: Path, cache: Path) -> dict[str, float]:
 
 def measure(kind: str, samples: int, repeat: int, where: Path) -> None:
     path = where / f"{kind}.npy"
-    write_lengths(path, kind, samples)
+    write_lengths(path, kind, samples, longest=LONGEST, dtype=np.uint16)
     names = ["64", "128", "256", *PEERS]
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(repeat):
@@ -233,9 +219,9 @@ def measure(kind: str, samples: int, repeat: int, where: Path) -> None:
 
 
 def measure_many(samples: int, where: Path) -> None:
-    write_lengths(where / "few.npy", "web", 1000)
+    write_lengths(where / "few.npy", "web", 1000, longest=LONGEST, dtype=np.uint16)
     path = where / "many.npy"
-    write_lengths(path, "web", samples)
+    write_lengths(path, "web", samples, longest=LONGEST, dtype=np.uint16)
     rows = []
     for what in ("makes the index", "finds the index"):
         found = fresh("seeks", "256", path, where)

@@ -20,7 +20,7 @@ from mixture_support import Drawing, Numbers
 from torch.utils.data import IterableDataset
 from torch.utils.data import Subset as TorchSubset
 
-from penstock import DataLoader, Manifest, RankDataset, Subset, TableDataset
+from penstock import DataLoader, Manifest, PackedDataset, RankDataset, Subset, TableDataset
 from penstock.errors import ConfigError, StateError
 
 
@@ -187,6 +187,20 @@ def test_an_expression_over_columns_that_are_not_there(manifest: Manifest) -> No
         Subset(manifest, pc.field("score") > 1)
     with pytest.raises(ConfigError, match="label"):
         Subset(manifest, pc.field("label") > "x")
+
+
+def test_a_filter_of_a_manifest_is_no_manifest(manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match=r"got a data set \(Subset\).*Subset\(RankDataset\(manifest\), keep\)"):
+        RankDataset(Subset(manifest, [0]))  # type: ignore[arg-type]
+    assert len(Subset(RankDataset(manifest, rank=0, world_size=1), [0])) == 1
+
+
+def test_a_slice_is_no_index() -> None:
+    packs = PackedDataset([[1, 2], [3]], 4, lengths=[2, 1], rank=0, world_size=1)
+    for dataset in (Subset(list("abc"), [0, 2]), packs):
+        with pytest.raises(TypeError, match=r"got slice\(0, 1, None\).*__getitems__ of a data set takes a list"):
+            dataset[0:1]
+        assert len(dataset.__getitems__(range(1))) == 1
 
 
 def test_a_row_outside(manifest: Manifest) -> None:

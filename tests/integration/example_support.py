@@ -62,6 +62,23 @@ def write_images(folder: Path) -> None:
 
 def launch(name: str, folder: Path, arguments: list[str], ranks: int = 1) -> list[int]:
     """Exit codes of the ranks of a job, which find each other as torchrun tells them to."""
+    told = ranks > 1 or name in ("ddp", "fsdp2")
+    return run_ranks([str(EXAMPLES / f"{name}.py"), *arguments], folder, ranks, imports=LIBRARIES, told=told)
+
+
+def run_ranks(command: list[str], folder: Path, ranks: int, *, imports: tuple[str, ...], told: bool) -> list[int]:
+    """Run a program on some ranks, in a folder that gets what each says in ``out0``, ``out1``, ...
+
+    Args:
+        command: the program and its arguments.
+        folder: the working folder.
+        ranks: of the job.
+        imports: what the program imports.
+        told: the ranks are told of each other, as by torchrun.
+
+    Returns:
+        The exit codes.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -69,11 +86,11 @@ def launch(name: str, folder: Path, arguments: list[str], ranks: int = 1) -> lis
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **world}
     programs = []
     for rank in range(ranks):
-        told = {**job, "RANK": rank, "LOCAL_RANK": rank} if ranks > 1 or name in ("ddp", "fsdp2") else {}
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", **{key: str(value) for key, value in told.items()}}
+        here = {**job, "RANK": rank, "LOCAL_RANK": rank} if told else {}
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", **{key: str(value) for key, value in here.items()}}
         with (folder / f"out{rank}").open("a") as out:
-            command = ["-W", "ignore", str(EXAMPLES / f"{name}.py"), *arguments]
-            programs.append(Popen(command, imports=LIBRARIES, cwd=folder, env=environment, stdout=out, stderr=out))
+            program = ["-W", "ignore", *command]
+            programs.append(Popen(program, imports=imports, cwd=folder, env=environment, stdout=out, stderr=out))
     try:
         return [program.wait(HANG) for program in programs]
     finally:

@@ -5,16 +5,13 @@ not see each other.
 from __future__ import annotations
 
 import json
-import os
-import socket
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from busy_support import HANG
-from interpreter_support import Popen
+from example_support import output, run_ranks
 
 import penstock as ps
 
@@ -29,24 +26,9 @@ SIZES = ["--characters", "5000", "--vocabulary", "300", "--context", "256", "--c
 
 def launch(folder: Path, name: str, *options: str, ranks: int = 1) -> list[int]:
     """Exit codes of the ranks of a job, which find each other as torchrun tells them to."""
-    command = ["-W", "ignore", str(EXAMPLE), *SIZES, "--steps", str(STEPS), "--batch-size", str(BATCH)]
+    command = [str(EXAMPLE), *SIZES, "--steps", str(STEPS), "--batch-size", str(BATCH)]
     command += ["--checkpoint-every", str(SAVED), "--record", name, *options]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    job: dict[str, Any] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": ranks}
-    programs = []
-    for rank in range(ranks):
-        told = {} if ranks == 1 else {**job, "RANK": rank, "LOCAL_RANK": rank, "GLOO_SOCKET_IFNAME": "lo"}
-        environment = {**os.environ, **{key: str(value) for key, value in told.items()}}
-        with (folder / "out").open("a") as out:
-            programs.append(Popen(command, imports=LIBRARIES, cwd=folder, env=environment, stdout=out, stderr=out))
-    try:
-        return [program.wait(HANG) for program in programs]
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
+    return run_ranks(command, folder, ranks, imports=LIBRARIES, told=ranks > 1)
 
 
 def lines(folder: Path, name: str) -> dict[int, dict[str, Any]]:
@@ -56,10 +38,10 @@ def lines(folder: Path, name: str) -> dict[int, dict[str, Any]]:
 
 
 def test_killed_and_resumed_on_two_ranks(tmp_path: Path) -> None:
-    assert launch(tmp_path, "whole") == [0], (tmp_path / "out").read_text()
+    assert launch(tmp_path, "whole") == [0], output(tmp_path)
     saved = ["--checkpoint", "run.pt"]
-    assert launch(tmp_path, "begun", *saved, "--stop-at", str(KILLED)) == [-9], (tmp_path / "out").read_text()
-    assert launch(tmp_path, "ended", *saved, "--resume", ranks=2) == [0, 0], (tmp_path / "out").read_text()
+    assert launch(tmp_path, "begun", *saved, "--stop-at", str(KILLED)) == [-9], output(tmp_path)
+    assert launch(tmp_path, "ended", *saved, "--resume", ranks=2) == [0, 0], output(tmp_path)
 
     whole, begun = lines(tmp_path, "whole.rank0"), lines(tmp_path, "begun.rank0")
     ended = [lines(tmp_path, f"ended.rank{rank}") for rank in range(2)]

@@ -29,6 +29,7 @@ MAKERS: dict[str, list[Any]] = {
     "a folder of images": [ps.RankDataset],
     "arrays": [ps.ArrayDataset],
     "compressed shards": [ps.StreamShards],
+    "documents": [ps.DocumentDataset],
     "manifests": [ps.RankDataset, ps.Manifest.open],
     "shards": [ps.ShardDataset],
     "tables": [ps.TableDataset],
@@ -62,6 +63,7 @@ def test_every_kind_has_a_signature() -> None:
         "TableDataset",
         "ArrayDataset",
         "TokenDataset",
+        "DocumentDataset",
         "ImageDataset",
     ]
 
@@ -86,6 +88,7 @@ def sources(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
         "a folder of images": (tmp_path / "images", {}),
         "arrays": (tmp_path / "rows.npy", {}),
         "compressed shards": (tmp_path / "s.tar.gz", {}),
+        "documents": (tmp_path / "tokens.bin", {"dtype": "uint16", "end_token": 3}),
         "manifests": (tmp_path / "train.txt", {}),
         "shards": (shards, {}),
         "tables": (tmp_path / "x.parquet", {}),
@@ -104,10 +107,10 @@ def test_wrong_options_are_errors_of_ours(kind: str, sources: dict[str, tuple[An
     for name in sorted(names - (IMAGES if kind in OF_IMAGES else set())):
         if name not in ACCEPTED[kind]:
             with pytest.raises(ConfigError, match=f"{name}="):
-                ps.open(source, **options, **{name: None})
+                ps.open(source, **{**options, name: None})
         elif name != "decode":
             with pytest.raises(ps.errors.PenstockError):
-                ps.open(source, **options, **{name: object()})
+                ps.open(source, **{**options, name: object()})
 
 
 def test_messages_say_which_kind_takes_an_option(sources: dict[str, tuple[Any, dict[str, Any]]]) -> None:

@@ -1,4 +1,4 @@
-"""``penstock cache``: what is kept of remote objects, how much of it, and whether it is sound.
+"""``penstock cache``: what is kept of remote objects and made of local data, how much of it, and whether it is sound.
 
 Results go to standard output, with ``--json`` as one JSON object. Exit code 1 of `verify` means damaged copies.
 """
@@ -17,6 +17,7 @@ from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.storage.copies import Entry
+    from penstock.storage.kept import KeptFile
     from penstock.storage.store import Cache
 
 __all__ = ["app"]
@@ -27,7 +28,7 @@ _SHOWN = 10  # copies that a table lists
 
 Folder = Annotated[
     Path | None,
-    typer.Option("--folder", help="The cache, instead of the one in the user's cache folder.", show_default=False),
+    typer.Option("--folder", help="A cache of copies alone, instead of the user's cache folder.", show_default=False),
 ]
 
 
@@ -50,6 +51,17 @@ def _describe(entry: Entry) -> dict[str, Any]:
     }
 
 
+def _kept(folder: Path | None) -> dict[str, list[KeptFile]]:
+    """Return what is made of local data, by kind; nothing of it lies in a cache of copies."""
+    from penstock.storage.kept import KINDS, kept_files
+
+    found: dict[str, list[KeptFile]] = {kind: [] for kind in KINDS}
+    if folder is None:
+        for file in kept_files():
+            found[file.kind].append(file)
+    return found
+
+
 def _age(seconds: float) -> str:
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
@@ -64,8 +76,14 @@ def info(
     as_json: Json = False,
     every: Annotated[bool, typer.Option("--all", help="List all copies, not only the largest.")] = False,
 ) -> None:
-    """Show where the cache is, what it holds, and how much it may hold."""
-    cache = _cache(folder)
+    """Show where the cache is, what it holds, and how much it may hold.
+
+    It holds copies of remote objects, and what is made of local data once, such as where the lines of a file are.
+    """
+    from penstock.storage.kept import KINDS, bound
+
+    cache, kept = _cache(folder), _kept(folder)
+    made = sum(file.size for files in kept.values() for file in files)
     entries = sorted(cache.entries(), key=lambda entry: -entry.size)
     complete = [entry for entry in entries if entry.complete]
     held, limit = sum(entry.size for entry in complete), cache.limit()
@@ -78,6 +96,13 @@ def info(
                 "max_bytes": limit,
                 "partial": len(entries) - len(complete),
                 "entries": [_describe(entry) for entry in entries],
+                "made": {
+                    kind: {"count": len(files), "bytes": sum(file.size for file in files)}
+                    for kind, files in kept.items()
+                    if files
+                },
+                "made_bytes": made,
+                "made_max_bytes": bound(made),
             }
         )
         return
@@ -95,6 +120,13 @@ def info(
     out.print(pairs(shown(str(cache.folder)), rows))
     if not every and len(entries) > _SHOWN:
         out.print(f"{len(entries) - _SHOWN:,} more (--all)")
+    if made:
+        rows = [("limit", f"{byte_size(bound(made))} (half of what the disk has free)")]
+        for kind, files in kept.items():
+            if files:
+                size, used = sum(file.size for file in files), max(file.used for file in files)
+                rows.append((byte_size(size), f"{kind}, {len(files):,}: {KINDS[kind]} (used {_age(now - used)})"))
+        out.print(pairs("made of local data", rows))
 
 
 @app.command(epilog="Example:  penstock cache clear --unused-days 30")
@@ -106,13 +138,25 @@ def clear(
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Remove copies. Whoever has one open keeps it, and downloads under way go on."""
-    cache = _cache(folder)
-    count, size = cache.clear(unused_for=unused_days * 86400)
+    """Remove copies, and what is made of local data. It is downloaded and made again when it is needed.
+
+    Whoever has a copy open keeps it, and downloads under way go on. Of what is made of local data, files that a
+    process of this machine has mapped stay.
+    """
+    from penstock.storage import kept
+
+    cache, unused = _cache(folder), unused_days * 86400
+    count, size = cache.clear(unused_for=unused)
+    made, made_size, stay = kept.clear(unused_for=unused) if folder is None else (0, 0, 0)
     if as_json:
-        print_json({"folder": str(cache.folder), "removed": count, "bytes": size})
-    else:
-        console().print(f"removed {counted(count, 'copy')}, {byte_size(size)}, from {shown(str(cache.folder))}")
+        about = {"folder": str(cache.folder), "removed": count, "bytes": size}
+        print_json({**about, "made_removed": made, "made_bytes": made_size, "made_in_use": stay})
+        return
+    out = console()
+    out.print(f"removed {counted(count, 'copy')}, {byte_size(size)}, from {shown(str(cache.folder))}")
+    if folder is None:
+        left = f"; {counted(stay, 'file')} in use stayed" if stay else ""
+        out.print(f"removed {counted(made, 'file')}, {byte_size(made_size)}, made of local data{left}")
 
 
 @app.command(epilog="Example:  penstock cache verify --remove")

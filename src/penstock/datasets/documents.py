@@ -29,10 +29,10 @@ class DocumentDataset(SourceDataset):
     """The documents of one rank in one mini-epoch, as a map-style data set of exactly that length.
 
     Args:
-        files: a folder that ``penstock tokenize`` wrote; Megatron's files, by the name of the ``.idx`` or ``.bin``; or,
-            with ``end_token``, raw files of tokens such as nanoGPT's, or ``.npy`` files. Paths, patterns, braces,
-            ``::``, or a list of those. Of a folder in a store, name its ``tokens.json``; objects are copied into the
-            local cache, whole, when the data set is made.
+        files: a folder that ``penstock tokenize`` wrote; Megatron's files, by the name of the ``.idx`` or ``.bin``, or
+            by what these have in common; or, with ``end_token``, raw files of tokens such as nanoGPT's, or ``.npy``
+            files. Paths, patterns, braces, ``::``, or a list of those. Of a folder in a store, name its
+            ``tokens.json``; objects are copied into the local cache, whole, when the data set is made.
         dtype: NumPy's type of the integers in raw files, such as "uint16". Other files say it themselves.
         end_token: the token that ends each document, and belongs to it, where there is no index. Where documents end is
             found in one pass over the files when they are first opened, and kept in the user's cache.

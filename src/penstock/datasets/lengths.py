@@ -15,7 +15,7 @@ from penstock.order.permutation import Indices
 from penstock.plan.filter import KeptRows
 from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.lengths import SampleLengths, lengths_of
-from penstock.storage import cache_root, file_lock, write_atomically
+from penstock.storage import file_lock, kept_path, write_kept
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +110,7 @@ def _column(dataset: Any, name: str) -> SampleLengths:
     if fingerprint_of(source) is None:
         raise ConfigError(f"a {type(source).__name__} has no fingerprint to keep its column {name!r} by: give an array")
     said = f"{fingerprint_of(source)} {len(source)} {name}"
-    path = cache_root() / "lengths" / f"{xxhash.xxh3_128_hexdigest(said.encode())}.npy"
+    path = kept_path("lengths", f"{xxhash.xxh3_128_hexdigest(said.encode())}.npy")
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         with file_lock(path):
@@ -120,7 +120,7 @@ def _column(dataset: Any, name: str) -> SampleLengths:
 
 
 def _write(part: Callable[[Indices], Indices], samples: int, path: Path) -> None:
-    with write_atomically(path) as out:
+    with write_kept(path) as out:
         np.lib.format.write_array_header_1_0(out, {"descr": "<i8", "fortran_order": False, "shape": (samples,)})
         for begin in range(0, samples, _ROWS):
             out.write(part(np.arange(begin, min(begin + _ROWS, samples))).astype("<i8").tobytes())

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Unpack, cast
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from penstock.datasets.preload import Preload
 from penstock.datasets.source_dataset import SourceDataset
@@ -71,6 +71,12 @@ class RankDataset(HasClasses, SourceDataset):
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share, load)
+        if isinstance(source, Dataset):
+            name = type(source).__name__
+            raise ConfigError(
+                f"{type(self).__name__} takes a manifest or the name of one, got a data set ({name}). To filter rows, "
+                "filter what is made of the whole manifest: Subset(RankDataset(manifest), keep)"
+            )
         if progress is not None and isinstance(source, Manifest) and not preload:
             raise ConfigError(
                 "progress= is for indexing a file or gathering rows (preload=True): there is neither here"

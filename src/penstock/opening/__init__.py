@@ -12,6 +12,9 @@ penstock.open("part-*.jsonl.zst")                 TableDataset     JSON lines of
 penstock.open("features-*.npy")                   ArrayDataset     rows of memory-mapped NumPy files
 penstock.open("data/arrays")                      RankDataset      a folder of NumPy files, one a sample
 penstock.open("tokens-*.bin", dtype="uint16", sequence_length=2048)             TokenDataset; .npy too
+penstock.open("tokens")                           DocumentDataset  a folder that `penstock tokenize` wrote
+penstock.open("corpus_text_document")             DocumentDataset  Megatron's .bin and .idx, or the name of one of them
+penstock.open("train.bin", dtype="uint16", end_token=50256)                     DocumentDataset, such as nanoGPT's
 
 Tar shards, MDS folders and tables that hold images take ``size=`` and ``transform=``, too. Files of any other kind: a
 manifest that names them, and ``load=penstock.LoadBytes()``.

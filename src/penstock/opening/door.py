@@ -14,6 +14,7 @@ from penstock.shards.urls import expand
 if TYPE_CHECKING:
     from penstock.datasets import (
         ArrayDataset,
+        DocumentDataset,
         ImageDataset,
         MDSDataset,
         RankDataset,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.datasets.source_dataset import SourceDataset
     from penstock.opening.options import (
         ArrayOptions,
+        DocumentOptions,
         ImageOptions,
         ManifestOptions,
         MDSOptions,
@@ -57,6 +59,8 @@ def open(source: Source, **options: Unpack[TableOptions]) -> TableDataset: ...
 def open(source: Source, **options: Unpack[ArrayOptions]) -> ArrayDataset: ...
 @overload
 def open(source: Source, **options: Unpack[TokenOptions]) -> TokenDataset: ...
+@overload
+def open(source: Source, **options: Unpack[DocumentOptions]) -> DocumentDataset: ...
 # Its options are those of a source and of `LoadImage`: only with one of these nothing before it fits.
 @overload
 def open(source: Source, **options: Unpack[ImageOptions]) -> ImageDataset: ...

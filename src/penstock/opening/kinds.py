@@ -15,6 +15,8 @@ from penstock.opening.options import READS_MANIFESTS, check_types
 from penstock.shards.urls import expand, local_path
 from penstock.storage.urls import scheme, shown
 from penstock.tables.files import JSON_ENDINGS, is_table_folder
+from penstock.tokens.folder import NAME, TokenFolder
+from penstock.tokens.megatron import is_index
 
 __all__ = ["Found", "folder_manifest", "kind_of", "look_at", "said", "shards_in"]
 
@@ -31,7 +33,7 @@ class Found:
     """What a source is.
 
     Attributes:
-        kind: "manifests", "shards", "tables", "a folder of images" ...
+        kind: "manifests", "shards", "tables", "documents", "a folder of images" ...
         names: the files, or the folder; of a folder of shards or tokens the files in it.
         listed: of a folder of images or arrays, the arguments of `Manifest.open` for the list of them.
     """
@@ -79,7 +81,7 @@ def look_at(names: list[str], options: Mapping[str, Any]) -> Found:
     check_types(options)
     if len(names) == 1 and (path := local_path(names[0])) is not None and os.path.isdir(path):
         return _folder(path, options)
-    kinds = {"tokens" if "sequence_length" in options else _kind(name) for name in names}
+    kinds = {_kind_of_tokens(name, options) or _kind(name) for name in names}
     if "manifests" in kinds and kinds <= {"manifests", "tables"}:
         first = next(name for name in names if _kind(name) == "manifests")
         kinds = {"tables"} if _holds_samples(first, options) else kinds
@@ -91,6 +93,22 @@ def look_at(names: list[str], options: Mapping[str, Any]) -> Found:
 def said(names: list[str]) -> str:
     """Return how messages name a source."""
     return ", ".join(map(shown, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _kind_of_tokens(name: str, options: Mapping[str, Any]) -> str | None:
+    """Return the kind of a file of tokens, which its options tell, or an index beside it; None for all others."""
+    if "sequence_length" in options:
+        return "tokens"
+    if name.endswith(_TOKENS) and options.get("end_token") is not None:
+        return "documents"
+    path = local_path(name)
+    if path is None:
+        ours = name.endswith((f"/{NAME}", ".idx"))
+    else:
+        ours = os.path.basename(path) == NAME or (
+            path.endswith((".bin", ".idx")) and is_index(f"{path[: -len('.bin')]}.idx")
+        )
+    return "documents" if ours else None
 
 
 def _kind(name: str) -> str:
@@ -117,6 +135,8 @@ def _kind(name: str) -> str:
     if path is None and "." not in lower.rpartition("/")[2]:
         return "tables" if scheme(name) == "hf" else "MDS folders"
     if path is not None and not os.path.exists(path):
+        if is_index(f"{path}.idx"):
+            return "documents"
         raise ConfigError(f"{shown(name)}: there is no such file or folder{_where(path)}")
     if path is not None and os.path.isdir(path):
         raise ConfigError(f"{shown(name)}: a folder among several sources; open folders one by one")
@@ -130,7 +150,7 @@ def _kind(name: str) -> str:
         ".jsonl.zst, .jsonl.gz), a tar shard (.tar, .tar.gz, .tgz, "
         "...), NumPy files (.npy), an MDS folder (index.json in it), nor a folder with one folder of images for each "
         "class; for a manifest with another name use Manifest.open(..., format='text'), for files of tokens say "
-        "dtype= and sequence_length="
+        "dtype=, and sequence_length= or end_token="
     )
 
 
@@ -170,6 +190,10 @@ def _folder(path: str, options: Mapping[str, Any]) -> Found:
         )
     if shards or compressed:
         return Found("shards" if shards else "compressed shards", shards or compressed)
+    if os.path.exists(whole := os.path.join(path, NAME)):
+        if "sequence_length" not in options:
+            return Found("documents", [path])
+        return Found("tokens", [os.path.join(path, f"{each.name}.bin") for each in TokenFolder.whole(whole).shards])
     if "sequence_length" in options and (files := shards_in(path, _TOKENS)):
         return Found("tokens", files)
     if is_table_folder(path):
@@ -177,8 +201,8 @@ def _folder(path: str, options: Mapping[str, Any]) -> Found:
     listed = folder_manifest(path)
     if listed is None:
         raise ConfigError(
-            f"{path}: {contents(path)}. To be opened it needs index.json (MDS), *.tar, *.arrow, "
-            f"*.parquet, *.npy, or images in one folder for each class.{_instead(path)}"
+            f"{path}: {contents(path)}. To be opened it needs index.json (MDS), {NAME}, *.tar, "
+            f"*.arrow, *.parquet, *.npy, or images in one folder for each class.{_instead(path)}"
         )
     if "classes" in listed:
         _check_splits(path, listed["classes"])

@@ -121,6 +121,12 @@ def _tokens(found: Found, options: dict[str, Any]) -> Dataset[Any]:
     return TokenDataset(_as_they_are(found.names), **options)
 
 
+def _documents(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import DocumentDataset
+
+    return DocumentDataset(_as_they_are(found.names), **options)
+
+
 def _as_they_are(names: list[str]) -> list[str | Path]:
     """Names that are not expanded a second time."""
     return [name if local_path(name) is None else Path(local_path(name) or "") for name in names]
@@ -132,6 +138,7 @@ _MAKERS = {
     "a folder of images": _listed,
     "arrays": _arrays,
     "compressed shards": _streams,
+    "documents": _documents,
     "manifests": _manifests,
     "shards": _shards,
     "tables": _tables,

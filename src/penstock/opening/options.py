@@ -158,6 +158,16 @@ class TokenOptions(ShareOptions, total=False):
     storage: Storage | None
 
 
+class DocumentOptions(ShareOptions, total=False):
+    """Options of documents of tokens: see `penstock.DocumentDataset`."""
+
+    dtype: npt.DTypeLike | None
+    end_token: int | None
+    token_type: str
+    load: Callable[[Any], Any] | None
+    storage: Storage | None
+
+
 class ImageOptions(ShareOptions, total=False):
     """What images become (see `penstock.LoadImage`), and how their source is read."""
 
@@ -196,6 +206,7 @@ ACCEPTED: dict[str, frozenset[str]] = {
     "a folder of images": _names(FolderOptions),
     "arrays": _names(ArrayOptions),
     "compressed shards": _names(StreamOptions),
+    "documents": _names(DocumentOptions),
     "manifests": _names(ManifestOptions),
     "shards": _names(ShardOptions),
     "tables": _names(TableOptions),
@@ -326,6 +337,7 @@ _PHRASES = {
     "a folder of arrays": "folders of arrays",
     "a folder of images": "folders of images",
     "arrays": "rows of NumPy files",
+    "documents": "documents of tokens",
     "shards": "tar shards",
     "tokens": "files of tokens",
 }

@@ -48,6 +48,12 @@ def normalise(indices: Any, n: int) -> Indices:
     if given.size == 0:
         return np.empty(given.shape, dtype=np.int64)
     if given.dtype.kind not in "iu":
+        first = given.flat[0]
+        if isinstance(first, slice):
+            raise TypeError(
+                f"indices must be integers, got {first}: an index gives one item; for several at once, __getitems__ "
+                "of a data set takes a list of indices, or a range"
+            )
         raise TypeError(f"indices must be integers, got an array of {given.dtype}")
     low, high = int(given.min()), int(given.max())  # before some of uint64 are negative
     array = given.astype(np.int64)

@@ -26,10 +26,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from penstock import storage
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.bitmap import BLOCK, Bitmap
 from penstock.order.permutation import Indices, normalise
-from penstock.storage import UNWRITABLE, cache_root, file_lock, write_atomically
+from penstock.storage import UNWRITABLE, file_lock
 
 __all__ = ["CHUNK", "KeptRows", "Mask"]
 
@@ -295,7 +296,7 @@ def _size(header: bytes) -> int:
 
 
 def _path(name: str) -> Path:
-    return cache_root() / "filters" / f"{name}.kept"
+    return storage.kept_path("filters", f"{name}.kept")
 
 
 def _in_cache(name: str, write: Callable[[BinaryIO], object]) -> Path | None:
@@ -305,7 +306,7 @@ def _in_cache(name: str, write: Callable[[BinaryIO], object]) -> Path | None:
         path.parent.mkdir(exist_ok=True)
         with file_lock(path):
             if not path.exists():
-                with write_atomically(path) as out:
+                with storage.write_kept(path) as out:
                     write(out)
         return path
     except OSError as error:

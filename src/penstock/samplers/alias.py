@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from penstock import storage
 from penstock.errors import ManifestIOError, SamplerError
 from penstock.hashing import mix_array
 from penstock.order.permutation import Indices, normalise
 from penstock.samplers.draws import scale
-from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, write_atomically
+from penstock.storage.cache import UNWRITABLE, file_lock
 
 __all__ = ["AliasTable", "build_table", "check_weights", "draw", "shared_table", "weights_digest"]
 
@@ -137,13 +138,13 @@ def shared_table(weights: Weights, cache_dir: str | os.PathLike[str] | None = No
     Raises:
         ManifestIOError: the folder that was given cannot be written.
     """
-    folder = cache_root() / "weights" if cache_dir is None else Path(cache_dir)
     digest = weights_digest(weights)
-    path = folder / f"{digest:016x}-{len(weights)}.alias"
+    name = f"{digest:016x}-{len(weights)}.alias"
+    path = storage.kept_path("weights", name) if cache_dir is None else Path(cache_dir) / name
     try:
         table = _map(path, len(weights), digest)
         if table is None:
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with file_lock(path):
                 table = _map(path, len(weights), digest)
                 if table is None:
@@ -169,7 +170,7 @@ def _header(n: int, digest: int) -> bytes:
 
 
 def _write(path: Path, table: AliasTable, digest: int) -> None:
-    with write_atomically(path) as file:
+    with storage.write_kept(path) as file:
         for part in (np.frombuffer(_header(len(table.keep), digest), np.uint8), table.keep, table.alias):
             view = part.view(np.uint8).data
             while len(view):  # the file is not buffered: a write may take less than it was given

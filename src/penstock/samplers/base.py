@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from torch.utils.data import Sampler
 
+from penstock.distributed import LateWorld
 from penstock.errors import SamplerError
 from penstock.order.permutation import MAX_N
 from penstock.plan.cursor import Cursor, State, checked_epoch
@@ -24,7 +25,7 @@ from penstock.plan.epoch import BatchEpochPlan, CountedIterable, EpochPlan, leng
 from penstock.plan.iteration import IndexIterator
 from penstock.plan.reader import Plan, PlanReader, Wish
 
-__all__ = ["EpochBatchSampler", "EpochSampler", "PlanSampler"]
+__all__ = ["EpochBatchSampler", "EpochSampler", "OfRank", "PlanSampler"]
 
 E = TypeVar("E", bound=EpochPlan | BatchEpochPlan)
 T = TypeVar("T")
@@ -156,3 +157,19 @@ class EpochBatchSampler(PlanSampler[list[int], BatchEpochPlan]):
 
     def _iterate(self, run: BatchEpochPlan) -> CountedIterable[list[int]]:
         return run.lists()
+
+
+class OfRank:
+    """A sampler that gives the share of one rank."""
+
+    _world: LateWorld
+
+    @property
+    def world_size(self) -> int:
+        """World size; asking settles it."""
+        return self._world.get().world_size
+
+    @property
+    def rank(self) -> int:
+        """Which rank this is; asking settles it."""
+        return self._world.get().rank

@@ -21,7 +21,7 @@ from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan
 from penstock.plan.reader import Wish
-from penstock.samplers.base import EpochBatchSampler, EpochSampler
+from penstock.samplers.base import EpochBatchSampler, EpochSampler, OfRank
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.external import said_epoch
 from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, deal, fill
@@ -42,7 +42,7 @@ _REPLAYED = {"completion": by_completion, "first": by_first}
 _ORDERS = (*_REPLAYED, "class")
 
 
-class GroupedBatchSampler(EpochBatchSampler):
+class GroupedBatchSampler(OfRank, EpochBatchSampler):
     """Batches whose members all belong to one group, such as images of one orientation.
 
     Args:
@@ -143,16 +143,6 @@ class GroupedBatchSampler(EpochBatchSampler):
         self._refuse_share(self._world.peek().world_size)
         if order == "class":
             _refuse_other_orders(sampler)
-
-    @property
-    def world_size(self) -> int:
-        """World size; asking settles it."""
-        return self._world.get().world_size
-
-    @property
-    def rank(self) -> int:
-        """Which rank this is; asking settles it."""
-        return self._world.get().rank
 
     @property
     def _groups_a_share(self) -> bool:

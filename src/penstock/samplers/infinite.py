@@ -15,14 +15,14 @@ from penstock.order import ORDER_VERSION, Order, make_order
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor, State, read_int
 from penstock.plan.epoch import EpochPlan
-from penstock.samplers.base import EpochSampler
+from penstock.samplers.base import EpochSampler, OfRank
 from penstock.samplers.identity import data_identity, holds_a_share
 from penstock.samplers.orders import TorchOrder, block_options, order_kind
 
 __all__ = ["InfiniteSampler"]
 
 
-class InfiniteSampler(EpochSampler):
+class InfiniteSampler(OfRank, EpochSampler):
     """An endless stream of indices: position p of the whole job is sample ``order(epoch p // n)[p % n]``.
 
     Args:
@@ -67,16 +67,6 @@ class InfiniteSampler(EpochSampler):
         self.block_size, self.window = block_size, window
         self._block = block_options(self._kind, block_size, window)
         self._samples()
-
-    @property
-    def rank(self) -> int:
-        """Which rank this is; asking settles it."""
-        return self._world.get().rank
-
-    @property
-    def world_size(self) -> int:
-        """World size; asking settles it."""
-        return self._world.get().world_size
 
     def __len__(self) -> NoReturn:
         raise TypeError("an InfiniteSampler has no length: it never ends")

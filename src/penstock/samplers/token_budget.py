@@ -20,7 +20,7 @@ from penstock.order.length_classes import LengthClasses, classes_of
 from penstock.order.token_budget import budget_batches
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
-from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.base import EpochBatchSampler, OfRank
 from penstock.samplers.identity import fingerprint_identity, holds_a_share
 from penstock.samplers.lengths import SampleLengths, lengths_of
 from penstock.wording import counted
@@ -33,7 +33,7 @@ __all__ = ["TokenBudgetBatchSampler"]
 _LONGEST = ("error", "alone", "drop")
 
 
-class TokenBudgetBatchSampler(EpochBatchSampler):
+class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
     """Batches of similar lengths whose padded cost, longest x count, is at most a budget of tokens.
 
     Args:
@@ -131,16 +131,6 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         self._samples = SampleClasses(
             _LengthKeys(self.lengths, self._classes), len(self._classes), digest=self._digest, cache_dir=cache_dir
         )
-
-    @property
-    def world_size(self) -> int:
-        """World size; asking settles it."""
-        return self._world.get().world_size
-
-    @property
-    def rank(self) -> int:
-        """Which rank this is; asking settles it."""
-        return self._world.get().rank
 
     @property
     def total(self) -> int:

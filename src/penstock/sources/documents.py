@@ -29,7 +29,7 @@ from penstock.storage import Storage
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
 from penstock.tokens.folder import INDEX, NAME, TokenFolder
 from penstock.tokens.kept import document_ends, kept_array, said_of
-from penstock.tokens.megatron import MegatronIndex, read_header
+from penstock.tokens.megatron import MegatronIndex, is_index, read_header
 from penstock.tokens.offsets import OffsetIndex
 from penstock.wording import counted
 
@@ -79,6 +79,8 @@ class DocumentFiles(FilesTable):
             yield _Pair(look_at(name, dtype, storage), None)
         elif name.endswith(".bin") and not said:
             yield _megatron(f"{name.removesuffix('.bin')}.idx", storage)
+        elif not said and is_index(f"{name}.idx"):
+            yield _megatron(f"{name}.idx", storage)
         else:
             raise ConfigError(
                 f"{name}: nothing says where its documents end. Give end_token=, a folder that `penstock tokenize` "
@@ -228,12 +230,7 @@ def _mapped(files: list[MappedFile | None]) -> MappedFiles | None:
 
 def _named(name: str, storage: Storage | None) -> Iterator[_Pair]:
     """Yield the files of a folder that `penstock tokenize` wrote."""
-    folder = TokenFolder.read(name, storage)
-    if not folder.complete:
-        raise DataFileError(
-            f"{name}: {folder.documents:,} of {folder.rows:,} rows are tokenized. Run `penstock tokenize` with the "
-            "same options again, which goes on there"
-        )
+    folder = TokenFolder.whole(name, storage)
     for shard in folder.shards:
         path = f"{name.removesuffix(NAME)}{shard.name}"
         index = f"{path}{INDEX[folder.format]}"

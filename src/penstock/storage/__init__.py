@@ -26,16 +26,19 @@ __all__ = [
     "io_error",
     "is_remote",
     "is_writable",
+    "kept_path",
     "local_path",
     "open_source",
     "read_object",
     "write_atomically",
+    "write_kept",
 ]
 
 if TYPE_CHECKING:
     from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
     from penstock.storage.copies import CachedFile
     from penstock.storage.files import SourceFile, io_error
+    from penstock.storage.kept import kept_path, write_kept
     from penstock.storage.remote import (
         FileSource,
         RemoteSource,
@@ -64,9 +67,11 @@ __getattr__, __dir__ = lazy.names(
         "io_error": "files",
         "is_remote": "urls",
         "is_writable": "cache",
+        "kept_path": "kept",
         "local_path": "remote",
         "open_source": "remote",
         "read_object": "remote",
         "write_atomically": "cache",
+        "write_kept": "kept",
     },
 )

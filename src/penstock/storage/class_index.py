@@ -27,7 +27,8 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.errors import ConfigError, DataFileIOError
-from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, write_atomically
+from penstock.storage.cache import UNWRITABLE, file_lock
+from penstock.storage.kept import kept_path, write_kept
 
 __all__ = ["ClassIndex", "Keys", "digest_of"]
 
@@ -94,8 +95,8 @@ class ClassIndex:
         n = len(keys)
         if cache_dir is None and n < _SHARED_FROM:
             return cls(*_in_memory(keys, count))
-        folder = cache_root() / "classes" if cache_dir is None else Path(cache_dir)
-        path = folder / f"{digest or digest_of(keys)}-{n}-{count}.classes"
+        name = f"{digest or digest_of(keys)}-{n}-{count}.classes"
+        path = kept_path("classes", name) if cache_dir is None else Path(cache_dir) / name
         try:
             return _opened(path, keys, count)
         except OSError as error:
@@ -204,7 +205,7 @@ def _opened(path: Path, keys: Keys, count: int) -> ClassIndex:
         with file_lock(path):
             found = _map(path, len(keys), count)
             if found is None:
-                with write_atomically(path) as file:
+                with write_kept(path) as file:
                     _write(file, keys, count)
                 found = _map(path, len(keys), count)
     if found is None:

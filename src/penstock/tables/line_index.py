@@ -25,7 +25,7 @@ import zstandard
 
 from penstock.errors import DataFileError, DataFileIOError
 from penstock.progress import progress_bar
-from penstock.storage import UNWRITABLE, cache_root, file_lock, io_error, write_atomically
+from penstock.storage import UNWRITABLE, file_lock, io_error, kept_path, write_kept
 from penstock.storage.mapped import MappedFile
 from penstock.tables.frames import GZIP, ZSTD, find_frames, stream
 
@@ -88,7 +88,7 @@ def open_index(file: MappedFile, data: npt.NDArray[np.uint8], progress: bool | N
         DataFileIOError: the cache cannot be written to.
     """
     said = f"{_VERSION} {os.path.realpath(file.path)} {file.size} {file.mtime_ns}"
-    path = cache_root() / "lines" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(said))}.idx"
+    path = kept_path("lines", f"{xxhash.xxh3_128_hexdigest(os.fsencode(said))}.idx")
     found = _load(path)
     if found is not None:
         return found
@@ -143,20 +143,20 @@ def _make(file: MappedFile, data: npt.NDArray[np.uint8], path: Path, progress: b
     with progress_bar(f"indexing {os.path.basename(file.path)}", file.size, progress) as advance:
         if head[:2] != GZIP and not _is_zstd(head):
             _check_is_text(file.path, data[: 64 << 10].tobytes())
-            with write_atomically(path) as out:
+            with write_kept(path) as out:
                 _write(out, stream(file.path, data, advance), array("q"), copied=False)
             return
         if head[:2] != GZIP:
             frames = array("q")
             try:
-                with write_atomically(path) as out:
+                with write_kept(path) as out:
                     _write(out, _in_frames(file.path, data, frames, advance), frames, copied=False)
                 return
             except _TooLarge:
                 pass
         frames = array("q")
         # The index comes last: what it names is there.
-        with write_atomically(path) as out, write_atomically(path.with_suffix(".zst")) as copy:
+        with write_kept(path) as out, write_kept(path.with_suffix(".zst")) as copy:
             pieces = _copied(stream(file.path, data, advance), copy, frames)
             _write(out, pieces, frames, copied=True)
 

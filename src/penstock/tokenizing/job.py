@@ -29,7 +29,7 @@ from penstock.errors import ConfigError, DataFileIOError, PenstockError
 from penstock.progress import progress_bar
 from penstock.storage import file_lock
 from penstock.tokenizing.work import Work
-from penstock.tokenizing.workers import EXECUTORS, start
+from penstock.tokenizing.workers import check_executor, start
 from penstock.tokens.folder import INDEX, NAME, Shard, TokenFolder
 from penstock.tokens.megatron import CODES
 from penstock.tokens.texts import COLUMN, check_column
@@ -104,14 +104,8 @@ def tokenize(
     Document i is row i of the source; empty texts are documents, too. This process holds a bounded number of spans of
     half a megabyte of text, and eight bytes for each document of the shard at hand.
     """
-    if format not in FORMATS:
-        raise ConfigError(f"unknown format={format!r}: use one of {', '.join(map(repr, FORMATS))}")
-    if executor not in EXECUTORS:
-        raise ConfigError(f"unknown executor={executor!r}: use one of {', '.join(map(repr, EXECUTORS))}")
-    if shard_tokens < 1 or (workers is not None and workers < 1):
-        raise ConfigError("shard_tokens and workers must be positive")
-    if address is not None and executor != "ray":
-        raise ConfigError("address= is that of a Ray cluster, for executor='ray'")
+    _check(format, shard_tokens)
+    check_executor(executor, workers, address)
     encoder = TextTokenizer(tokenizer, append_eos=append_eos, add_special_tokens=add_special_tokens)
     rows, column = _rows(source), column or COLUMN
     check_column(getattr(rows, "columns", None), column)
@@ -124,17 +118,20 @@ def tokenize(
         "end_token": encoder.end,
         "shard_tokens": shard_tokens,
     }
-    where = Path(out)
-    with _reported(where):
-        where.mkdir(parents=True, exist_ok=True)
-        with _alone(where):
-            folder = _folder(where, TokenFolder(format, kind, len(rows), options))
-            kept = folder.documents
-            if not folder.complete:
-                with start(work, executor, workers, address) as (run, count):
-                    _write(folder, where, run, _Spans(rows, kept, count), shard_tokens, progress)
+    with _own(Path(out), TokenFolder(format, kind, len(rows), options)) as (where, folder):
+        kept = folder.documents
+        if not folder.complete:
+            with start(work, executor, workers, address) as (run, count):
+                _write(folder, where, run, _Spans(rows, kept, count), shard_tokens, progress)
     names = [shard.name for shard in folder.shards]
     return TokenizeReport(names, folder.documents, folder.tokens, kind, kept)
+
+
+def _check(format: str, shard_tokens: int) -> None:
+    if format not in FORMATS:
+        raise ConfigError(f"unknown format={format!r}: use one of {', '.join(map(repr, FORMATS))}")
+    if shard_tokens < 1:
+        raise ConfigError("shard_tokens must be positive")
 
 
 def _write(folder: TokenFolder, where: Path, run: Any, spans: _Spans, most: int, progress: bool | None) -> None:
@@ -229,6 +226,15 @@ def _tokenizer_fingerprint(encoder: TextTokenizer, given: Any) -> str:
     if encoder.fingerprint is not None and not encoder.is_pure:
         raise ConfigError("this tokenizer draws at random (dropout): files would differ from job to job")
     return found
+
+
+@contextlib.contextmanager
+def _own(where: Path, wanted: TokenFolder) -> Iterator[tuple[Path, TokenFolder]]:
+    """Make the folder, and have it alone: it, and what is in it of the wanted one."""
+    with _reported(where):
+        where.mkdir(parents=True, exist_ok=True)
+        with _alone(where):
+            yield where, _folder(where, wanted)
 
 
 @contextlib.contextmanager

@@ -10,19 +10,33 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import WorkerError
+from penstock.errors import ConfigError, WorkerError
 from penstock.processes import process_pool
 from penstock.tokenizing.work import Encoded, Work
 
-__all__ = ["EXECUTORS", "Run", "start"]
+__all__ = ["Run", "check_executor", "start"]
 
-EXECUTORS = ("process", "ray")
+_EXECUTORS = ("process", "ray")
 
 _AHEAD = 3  # tasks for each worker: one that takes long must not have the others wait
 
 Span = tuple[int, int]
 Run = Callable[[Iterator[Span]], Iterator[Encoded]]
 """Spans of rows in, their documents out, in the same order; spans are taken when there is room for them."""
+
+
+def check_executor(executor: str, workers: int | None, address: str | None) -> None:
+    """Refuse what makes no sense of `start`'s arguments.
+
+    Raises:
+        ConfigError: an unknown executor, no workers, an address that nobody uses.
+    """
+    if executor not in _EXECUTORS:
+        raise ConfigError(f"unknown executor={executor!r}: use one of {', '.join(map(repr, _EXECUTORS))}")
+    if workers is not None and workers < 1:
+        raise ConfigError("workers must be positive")
+    if address is not None and executor != "ray":
+        raise ConfigError("address= is that of a Ray cluster, for executor='ray'")
 
 
 @contextmanager

@@ -75,6 +75,21 @@ class TokenFolder:
         """Tokens in them."""
         return sum(shard.tokens for shard in self.shards)
 
+    @classmethod
+    def whole(cls, name: str, storage: Storage | None = None) -> TokenFolder:
+        """Return what the ``tokens.json`` of a finished folder says.
+
+        Raises:
+            DataFileError: it is not finished. And what `read` raises.
+        """
+        found = cls.read(name, storage)
+        if not found.complete:
+            raise DataFileError(
+                f"{name}: {found.documents:,} of {found.rows:,} rows are tokenized. Run `penstock tokenize` with the "
+                "same options again, which goes on there"
+            )
+        return found
+
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Write it, in place of the one that is there.
 

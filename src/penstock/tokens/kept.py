@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.storage import UNWRITABLE, cache_root, file_lock, write_atomically
+from penstock.storage import UNWRITABLE, file_lock, kept_path, write_kept
 from penstock.storage.mapped import MappedFile
 
 __all__ = ["document_ends", "kept_array", "said_of"]
@@ -33,7 +33,7 @@ def kept_array(key: str, dtype: npt.DTypeLike, write: Callable[[BinaryIO], None]
         write: writes them, in NumPy's format without a header.
         what: names them in the warning.
     """
-    path = cache_root() / "tokens" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(key))}.idx"
+    path = kept_path("tokens", f"{xxhash.xxh3_128_hexdigest(os.fsencode(key))}.idx")
     try:
         return _mapped(path, dtype, write)
     except OSError as error:
@@ -54,7 +54,7 @@ def _mapped(path: Path, dtype: npt.DTypeLike, write: Callable[[BinaryIO], None])
         path.parent.mkdir(exist_ok=True)
         with file_lock(path):
             if not path.exists():
-                with write_atomically(path) as out:
+                with write_kept(path) as out:
                     write(out)
     return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataFileError
 
-__all__ = ["CODES", "MegatronIndex", "read_header", "write_index"]
+__all__ = ["CODES", "MegatronIndex", "is_index", "read_header", "write_index"]
 
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -41,6 +41,15 @@ class Header(NamedTuple):
     dtype: str
     sequences: int
     documents: int
+
+
+def is_index(path: str) -> bool:
+    """Return whether a file begins as an index of Megatron's does; False where there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
 
 
 def read_header(path: str, data: npt.NDArray[np.uint8]) -> Header:

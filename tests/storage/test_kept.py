@@ -1,0 +1,190 @@
+"""What is made of local data and kept: `penstock cache` lists, clears and bounds it, and nobody loses a file in use."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from busy_support import HANG
+from typer.testing import CliRunner
+
+import penstock as ps
+from penstock.cli.app import app
+from penstock.storage import cache_root, file_lock, kept_path, write_kept
+from penstock.storage.kept import KINDS, KeptFile, _Room, clear, keep_bound, kept_files
+
+Disk = namedtuple("Disk", "total used free")
+WHOLE: dict[str, Any] = {"rank": 0, "world_size": 1}
+DAY = 86400.0
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def run(*arguments: object) -> Any:
+    result = CliRunner().invoke(app, ["cache", *map(str, arguments)])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return json.loads(result.stdout) if "--json" in arguments else result.stdout
+
+
+def write(name: str, size: int = 1000, *, days: float = 0.0, kind: str = "classes") -> Path:
+    """Keep a file that was used so many days ago."""
+    path = kept_path(kind, name)
+    path.parent.mkdir(exist_ok=True)
+    with write_kept(path) as file:
+        file.write(bytes(size))
+    os.utime(path, (time.time() - days * DAY,) * 2)
+    return path
+
+
+def names() -> list[str]:
+    return [path.name for file in kept_files() for path in sorted(file.paths)]
+
+
+def of_kind(kind: str) -> list[KeptFile]:
+    return [file for file in kept_files() if file.kind == kind]
+
+
+def make_all() -> dict[str, Any]:
+    """Make something of each kind, by the data sets that do."""
+    rows = [{"number": number} for number in range(70_000)]
+    Path("a.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    pq.write_table(pa.table({"n": np.arange(70_000) % 7 + 1}), "n.parquet")
+    (np.arange(1000, dtype=np.uint16) % 10).tofile("a.bin")
+    table = ps.TableDataset("n.parquet", **WHOLE)
+    mask = np.random.default_rng(0).random(700_000) < 0.5
+    return {
+        "lines": ps.JsonFiles("a.jsonl.gz"),
+        "filters": ps.Subset(range(700_000), mask),
+        "classes": ps.TokenBudgetBatchSampler(np.arange(70_000) % 7 + 1, 64, seed=0, rank=0, world_size=1),
+        "lengths": ps.PackedDataset(table, 16, lengths="n", **WHOLE).lengths,
+        "packs": ps.PackedDataset(table, 16, lengths="n", order="block", block_size=10_000, **WHOLE),
+        "tokens": ps.DocumentDataset("a.bin", dtype="uint16", end_token=0, **WHOLE),
+        "weights": list(ps.WeightedRandomSampler(np.arange(1, 70_001), 3, seed=0)),
+    }
+
+
+def test_what_is_made_is_listed_and_cleared(folder: Path) -> None:
+    made = make_all()
+    about = run("info", "--json")["made"]
+    assert set(about) == set(KINDS)
+    for kind, found in about.items():
+        assert found["bytes"] == sum(path.stat().st_size for path in (cache_root() / kind).iterdir())
+    assert about["lines"]["count"] == 1  # an index and its copy
+    text = run("info")
+    assert all(f"{kind}, " in text for kind in KINDS)
+    del made
+    assert run("clear", "--unused-days", 1, "--json")["made_removed"] == 0
+    cleared = run("clear", "--json")
+    assert cleared["made_removed"] + cleared["made_in_use"] == sum(found["count"] for found in about.values())
+    assert run("info", "--json")["made_bytes"] == sum(file.size for file in kept_files())
+    assert ps.JsonFiles("a.jsonl.gz")[69_999] == {"number": 69_999}  # made again
+
+
+def test_a_cache_of_copies_has_none(folder: Path) -> None:
+    write("a.classes")
+    ps.storage.Cache(folder / "copies")
+    assert run("info", "--json", "--folder", folder / "copies")["made"] == {}
+    assert run("clear", "--json", "--folder", folder / "copies")["made_removed"] == 0
+    assert names() == ["a.classes"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says what is mapped")
+def test_what_a_living_process_has_mapped_stays() -> None:
+    mapped, other = write("mapped.classes", days=9), write("other.classes", days=1)
+    code = f"import numpy as np; a = np.memmap({str(mapped)!r}); print('mapped', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"mapped\n"
+        assert keep_bound(1500) == (1000, 1500)
+        assert names() == ["mapped.classes"]
+        assert not other.exists()
+        assert clear() == (0, 0, 1)
+        assert "; 1 file in use stayed" in run("clear")
+        process.communicate(b"\n", timeout=HANG)
+    assert clear() == (1, 1000, 0)
+
+
+def test_what_is_being_made_stays() -> None:
+    path = write("a.classes", days=1)
+    with file_lock(path):
+        assert clear() == (0, 0, 1)
+        assert keep_bound(0) == (1000, 0)
+    assert clear() == (1, 1000, 0)
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    for days, kind in ((3, "classes"), (1, "lines"), (2, "filters"), (0, "tokens")):
+        write(f"{days}.x", days=days, kind=kind)
+    assert keep_bound(4000, but="") == (4000, 4000)
+    assert sorted(names()) == ["0.x", "1.x", "2.x", "3.x"]
+    kept_path("classes", "3.x")  # is used now
+    assert keep_bound(3000) == (3000, 3000)
+    assert sorted(names()) == ["0.x", "1.x", "3.x"]
+    assert keep_bound(0, but="1") == (3000, 0)  # the others were used in the last minute
+    assert keep_bound(0) == (2000, 0)
+    assert sorted(names()) == ["0.x", "3.x"]
+
+
+def test_being_used_does_not_change_a_file() -> None:
+    path = write("a.classes", days=5)
+    before = path.stat()
+    assert kept_path("classes", "a.classes").stat().st_mtime_ns == before.st_mtime_ns
+    assert time.time() - of_kind("classes")[0].used < DAY
+
+
+def test_files_of_one_name_go_together() -> None:
+    write("a.idx", 10, days=2, kind="lines")
+    write("a.zst", 90, days=1, kind="lines")
+    (file,) = kept_files()
+    assert (file.size, len(file.paths)) == (100, 2)
+    assert keep_bound(99) == (0, 99)
+    assert names() == []
+
+
+def test_writing_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("old.classes", 5000, days=3)
+    write("new.classes", 5000, days=2)
+    _Room.left = 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10**9, 10**9, 4000))
+    write("newest.classes", 3000)  # 13,000 bytes, where half of 17,000 may be kept
+    assert names() == ["new.classes", "newest.classes"]
+    with write_kept(Path("elsewhere.classes")) as file:
+        file.write(bytes(100_000))
+    assert Path("elsewhere.classes").stat().st_size == 100_000
+
+
+def test_a_process_counts_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Room.left = 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10**9, 10**9, 64_000))
+    for number in range(40):
+        write(f"{number:02}.classes", 10_000, days=40 - number)
+    assert sum(file.size for file in kept_files()) <= 64_000 * 1.5
+    assert "39.classes" in names()
+    assert "00.classes" not in names()
+
+
+def test_what_a_kill_left_is_removed() -> None:
+    path = write("a.classes")
+    left, fresh = path.with_name(".b.classes.0123.tmp"), path.with_name(".c.classes.0123.tmp")
+    left.write_bytes(b"half")
+    fresh.write_bytes(b"half")
+    os.utime(left, (time.time() - DAY,) * 2)
+    assert names() == ["a.classes"]
+    assert (left.exists(), fresh.exists()) == (False, True)
