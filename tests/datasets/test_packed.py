@@ -271,6 +271,13 @@ def test_weights_of_a_packed_mixture_stay_those_of_documents() -> None:
     assert [plain(pack) for pack in rest][:5] == [plain(tokens[i]) for i in range(20, 25)]
 
 
+@pytest.mark.parametrize("schedule", [[(5, [1, 0]), (6, [0, 1])], [(1, [0, 1])]], ids=str)
+def test_weights_of_less_than_a_pack_are_passed_over(schedule: Any) -> None:
+    sources = [(Documents([3] * 20), 1), (Documents([4] * 20, base=100), 1)]
+    packs = PackedDataset(Mixture(sources, stop=40, schedule=schedule, rank=0, world_size=1), 40)
+    assert {token // 1000 >= 100 for token in tokens_of([packs[index] for index in range(1, len(packs))])} == {True}
+
+
 def test_one_row_of_bounds_for_a_batch() -> None:
     packs = make()
     batch = collate_packed([packs[0], packs[1], packs[2]])

@@ -67,8 +67,21 @@ def mixture(rank: int, world: int, manifest: Manifest) -> DataLoader:
     return DataLoader(Mixture(pairs, stop=70, schedule=schedule, rank=rank, world_size=world, seed=5), batch_size=4)
 
 
+def of_full_batches(rank: int, world: int, manifest: Manifest) -> DataLoader:
+    data = RankDataset(manifest, rank=rank, world_size=world, seed=3, remainder="uneven", mini_epochs=3)
+    return DataLoader(data, batch_size=2, drop_last=True)
+
+
+def uneven_mixture(rank: int, world: int, manifest: Manifest) -> DataLoader:
+    parts = [(Keyed(0, 5), 1), (Keyed(1000, 5), 1)]
+    data = Mixture(parts, stop=7, rank=rank, world_size=world, seed=5, remainder="uneven")
+    return DataLoader(data, batch_size=2)
+
+
 CASES = {
     "rank": rank_dataset,
+    "full batches": of_full_batches,
+    "uneven mixture": uneven_mixture,
     "blocks": lambda *a: rank_dataset(*a, shuffle="block", block_size=7, window=2),
     "mini-epochs": lambda *a: rank_dataset(*a, mini_epochs=3),
     "uneven": lambda *a: rank_dataset(*a, remainder="uneven"),
@@ -171,7 +184,7 @@ def test_weights_that_were_changed_are_in_the_state() -> None:
     assert set(ledger.rows(begin // 100 + 1).sources.tolist()) == {1} != set(before)
 
 
-@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("world", [1, 3, 64])
 def test_batches_by_tokens(world: int) -> None:
     def make(rank: int) -> DataLoader:
         batches = TokenBudgetBatchSampler(LENGTHS, 100, world_size=world, rank=rank, seed=2)
@@ -181,7 +194,10 @@ def test_batches_by_tokens(world: int) -> None:
     ledger = Ledger(loaders[0])
     for rank, loader in enumerate(loaders):
         for step, batch in enumerate(loader):
-            assert ledger.rows(step, rank=rank).rows.tolist() == batch[0].tolist()
+            said = ledger.rows(step, rank=rank)
+            assert said.rows.tolist() == batch[0].tolist()
+            assert said.keys is not None
+            assert [drawn(key) for key in said.keys] == batch[1].tolist()
             assert (step, 0, rank) in ledger.steps(int(batch[0][0]), epoch=0)
 
 

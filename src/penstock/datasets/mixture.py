@@ -307,9 +307,11 @@ class Mixture(SourceDataset):
             parts = zip(scales, stages, lasts, strict=True)
             return round(sum((scale * max(0, last - begin) for scale, (begin, _), last in parts), Fraction(0)))
 
-        later = [(rescaled(begin), scaled) for (begin, _), scaled in zip(stages[1:], new[1:], strict=True)]
+        # Of weights that would begin at one position, the last ones hold: those before have become less than a sample.
+        begins = {rescaled(begin): scaled for (begin, _), scaled in zip(stages, new, strict=True)}
+        first, *later = begins.items()
         stop = self._stop if isinstance(self._stop, str | None) else max(1, rescaled(self._stop))
-        return self._again(datasets, new[0], stop, later)
+        return self._again(datasets, first[1], stop, later)
 
     def _again(
         self,

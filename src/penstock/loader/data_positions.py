@@ -13,8 +13,10 @@ import numpy as np
 from penstock.datasets.mixed_rows import MixedOrder, MixedRows, Turn
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packed import PackedDataset
+from penstock.datasets.packs import PackPlan
 from penstock.datasets.source_dataset import Redealt, SourceDataset
 from penstock.errors import ConfigError
+from penstock.order import Partition
 from penstock.order.permutation import Indices
 from penstock.order.stages import counts_before
 from penstock.plan.share import EpochRows, MiniEpoch
@@ -48,12 +50,18 @@ class DataPositions(Protocol):
         """Return the positions of a row; none if the epoch does not have it."""
 
 
-def positions_of_dataset(dataset: SourceDataset, epoch: int) -> DataPositions:
-    """Return the positions of a data set with an order of its own."""
+def positions_of_dataset(dataset: SourceDataset, epoch: int, partition: Partition) -> DataPositions:
+    """Return the positions of a data set with an order of its own.
+
+    Args:
+        dataset: of any rank.
+        epoch: which epoch.
+        partition: how a mini-epoch is dealt to ranks; packs that are dealt by cost depend on it.
+    """
     if isinstance(dataset, Mixture):
         return _Mixed(dataset, epoch)
     if isinstance(dataset, PackedDataset):
-        return _Packed(dataset, epoch)
+        return _Packed(dataset, epoch, partition)
     return _Ordered(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)))
 
 
@@ -89,10 +97,10 @@ class _Ordered:
 class _Packed:
     """Packs of documents."""
 
-    def __init__(self, dataset: PackedDataset, epoch: int) -> None:
+    def __init__(self, dataset: PackedDataset, epoch: int, partition: Partition) -> None:
         self._dataset, self._epoch = dataset, epoch
-        plan = dataset.plan
-        self._order = plan.make_view(MiniEpoch(epoch, 0, plan.samples)).order
+        plan = cast(PackPlan, dataset.plan)
+        self._order = plan.dealt(plan.rows_in(MiniEpoch(epoch, 0, plan.samples)), partition)
 
     def rows(self, positions: Indices) -> RowsAt:
         found = self._dataset.documents(self._order[positions], self._epoch)
@@ -116,7 +124,8 @@ class _Mixed:
         self._had = counts_before(stages, epoch, len(self._rows))
 
     def rows(self, positions: Indices) -> RowsAt:
-        parts = [self._of_turn(turn) for turn in self._order.turns(positions)]
+        none = np.empty(0, np.int64)
+        parts = [RowsAt(none, none, none), *(self._of_turn(turn) for turn in self._order.turns(positions))]
         rows, at, sources = (np.concatenate(part) for part in zip(*parts, strict=True))
         in_order = np.argsort(at, kind="stable")
         return RowsAt(rows[in_order], at[in_order], sources[in_order])

@@ -161,6 +161,12 @@ class Ledger:
         samples = len(self._partition(0, part))
         return samples // self.batch_size if self._drop_last else -(-samples // self.batch_size)
 
+    def _positions(self, rank: int, part: int, number: int) -> Indices:
+        """Return the positions of a rank's batch in a mini-epoch; none if it has no such batch."""
+        begin = number * self.batch_size
+        positions = self._partition(rank, part).positions(begin, begin + self.batch_size)
+        return positions[:0] if self._drop_last and len(positions) < self.batch_size else positions
+
     def _locate(self, step: int) -> tuple[int, int, int]:
         """Return the epoch of a step, its mini-epoch, and its number in that."""
         if step < 0 or not self.steps_per_epoch:
@@ -172,9 +178,9 @@ class Ledger:
             rest -= count
         raise AssertionError(step)
 
-    def _data(self, epoch: int) -> DataPositions:
+    def _data(self, epoch: int, part: int) -> DataPositions:
         if self._own:
-            return positions_of_dataset(self._dataset, epoch)
+            return positions_of_dataset(self._dataset, epoch, self._partition(0, part))
         return positions_of_order(self._run(epoch).order)
 
     def begin(self, step: int) -> tuple[int, int]:
@@ -210,14 +216,13 @@ class Ledger:
         if rank is not None and not 0 <= rank < self.world_size:
             raise ConfigError(f"rank {rank} is outside the world of {self.world_size}")
         ranks = range(self.world_size) if rank is None else [rank]
-        begin = number * self.batch_size
-        positions = [self._partition(r, part).positions(begin, begin + self.batch_size) for r in ranks]
+        positions = [self._positions(r, part, number) for r in ranks]
         of_rank = np.repeat(list(ranks), list(map(len, positions)))
         where = np.concatenate(positions) if positions else np.empty(0, np.int64)
         if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
             return self._of_batches(run, epoch, where, of_rank)
         n = max(1, self._partition(0, part).n)
-        found = self._data(epoch).rows(where % n)
+        found = self._data(epoch, part).rows(where % n)
         keys = self._keys(epoch, where)
         return StepRows(
             epoch,
@@ -230,9 +235,9 @@ class Ledger:
 
     def _of_batches(self, run: ClassBatchPlan, epoch: int, numbers: Indices, ranks: Indices) -> StepRows:
         """Return the rows of batches that a sampler makes by itself."""
-        batches = [run.batch(number % max(1, run.total)) for number in numbers.tolist()]
-        rows = np.concatenate([np.array(indices, np.int64) for indices, _ in batches])
-        positions = np.concatenate([positions for _, positions in batches])
+        batches, none = run.numbered(numbers), np.empty(0, np.int64)
+        rows = np.concatenate([none, *(np.array(indices, np.int64) for indices, _ in batches)])
+        positions = np.concatenate([none, *(positions for _, positions in batches)])
         sizes = [len(indices) for indices, _ in batches]
         return StepRows(
             epoch, rows, np.repeat(ranks, sizes), positions, np.full(len(rows), -1), self._keys(epoch, positions)
@@ -254,24 +259,23 @@ class Ledger:
         epoch = self._plan.epoch if epoch is None else epoch
         if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
             numbers, _ = run.inverse([row])
-            found = [int(number) for number in numbers if number >= 0]
+            parts = [[int(number) for number in numbers if number >= 0]]
         else:
-            found = self._data(epoch).find(row, source)
-        occurrences = [at for position in found for at in self._of_position(position, epoch)]
-        return sorted(occurrences)
+            parts = [self._data(epoch, part).find(row, source) for part in range(self._parts)]
+        return sorted(
+            at for part, found in enumerate(parts) for place in found for at in self._of_position(place, epoch, part)
+        )
 
-    def _of_position(self, position: int, epoch: int) -> list[Occurrence]:
-        """Return the steps of a position and of those that repeat it."""
-        found, before = [], 0
-        for part, count in enumerate(self._batches):
-            whole = self._partition(0, part)
-            repeats = range(position, whole.end, max(1, whole.n))
-            for place in (place for place in repeats if place >= whole.begin):
-                local, rank = divmod(place - whole.begin, self.world_size)
-                if (batch := local // self.batch_size) < count:
-                    step = epoch * self.steps_per_epoch + before + batch
-                    found.append(Occurrence(step, epoch, rank))
-            before += count
+    def _of_position(self, position: int, epoch: int, part: int) -> list[Occurrence]:
+        """Return the steps of a mini-epoch that have a position, or repeat it."""
+        found, whole = [], self._partition(0, part)
+        first = epoch * self.steps_per_epoch + sum(self._batches[:part])
+        repeats = range(position, whole.end, max(1, whole.n))
+        for place in (place for place in repeats if place >= whole.begin):
+            local, rank = divmod(place - whole.begin, self.world_size)
+            batch = local // self.batch_size
+            if len(self._positions(rank, part, batch)):
+                found.append(Occurrence(first + batch, epoch, rank))
         return found
 
     def seen(self, row: int, *, until: int, source: int = -1) -> int:

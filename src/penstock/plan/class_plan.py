@@ -9,6 +9,7 @@ a sample is its slot, which is the same one for any number of ranks.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from functools import cached_property
@@ -130,22 +131,22 @@ class ClassBatchPlan(BatchEpochPlan):
 
     def batches(self, start: int, stop: int) -> list[Batch]:
         """Return the batches ``start`` to ``stop`` of this rank, clipped to its share."""
-        return self._batches(self._partition.positions(start, stop))
+        return self.numbered(self._partition.positions(start, stop))
 
     def batch(self, number: int) -> Batch:
         """Return the batch with this number in the epoch, whichever rank has it."""
-        (found,) = self._batches(np.array([range(self.total)[number]]))
+        (found,) = self.numbered(np.array([range(self.total)[number]]))
         return found
 
-    def _batches(self, numbers: Indices) -> list[Batch]:
+    def numbered(self, numbers: Indices) -> list[Batch]:
+        """Return batches by their number in the epoch: those of ``total`` and more repeat the first ones."""
         laps, numbers = np.divmod(numbers, max(1, self.total))
         slots, counts = self._run.slots(numbers)
         rows = self._samples.rows(self._run.places(slots)).tolist()
         # Batches that fill up the last round are other samples to their generators.
         positions = slots + np.repeat(laps * len(self._samples.keys), counts)
         ends = np.cumsum(counts).tolist()
-        begins = [0, *ends[:-1]]
-        return [(rows[a:b], positions[a:b]) for a, b in zip(begins, ends, strict=True)]
+        return [(rows[a:b], positions[a:b]) for a, b in itertools.pairwise([0, *ends])]
 
     def inverse(self, rows: npt.ArrayLike) -> tuple[Indices, Indices]:
         """Return where samples are: the number in the epoch of their batch, and their position in it; int64 arrays.
