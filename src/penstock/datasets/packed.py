@@ -91,7 +91,7 @@ class PackedDataset(SourceDataset, Redealt):
       last one and of the padding; the capacity from there on, so that all have one shape. `collate_packed` makes one
       row of a batch's.
 
-    A document that draws from `penstock.generator` has one of its own, by the position of its pack and its number there.
+    A document that draws has a `penstock.generator` of its own, by the position of its pack and its number there.
 
     Every epoch deals documents anew. Empty documents are in no pack. A state is a few integers, and fits another number
     of ranks. Making the class index is one pass over the lengths, kept in the user's cache; so is

@@ -237,10 +237,15 @@ class PackPlan(SharePlan):
     def make_view(self, place: MiniEpoch) -> EpochView:
         """Return the view at a place, with packs dealt by cost if that is wanted."""
         view = super().make_view(place)
-        if self.balance is not None and view.partition.world_size > 1:
-            window = self.balance * view.partition.world_size
-            view.order = cast(Order, _Balanced(view.order, self.source, view.partition, window))
+        view.order = self.dealt(view.order, view.partition)
         return view
+
+    def dealt(self, order: Order, partition: Partition) -> Order:
+        """Return an epoch's order with the packs of one mini-epoch dealt to ranks by cost, if that is wanted."""
+        if self.balance is None or partition.world_size == 1:
+            return order
+        window = self.balance * partition.world_size
+        return cast(Order, _Balanced(order, self.source, partition, window))
 
     def identity(self) -> State:
         """Return what a state must agree with."""

@@ -1,6 +1,7 @@
 """Which rows stand at positions of an epoch, and at which positions a row stands, by kind of data set.
 
-Each class answers for one epoch of the whole job: ``rows(positions)`` and the inverse, ``find(row, source)``.
+Each class answers for one mini-epoch of the whole job, in positions of the epoch: ``rows(positions)`` and the inverse,
+``find(row, source)``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import numpy as np
 from penstock.datasets.mixed_rows import MixedOrder, MixedRows, Turn
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packed import PackedDataset
+from penstock.datasets.packs import PackPlan
 from penstock.datasets.source_dataset import Redealt, SourceDataset
 from penstock.errors import ConfigError
+from penstock.order import Partition
 from penstock.order.permutation import Indices
 from penstock.order.stages import counts_before
 from penstock.plan.share import EpochRows, MiniEpoch
@@ -39,21 +42,22 @@ class RowsAt(NamedTuple):
 
 
 class DataPositions(Protocol):
-    """One epoch of the whole job."""
+    """One mini-epoch of the whole job."""
 
     def rows(self, positions: Indices) -> RowsAt:
         """Return the rows at positions."""
 
     def find(self, row: int, source: int) -> list[int]:
-        """Return the positions of a row; none if the epoch does not have it."""
+        """Return the positions of a row; none if the epoch does not have it. Those outside the mini-epoch may be others
+        than there."""
 
 
-def positions_of_dataset(dataset: SourceDataset, epoch: int) -> DataPositions:
-    """Return the positions of a data set with an order of its own."""
+def positions_of_dataset(dataset: SourceDataset, epoch: int, partition: Partition) -> DataPositions:
+    """Return the positions of a data set with an order of its own, in the mini-epoch of a partition."""
     if isinstance(dataset, Mixture):
         return _Mixed(dataset, epoch)
     if isinstance(dataset, PackedDataset):
-        return _Packed(dataset, epoch)
+        return _Packed(dataset, epoch, partition)
     return _Ordered(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)))
 
 
@@ -89,10 +93,10 @@ class _Ordered:
 class _Packed:
     """Packs of documents."""
 
-    def __init__(self, dataset: PackedDataset, epoch: int) -> None:
+    def __init__(self, dataset: PackedDataset, epoch: int, partition: Partition) -> None:
         self._dataset, self._epoch = dataset, epoch
-        plan = dataset.plan
-        self._order = plan.make_view(MiniEpoch(epoch, 0, plan.samples)).order
+        plan = cast(PackPlan, dataset.plan)
+        self._order = plan.dealt(plan.make_order(MiniEpoch(epoch, 0, plan.samples)), partition)
 
     def rows(self, positions: Indices) -> RowsAt:
         found = self._dataset.documents(self._order[positions], self._epoch)

@@ -78,7 +78,8 @@ class Ledger:
     asked with the layout that it had in that step. Weights of a mixture that were changed are in the state that the
     loader has loaded.
 
-    Cost: one batch of arithmetic a question, whatever the number of rows or ranks; `seen` costs one for each epoch.
+    Cost: one batch of arithmetic a question, whatever the number of rows or ranks; `steps` costs one for each
+    mini-epoch, and `seen` that for each epoch.
     Where a row stands in an order of torch's, or in one that draws rows more than once, takes a pass over the order.
 
     >>> from penstock import DataLoader, DistributedSampler
@@ -172,9 +173,9 @@ class Ledger:
             rest -= count
         raise AssertionError(step)
 
-    def _data(self, epoch: int) -> DataPositions:
+    def _data(self, epoch: int, part: int) -> DataPositions:
         if self._own:
-            return positions_of_dataset(self._dataset, epoch)
+            return positions_of_dataset(self._dataset, epoch, self._partition(0, part))
         return positions_of_order(self._run(epoch).order)
 
     def begin(self, step: int) -> tuple[int, int]:
@@ -217,7 +218,7 @@ class Ledger:
         if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
             return self._of_batches(run, epoch, where, of_rank)
         n = max(1, self._partition(0, part).n)
-        found = self._data(epoch).rows(where % n)
+        found = self._data(epoch, part).rows(where % n)
         keys = self._keys(epoch, where)
         return StepRows(
             epoch,
@@ -254,24 +255,20 @@ class Ledger:
         epoch = self._plan.epoch if epoch is None else epoch
         if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
             numbers, _ = run.inverse([row])
-            found = [int(number) for number in numbers if number >= 0]
+            found = [(int(number), 0) for number in numbers if number >= 0]
         else:
-            found = self._data(epoch).find(row, source)
-        occurrences = [at for position in found for at in self._of_position(position, epoch)]
-        return sorted(occurrences)
+            found = [(at, part) for part in range(self._parts) for at in self._data(epoch, part).find(row, source)]
+        return sorted(at for position, part in found for at in self._of_position(position, epoch, part))
 
-    def _of_position(self, position: int, epoch: int) -> list[Occurrence]:
-        """Return the steps of a position and of those that repeat it."""
-        found, before = [], 0
-        for part, count in enumerate(self._batches):
-            whole = self._partition(0, part)
-            repeats = range(position, whole.end, max(1, whole.n))
-            for place in (place for place in repeats if place >= whole.begin):
-                local, rank = divmod(place - whole.begin, self.world_size)
-                if (batch := local // self.batch_size) < count:
-                    step = epoch * self.steps_per_epoch + before + batch
-                    found.append(Occurrence(step, epoch, rank))
-            before += count
+    def _of_position(self, position: int, epoch: int, part: int) -> list[Occurrence]:
+        """Return the steps in a mini-epoch of a position and of those that repeat it."""
+        found, whole = [], self._partition(0, part)
+        first = epoch * self.steps_per_epoch + sum(self._batches[:part])
+        repeats = range(position, whole.end, max(1, whole.n))
+        for place in (place for place in repeats if place >= whole.begin):
+            local, rank = divmod(place - whole.begin, self.world_size)
+            if (batch := local // self.batch_size) < self._batches[part]:
+                found.append(Occurrence(first + batch, epoch, rank))
         return found
 
     def seen(self, row: int, *, until: int, source: int = -1) -> int:
