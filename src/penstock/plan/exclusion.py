@@ -13,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix_array
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.filter import KeptRows
 
-__all__ = ["ExcludedPieces", "ExcludedRows", "PiecesInstead"]
+__all__ = ["ExcludedPieces", "ExcludedRows", "Mark", "PiecesInstead", "check_excluded"]
+
+Mark = tuple[int, str]
+"""What a state keeps of excluded rows: how many they are, and a hash of them."""
 
 _MOST = 100_000
 _STREAM = "excluded rows"
@@ -63,9 +66,9 @@ class ExcludedRows:
         return len(self.rows)
 
     @property
-    def digest(self) -> str | None:
-        """Identity of the rows; None if there are none."""
-        return xxhash.xxh3_64_hexdigest(self.rows.tobytes()) if len(self.rows) else None
+    def mark(self) -> Mark | None:
+        """Number and identity of the rows; None if there are none."""
+        return (len(self.rows), xxhash.xxh3_64_hexdigest(self.rows.tobytes())) if len(self.rows) else None
 
     def among(self, kept: KeptRows) -> Self:
         """Return the same rows as a filter counts them: those that it keeps."""
@@ -114,6 +117,32 @@ class ExcludedRows:
         """Return in place of which rows this one stands: itself, and excluded ones. None if it is excluded."""
         instead: list[int] = self.rows[self.replace(self.rows, seed, turn) == row].tolist()
         return instead if self.holds(np.array([row]))[0] else [row, *instead]
+
+
+def check_excluded(had: Any, here: Mark | None, *, of: str) -> None:
+    """Refuse a state of a run that left out other rows. More rows than it had are taken to be those and further ones.
+
+    Args:
+        had: the entry of the state.
+        here: of the rows that are excluded here.
+        of: what the state is loaded into, for messages.
+    """
+    # States of before have the hash alone.
+    count, digest = (None, had) if isinstance(had, str) else _read_mark(had)
+    if here is not None and (here[1] == digest or (count is not None and here[0] > count)):
+        return
+    raise StateError(
+        f"this state is of a run that left out other rows: {'some' if count is None else f'{count:,}'} with the hash "
+        f"{digest}, and exclude= of this {of} has {here[0] if here else 0:,}. Give it the same rows, or those and "
+        "further ones: what a run left out stays out"
+    )
+
+
+def _read_mark(entry: Any) -> Mark:
+    match entry:
+        case [int(count), str(digest)]:
+            return count, digest
+    raise StateError(f"this state is damaged: {entry!r} is no number of excluded rows and their hash")
 
 
 class PiecesInstead(NamedTuple):
