@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_support import Documents, spans
 
-from penstock import DataLoader, Ledger, Manifest, Mixture, PackedDataset, RankDataset, Subset
+from penstock import DataLoader, DistributedSampler, Ledger, Manifest, Mixture, PackedDataset, RankDataset, Subset
 from penstock.errors import ConfigError, StateError
 
 
@@ -318,3 +318,19 @@ def test_no_document_that_is_left() -> None:
         packs(range(65))
     with pytest.raises(ConfigError, match="none of the documents 33 to 65"):
         packs(range(33, 65), order="block", block_size=33)
+
+
+def test_a_plain_filter_has_other_rows_in_their_places() -> None:
+    data = list(range(100, 160))
+    sampler = DistributedSampler(data, 1, 0, shuffle="global", seed=0)
+    plain = DataLoader(data, batch_size=7, sampler=sampler)
+    iterator = iter(plain)
+    next(iterator)
+    state = plain.state_dict()
+    rest = [value for batch in iterator for value in batch.tolist()]
+    rows = np.arange(60)
+    rows[[17, 30]] = [18, 31]
+    loader = DataLoader(Subset(data, rows), batch_size=7, sampler=sampler)
+    loader.load_state_dict(state)
+    found = [value for batch in loader for value in batch.tolist()]
+    assert found == [{117: 118, 130: 131}.get(value, value) for value in rest]

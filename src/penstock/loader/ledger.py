@@ -254,8 +254,7 @@ class Ledger:
         """
         epoch = self._plan.epoch if epoch is None else epoch
         if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
-            numbers, _ = run.inverse([row])
-            found = [(int(number), 0) for number in numbers if number >= 0]
+            found = [(number, 0) for number in run.numbers_of(row)]
         else:
             found = [(at, part) for part in range(self._parts) for at in self._data(epoch, part).find(row, source)]
         return sorted(at for position, part in found for at in self._of_position(position, epoch, part))

@@ -592,7 +592,7 @@ class SharePlan(Plan[ShareEpoch]):
         if "excluded" in state:
             from penstock.plan.exclusion import check_excluded  # see `_excluded`
 
-            check_excluded(state["excluded"], self.excluded_mark, of=of)
+            check_excluded(state, self.excluded_mark, of=of)
         changes = self.read_changes(state)
         if state.get("world_size") == self.world.world_size:
             return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip, changes))
