@@ -73,6 +73,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
             in torch's words, a batch size that is no positive integer or a drop_last that is no bool.
         StateError: sizes that were measured from another manifest than the sampler's.
         PartitionError: a rank outside the world, or (at use) a process group made later that disagrees.
+        ConfigError, IndexError: samples to exclude that there are not, or all of them.
 
     A share is torch's DistributedSampler and any sampler that has its ``num_replicas`` or ``rank``, the order of a
     RankDataset, and on several ranks a sampler that is not ours and shorter than ``group_ids``: dealt to ranks once
