@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_support import Documents, spans
 
-from penstock import DataLoader, Ledger, Manifest, Mixture, PackedDataset, RankDataset, Subset
+from penstock import DataLoader, DistributedSampler, Ledger, Manifest, Mixture, PackedDataset, RankDataset, Subset
 from penstock.errors import ConfigError, StateError
 
 
@@ -64,6 +65,33 @@ def test_a_run_goes_on_without_rows(manifest: Manifest) -> None:
         plain.load_state_dict(after)
     with pytest.raises(StateError, match="left out other rows"):
         DataLoader(RankDataset(manifest, rank=0, world_size=1, exclude=[1]), batch_size=4).load_state_dict(after)
+
+
+def test_a_second_spike_makes_the_list_longer(manifest: Manifest) -> None:
+    def state_of(exclude: list[int] | None) -> dict[str, Any]:
+        return RankDataset(manifest, rank=0, world_size=1, exclude=exclude).state_dict(10)
+
+    longer = RankDataset(manifest, rank=0, world_size=1, exclude=[4, 9, 30])
+    for had in (None, [], [4], [9, 30], [30, 4, 9]):
+        longer.load_state_dict(json.loads(json.dumps(state_of(had))))
+        assert not {4, 9, 30} & set(rows(longer))
+    assert state_of([9, 4])["excluded"][0] == 2
+    for had in ([4, 9, 31], [4, 9, 30, 31]):
+        with pytest.raises(StateError, match=rf"left out other rows: {len(had)} with the hash .* has 3\. Give"):
+            longer.load_state_dict(state_of(had))
+    with pytest.raises(StateError, match=r"left out other rows: 1 with the hash .* has 0\."):
+        RankDataset(manifest, rank=0, world_size=1).load_state_dict(state_of([4]))
+
+
+def test_states_that_have_the_hash_alone(manifest: Manifest) -> None:
+    longer = RankDataset(manifest, rank=0, world_size=1, exclude=[4, 9])
+    state = longer.state_dict()
+    longer.load_state_dict({**state, "excluded": state["excluded"][1]})
+    with pytest.raises(StateError, match="left out other rows: some with the hash abc"):
+        longer.load_state_dict({**state, "excluded": "abc"})
+    for damaged in (None, [], ["abc", 1], {"abc": 1}, 3):
+        with pytest.raises(StateError, match="is damaged"):
+            longer.load_state_dict({**state, "excluded": damaged})
 
 
 def test_a_ledger_knows_them(manifest: Manifest) -> None:
@@ -168,6 +196,10 @@ def test_a_mixture_goes_on_without_rows() -> None:
     assert not out & set(kept)
     with pytest.raises(StateError, match="left out other rows"):
         plain.load_state_dict(loader.state_dict())
+    more = DataLoader(mixture(exclude={"web": [5, 6], "books": [7], "code": range(11)}), batch_size=10)
+    more.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="left out other rows: 14 with the hash"):
+        loader.load_state_dict(more.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -274,6 +306,7 @@ def test_packs_go_on_without_documents_on_other_ranks() -> None:
     assert found == pieces(packs([2, 3, 60]), 0)[4:]
     with pytest.raises(StateError, match="left out other rows"):
         loaders[0].load_state_dict(loader.state_dict())
+    DataLoader(packs([2, 3, 4, 60]), batch_size=3).load_state_dict(loader.state_dict())
 
 
 def _packs(batch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -285,3 +318,19 @@ def test_no_document_that_is_left() -> None:
         packs(range(65))
     with pytest.raises(ConfigError, match="none of the documents 33 to 65"):
         packs(range(33, 65), order="block", block_size=33)
+
+
+def test_a_plain_filter_has_other_rows_in_their_places() -> None:
+    data = list(range(100, 160))
+    sampler = DistributedSampler(data, 1, 0, shuffle="global", seed=0)
+    plain = DataLoader(data, batch_size=7, sampler=sampler)
+    iterator = iter(plain)
+    next(iterator)
+    state = plain.state_dict()
+    rest = [value for batch in iterator for value in batch.tolist()]
+    rows = np.arange(60)
+    rows[[17, 30]] = [18, 31]
+    loader = DataLoader(Subset(data, rows), batch_size=7, sampler=sampler)
+    loader.load_state_dict(state)
+    found = [value for batch in loader for value in batch.tolist()]
+    assert found == [{117: 118, 130: 131}.get(value, value) for value in rest]

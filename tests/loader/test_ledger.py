@@ -156,6 +156,36 @@ def test_documents_of_packs(balance: int | None) -> None:
         assert ledger.seen(row, until=3 * ledger.steps_per_epoch) >= 3
 
 
+@pytest.mark.parametrize("remainder", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("asked_on", [2, 1])
+def test_packs_dealt_by_cost_in_mini_epochs(asked_on: int, remainder: str) -> None:
+    def make(rank: int, world: int) -> DataLoader:
+        options: dict[str, Any] = {"mini_epochs": 3, "balance": 3, "remainder": remainder, "exclude": [5, 9]}
+        packs = PackedDataset(Documents(LENGTHS), 64, rank=rank, world_size=world, seed=1, **options)
+        return DataLoader(packs, batch_size=3)
+
+    loaders = [make(rank, 2) for rank in range(2)]
+    ledger, step = Ledger(make(0, asked_on), world_size=2), 0
+    had: dict[int, set[tuple[int, int]]] = {row: set() for row in range(len(LENGTHS))}
+    for _ in range(3):
+        ran = [list(loader) for loader in loaders]
+        for number in range(max(map(len, ran))):
+            for rank in range(2):
+                rows = documents_of(ran[rank][number]) if number < len(ran[rank]) else []
+                assert ledger.rows(step, rank=rank).rows.tolist() == rows
+                for row in rows:
+                    had[row].add((step, rank))
+            step += 1
+    assert step == ledger.steps_per_epoch
+    for row, places in had.items():
+        assert {(found.step, found.rank) for found in ledger.steps(row, epoch=0)} == places
+
+
+def documents_of(batch: dict[str, Any]) -> list[int]:
+    packs = [{name: values[i] for name, values in batch.items()} for i in range(len(batch["labels"]))]
+    return [document for pack in packs for document, _, _ in spans(pack)]
+
+
 def test_documents_of_a_mixture_of_packs() -> None:
     parts = [(Documents(LENGTHS), 2), (Documents([30] * 40, base=500), 1)]
     packed = PackedDataset(Mixture(parts, stop=200, rank=0, world_size=1, seed=4), 64)

@@ -32,7 +32,7 @@ from penstock.stages import stage
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.plan.exclusion import ExcludedRows
+    from penstock.plan.exclusion import ExcludedRows, Mark
 
 __all__ = ["MixedOrder", "MixedRows", "Turn"]
 
@@ -242,11 +242,11 @@ class MixedRows:
             identity["schedule"] = [[stage.begin, stage.weights[:count]] for stage in self.stages[1:]]
         return xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())
 
-    def excluded_digests(self) -> list[str | None]:
-        """Return the identity of what is excluded of each source, by the mixture or by the source itself."""
-        own = (getattr(getattr(dataset, "plan", None), "excluded_digest", None) for dataset in self.datasets)
+    def excluded_marks(self) -> list[Mark | None]:
+        """Return number and identity of what is excluded of each source, by the mixture or by the source itself."""
+        own = (getattr(getattr(dataset, "plan", None), "excluded_mark", None) for dataset in self.datasets)
         pairs = zip(self.excluded, own, strict=True)
-        return [inside if excluded is None else excluded.digest for excluded, inside in pairs]
+        return [inside if excluded is None else excluded.mark for excluded, inside in pairs]
 
     def identities(self) -> list[Any]:
         """Return the length and the fingerprint of each source."""

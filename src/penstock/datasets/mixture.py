@@ -22,7 +22,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import xxhash
 from torch.utils.data import IterableDataset
@@ -51,6 +51,9 @@ from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import DealOptions, check_share
 from penstock.random import in_sample
 from penstock.samplers.orders import block_options
+
+if TYPE_CHECKING:
+    from penstock.plan.exclusion import Mark
 
 __all__ = ["Mixture"]
 
@@ -343,10 +346,12 @@ class _MixturePlan(SharePlan):
         return shuffle is True or bool(self.source.shuffle == shuffle)
 
     @property
-    def excluded_digest(self) -> str | None:
-        """Identity of the rows of all sources that are excluded; None if there are none."""
-        digests = self.source.excluded_digests()
-        return xxhash.xxh3_64_hexdigest(repr(digests).encode()) if any(digests) else None
+    def excluded_mark(self) -> Mark | None:
+        """Number and identity of the rows of all sources that are excluded; None if there are none."""
+        marks: list[Mark | None] = self.source.excluded_marks()
+        digests = [mark and mark[1] for mark in marks]
+        count = sum(mark[0] for mark in marks if mark)
+        return (count, xxhash.xxh3_64_hexdigest(repr(digests).encode())) if count else None
 
     def write_changes(self, changes: tuple[Stage, ...]) -> State:
         """Return the entries of a state for weights that were changed, and for excluded rows."""

@@ -91,6 +91,8 @@ class PackedDataset(SourceDataset, Redealt):
       last one and of the padding; the capacity from there on, so that all have one shape. `collate_packed` makes one
       row of a batch's.
 
+    A document that draws has a `penstock.generator` of its own, by the position of its pack and its number there.
+
     Every epoch deals documents anew. Empty documents are in no pack. A state is a few integers, and fits another number
     of ranks. Making the class index is one pass over the lengths, kept in the user's cache; so is
     what was found by reading a file of lengths, which a process opens in 0.1 s.
@@ -235,12 +237,15 @@ class PackedDataset(SourceDataset, Redealt):
         return packs if self.load is None else load_each(self.load, packs, keys)
 
     def _tokens(self, found: PackedDocuments, keys: Sequence[int] | None) -> list[torch.Tensor]:
-        """Return the tokens of each piece. A document of several pieces is read once."""
-        rows, first, where = np.unique(found.rows, return_index=True, return_inverse=True)
-        own = None
+        """Return the tokens of each piece. A document of several pieces is read once, or once for each pack."""
+        of_pack = np.repeat(np.arange(len(found.splits) - 1), np.diff(found.splits))
+        # What a document draws depends on its pack alone, and not on which others are asked for together.
+        reads = found.rows if keys is None else found.rows * len(keys) + of_pack
+        _, first, where = np.unique(reads, return_index=True, return_inverse=True)
+        rows, own = found.rows[first], None
         if keys is not None:
-            of_pack = np.repeat(np.arange(len(keys)), np.diff(found.splits))
-            own = [mix(keys[of_pack[at]], at) for at in first.tolist()]
+            numbers, packs = first - found.splits[of_pack[first]], of_pack[first].tolist()
+            own = [mix(keys[pack], number) for pack, number in zip(packs, numbers.tolist(), strict=True)]
         with stage("read"):
             items = load_rows(self.dataset, rows.tolist(), own)
         expected = self._packs.lengths[rows].tolist()

@@ -24,7 +24,7 @@ from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrde
 from penstock.order.permutation import Indices, Inverse, normalise
 from penstock.plan.class_plan import SampleClasses
 from penstock.plan.cursor import State, read_int
-from penstock.plan.exclusion import ExcludedPieces, ExcludedRows, PiecesInstead
+from penstock.plan.exclusion import ExcludedPieces, ExcludedRows, Mark, PiecesInstead
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import DealOptions
 from penstock.samplers.identity import fingerprint_of
@@ -225,10 +225,10 @@ class PackPlan(SharePlan):
         super().__init__(packs, shuffle="none", **deal)
 
     @property
-    def excluded_digest(self) -> str | None:
-        """Identity of the documents that are excluded; None if there are none."""
+    def excluded_mark(self) -> Mark | None:
+        """Number and identity of the documents that are excluded; None if there are none."""
         excluded: ExcludedRows | None = self.source.excluded
-        return None if excluded is None else excluded.digest
+        return None if excluded is None else excluded.mark
 
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the pack at each position of an epoch."""

@@ -74,6 +74,9 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> 
             subclass that makes its items by itself, they are indices.
         rows: 0 to ``row_count - 1``.
         keys: of the items' generators; None where the caller's scope is to hold.
+
+    A data set's own ``__getitems__`` is called for all rows together; one that draws from `penstock.generator` costs a
+    second call for each row.
     """
     if has_rows(dataset):
         return list(dataset.load_rows(rows, keys))
@@ -84,7 +87,10 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> 
         return list(many(list(rows))) if many is not None else [_item(dataset, row) for row in rows]
     with sample_scope(keys[0] if keys else 0) as scope:
         if many is not None:
-            return list(many(list(rows)))
+            items = list(many(list(rows)))
+            if scope.generator is None:
+                return items
+        # Items that drew together would depend on each other, so each is made anew in a scope of its own.
         items = []
         for row, key in zip(rows, keys, strict=True):
             scope.move(key)

@@ -1,6 +1,7 @@
 """Which rows stand at positions of an epoch, and at which positions a row stands, by kind of data set.
 
-Each class answers for one epoch of the whole job: ``rows(positions)`` and the inverse, ``find(row, source)``.
+Each class answers for one mini-epoch of the whole job, in positions of the epoch: ``rows(positions)`` and the inverse,
+``find(row, source)``.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ class RowsAt(NamedTuple):
 
 
 class DataPositions(Protocol):
-    """One epoch of the whole job."""
+    """One mini-epoch of the whole job."""
 
     def rows(self, positions: Indices) -> RowsAt:
         """Return the rows at positions."""
 
     def find(self, row: int, source: int) -> list[int]:
-        """Return the positions of a row; none if the epoch does not have it."""
+        """Return the positions of a row; none if the epoch does not have it. Those outside the mini-epoch may be others
+        than there."""
 
 
 def positions_of_dataset(dataset: SourceDataset, epoch: int, partition: Partition) -> DataPositions:

@@ -78,7 +78,8 @@ class Ledger:
     asked with the layout that it had in that step. Weights of a mixture that were changed are in the state that the
     loader has loaded.
 
-    Cost: one batch of arithmetic a question, whatever the number of rows or ranks; `seen` costs one for each epoch.
+    Cost: one batch of arithmetic a question, whatever the number of rows or ranks; `steps` costs one for each
+    mini-epoch, and `seen` that for each epoch.
     Where a row stands in an order of torch's, or in one that draws rows more than once, takes a pass over the order.
 
     >>> from penstock import DataLoader, DistributedSampler
@@ -258,16 +259,13 @@ class Ledger:
         """
         epoch = self._plan.epoch if epoch is None else epoch
         if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
-            numbers, _ = run.inverse([row])
-            parts = [[int(number) for number in numbers if number >= 0]]
+            found = [(number, 0) for number in run.numbers_of(row)]
         else:
-            parts = [self._data(epoch, part).find(row, source) for part in range(self._parts)]
-        return sorted(
-            at for part, found in enumerate(parts) for place in found for at in self._of_position(place, epoch, part)
-        )
+            found = [(at, part) for part in range(self._parts) for at in self._data(epoch, part).find(row, source)]
+        return sorted(at for position, part in found for at in self._of_position(position, epoch, part))
 
     def _of_position(self, position: int, epoch: int, part: int) -> list[Occurrence]:
-        """Return the steps of a mini-epoch that have a position, or repeat it."""
+        """Return the steps in a mini-epoch of a position and of those that repeat it."""
         found, whole = [], self._partition(0, part)
         first = epoch * self.steps_per_epoch + sum(self._batches[:part])
         repeats = range(position, whole.end, max(1, whole.n))

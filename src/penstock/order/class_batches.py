@@ -121,6 +121,17 @@ class ClassBatches:
         inside = np.maximum(-1, (slots - self._begins[classes]) // self.sizes[classes])
         return np.where(slots < self._ends[classes], self._first[classes] + inside, -1)
 
+    def fitting(self, places: Indices, counts: Indices) -> npt.NDArray[np.bool_]:
+        """Return which samples of batches fit: as many, from the first on, as a batch of its largest class may have.
+
+        Args:
+            places: of samples in the row of classes, one batch after the other.
+            counts: how many each batch has, 1 or more: int64 of shape (batches,).
+        """
+        begins = np.cumsum(counts) - counts
+        most = np.minimum.reduceat(self.sizes[class_of(self.starts, places)], begins)
+        return np.arange(len(places)) - np.repeat(begins, counts) < np.repeat(most, counts)
+
 
 def _cut(starts: list[int], sizes: list[int], fill: bool) -> tuple[Indices, Indices]:
     """Return the first slot of the first batch that begins in each class, and how many begin there."""

@@ -1,7 +1,7 @@
 """`ClassBatchPlan`: one epoch of batches by class, as a function of position; the plan of several samplers.
 
     number in the epoch -> batch -> slots -> places in the class index -> rows        `batches`
-    row -> place -> slot -> batch -> number in the epoch                              `inverse`
+    row -> place -> slot -> batch -> number in the epoch                              `inverse`, `numbers_of`
 
 Nothing is replayed: a plan that begins in the middle of an epoch costs what one at its beginning does. The position of
 a sample is its slot, which is the same one for any number of ranks.
@@ -23,6 +23,7 @@ from penstock.order.class_batches import EpochBatches
 from penstock.order.permutation import Indices
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan
+from penstock.plan.exclusion import ExcludedMembers, ExcludedRows
 from penstock.storage.class_index import ClassIndex
 
 __all__ = ["ClassBatchPlan", "ClassKeys", "SampleClasses"]
@@ -71,6 +72,21 @@ class SampleClasses:
         """Return the places of samples in the index: int64 of their shape."""
         return self.index.find(rows, self.keys[rows])
 
+    def without(self, exclude: npt.ArrayLike | None, starts: Indices) -> ExcludedMembers | None:
+        """Return samples that no batch is to have, and what stands in their places; None for none.
+
+        Args:
+            exclude: their rows.
+            starts: of the classes that have batches.
+
+        Raises:
+            ConfigError, IndexError: see `ExcludedRows` and `ExcludedMembers`.
+        """
+        if exclude is None or not len(excluded := ExcludedRows(exclude, len(self.keys))):
+            return None
+        places = ExcludedRows(self.places(excluded.rows), len(self.keys))
+        return ExcludedMembers(places, starts, excluded.mark)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "index"}
 
@@ -86,6 +102,7 @@ class ClassBatchPlan(BatchEpochPlan):
         seed: of the samples' generators.
         epoch: the number of the epoch.
         sampler: the cursor of the plan inside, if there is one.
+        excluded: samples that no batch has, and what stands in their places.
     """
 
     rounds: int | None = 1
@@ -100,6 +117,7 @@ class ClassBatchPlan(BatchEpochPlan):
         seed: int | None,
         epoch: int,
         sampler: Cursor | None = None,
+        excluded: ExcludedMembers | None = None,
     ) -> None:
         self._run = run
         self._samples = samples
@@ -108,6 +126,7 @@ class ClassBatchPlan(BatchEpochPlan):
         self.seed = seed
         self.epoch = epoch
         self._sampler = sampler
+        self._excluded = excluded
 
     @property
     def total(self) -> int:
@@ -142,21 +161,46 @@ class ClassBatchPlan(BatchEpochPlan):
         """Return batches by their number in the epoch: those of ``total`` and more repeat the first ones."""
         laps, numbers = np.divmod(numbers, max(1, self.total))
         slots, counts = self._run.slots(numbers)
-        rows = self._samples.rows(self._run.places(slots)).tolist()
+        places = self._run.places(slots)
+        if self._excluded is not None and len(slots):
+            slots, places, counts = self._without(self._excluded, slots, places, counts)
+        rows = self._samples.rows(places).tolist()
         # Batches that fill up the last round are other samples to their generators.
         positions = slots + np.repeat(laps * len(self._samples.keys), counts)
         ends = np.cumsum(counts).tolist()
         return [(rows[a:b], positions[a:b]) for a, b in itertools.pairwise([0, *ends])]
 
+    def _without(
+        self, excluded: ExcludedMembers, slots: Indices, places: Indices, counts: Indices
+    ) -> tuple[Indices, Indices, Indices]:
+        """Return slots, places and sizes of batches with others in place of excluded samples."""
+        places = excluded.replace(places, self.seed or 0, self.epoch)
+        # Where nothing as short is left, longer samples stand in a batch, and fewer of them.
+        fitting = self._run.batches.fitting(places, counts)
+        batches = np.repeat(np.arange(len(counts)), counts)
+        return slots[fitting], places[fitting], np.bincount(batches[fitting], minlength=len(counts))
+
+    def numbers_of(self, row: int) -> list[int]:
+        """Return the numbers in the epoch of the batches that have a sample, also in place of an excluded one."""
+        if self._excluded is None:
+            return [number for number in self.inverse([row])[0].tolist() if number >= 0]
+        (place,) = self._samples.places(np.array([row])).tolist()
+        places = np.array(self._excluded.places_of(place, self.seed or 0, self.epoch), np.int64)
+        slots = self._run.slots_of(places[places >= self._run.batches.starts[0]])
+        numbers = np.unique(self._run.numbers(slots)).tolist()
+        return [number for number in numbers if number >= 0 for _ in range(self.batch(number)[0].count(row))]
+
     def inverse(self, rows: npt.ArrayLike) -> tuple[Indices, Indices]:
         """Return where samples are: the number in the epoch of their batch, and their position in it; int64 arrays.
 
-        Both are -1 for samples that no batch has.
+        Both are -1 for samples that no batch has. In place of which excluded samples one stands says `numbers_of`.
         """
         places = self._samples.places(np.asarray(rows, dtype=np.int64))
         # Samples that belong to no batch of any epoch stand before the first class of the plan.
         first = self._run.batches.starts[0]
         found = places >= first
+        if self._excluded is not None:
+            found &= ~self._excluded.excluded.holds(places)
         slots, numbers = np.full_like(places, -1), np.full_like(places, -1)
         slots[found] = self._run.slots_of(places[found])
         numbers[found] = self._run.numbers(slots[found])
@@ -165,4 +209,6 @@ class ClassBatchPlan(BatchEpochPlan):
 
     def cursor(self, count: int) -> Cursor:
         consumed = self._partition.consumed_after(count)
-        return Cursor(epoch=self.epoch, consumed=consumed, unit="batch", plan=self._identity, sampler=self._sampler)
+        mark = None if self._excluded is None else self._excluded.mark
+        plan = self._identity if mark is None else {**self._identity, "excluded": list(mark)}
+        return Cursor(epoch=self.epoch, consumed=consumed, unit="batch", plan=plan, sampler=self._sampler)

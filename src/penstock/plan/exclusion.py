@@ -2,23 +2,28 @@
 
 In the place of an excluded row stands another one, drawn by arithmetic from (seed, epoch, excluded row), so that
 any position is computed alone, and back. All other positions keep theirs: excluding rows in the middle of a run changes
-nothing else in it. `ExcludedPieces` does so where another row has to fit, such as a document in a pack.
+nothing else in it. `ExcludedMembers` and `ExcludedPieces` do so where another row has to fit: a sample in a batch of
+one class, a document in a pack.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix_array
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.filter import KeptRows
 
-__all__ = ["ExcludedPieces", "ExcludedRows", "PiecesInstead"]
+__all__ = ["ExcludedMembers", "ExcludedPieces", "ExcludedRows", "Mark", "PiecesInstead", "check_excluded"]
+
+Mark = tuple[int, str]
+"""What a state keeps of excluded rows: how many they are, and a hash of them."""
 
 _MOST = 100_000
 _STREAM = "excluded rows"
@@ -63,9 +68,9 @@ class ExcludedRows:
         return len(self.rows)
 
     @property
-    def digest(self) -> str | None:
-        """Identity of the rows; None if there are none."""
-        return xxhash.xxh3_64_hexdigest(self.rows.tobytes()) if len(self.rows) else None
+    def mark(self) -> Mark | None:
+        """Number and identity of the rows; None if there are none."""
+        return (len(self.rows), xxhash.xxh3_64_hexdigest(self.rows.tobytes())) if len(self.rows) else None
 
     def among(self, kept: KeptRows) -> Self:
         """Return the same rows as a filter counts them: those that it keeps."""
@@ -114,6 +119,76 @@ class ExcludedRows:
         """Return in place of which rows this one stands: itself, and excluded ones. None if it is excluded."""
         instead: list[int] = self.rows[self.replace(self.rows, seed, turn) == row].tolist()
         return instead if self.holds(np.array([row]))[0] else [row, *instead]
+
+
+def check_excluded(state: Mapping[str, Any], here: Mark | None, *, of: str) -> None:
+    """Refuse a state of a run that left out other rows. More rows than it had are taken to be those and further ones.
+
+    Args:
+        state: that has no entry ``excluded`` if nothing was left out.
+        here: of the rows that are excluded here.
+        of: what the state is loaded into, for messages.
+    """
+    if "excluded" not in state:
+        return
+    had = state["excluded"]
+    # States of before have the hash alone.
+    count, digest = (None, had) if isinstance(had, str) else _read_mark(had)
+    if here is not None and (here[1] == digest or (count is not None and here[0] > count)):
+        return
+    raise StateError(
+        f"this state is of a run that left out other rows: {'some' if count is None else f'{count:,}'} with the hash "
+        f"{digest}, and exclude= of this {of} has {here[0] if here else 0:,}. Give it the same rows, or those and "
+        "further ones: what a run left out stays out"
+    )
+
+
+def _read_mark(entry: Any) -> Mark:
+    match entry:
+        case [int(count), str(digest)]:
+            return count, digest
+    raise StateError(f"this state is damaged: {entry!r} is no number of excluded rows and their hash")
+
+
+class ExcludedMembers:
+    """Members of classes that nobody gets any more, and others of the same class in their places.
+
+    If all of a class are excluded, it is one of the next class that has some left. Behind the last of these, it is one
+    of that.
+
+    Args:
+        excluded: members by their place in a row that is sorted by class.
+        starts: where each class begins in it, and the end: int64 of shape (classes + 1,).
+        mark: what a state keeps of them.
+
+    Raises:
+        ConfigError: no member of any class is left.
+    """
+
+    def __init__(self, excluded: ExcludedRows, starts: Indices, mark: Mark | None) -> None:
+        self.excluded, self.mark, self._starts = excluded, mark, starts
+        self._left = np.flatnonzero(excluded.count(starts[:-1], starts[1:]) > 0)
+        if not len(self._left):
+            raise ConfigError("exclude= leaves no sample of any batch: there is nothing to put in their places")
+
+    def replace(self, places: Indices, seed: int, epoch: int) -> Indices:
+        """Return the places with others for those excluded, see `ExcludedRows.replace`."""
+        bad = np.flatnonzero(self.excluded.holds(places))
+        if not len(bad):
+            return places
+        places, key = places.copy(), derive_key(seed, epoch, _STREAM)
+        classes = self._starts.searchsorted(places[bad], "right") - 1
+        fits = self._left[np.minimum(self._left.searchsorted(classes), len(self._left) - 1)]
+        words = mix_array(key, places[bad].view(np.uint64))
+        places[bad] = self.excluded.draw(words, self._starts[fits], self._starts[fits + 1])
+        return places
+
+    def places_of(self, place: int, seed: int, epoch: int) -> list[int]:
+        """Return in whose places a member stands, see `ExcludedRows.places_of`."""
+        rows = self.excluded.rows
+        rows = rows[rows >= self._starts[0]]
+        instead: list[int] = rows[self.replace(rows, seed, epoch) == place].tolist()
+        return instead if self.excluded.holds(np.array([place]))[0] else [place, *instead]
 
 
 class PiecesInstead(NamedTuple):

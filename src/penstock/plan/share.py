@@ -34,7 +34,7 @@ from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.order.stages import Stage
-    from penstock.plan.exclusion import ExcludedRows
+    from penstock.plan.exclusion import ExcludedRows, Mark
     from penstock.plan.filter import KeptRows
 
 __all__ = ["EpochRows", "EpochView", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
@@ -314,9 +314,9 @@ class SharePlan(Plan[ShareEpoch]):
         return xxhash.xxh3_128_hexdigest(" ".join(names).encode())
 
     @property
-    def excluded_digest(self) -> str | None:
-        """Identity of what is excluded, wherever in the data; None if nothing is."""
-        return None if self.excluded is None else self.excluded.digest
+    def excluded_mark(self) -> Mark | None:
+        """Number and identity of what is excluded, wherever in the data; None if nothing is."""
+        return None if self.excluded is None else self.excluded.mark
 
     def kept(self, rows: Indices) -> Indices:
         """Return the rows of the source that stand at these places among the rows that the filters keep."""
@@ -532,7 +532,8 @@ class SharePlan(Plan[ShareEpoch]):
 
     def write_changes(self, changes: tuple[Stage, ...]) -> State:
         """Return the entries of a state for what may change while a job runs: weights of a mixture, excluded rows."""
-        return {} if self.excluded_digest is None else {"excluded": self.excluded_digest}
+        mark = self.excluded_mark
+        return {} if mark is None else {"excluded": list(mark)}
 
     def read_changes(self, state: Mapping[str, Any]) -> tuple[Stage, ...]:
         """Return the changes that a state holds: none, unless this is a mixture."""
@@ -588,12 +589,10 @@ class SharePlan(Plan[ShareEpoch]):
         done, base, skip = read_ints(state, "dealt", 3, of=of)
         if done > self.mini_epochs or base > samples or skip > samples:
             raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} of {samples} samples")
-        had = state.get("excluded")
-        if had is not None and had != self.excluded_digest:
-            raise StateError(
-                "this state is of a run that left out other rows: give the data set the same exclude= (its hash in the "
-                f"state is {had})"
-            )
+        if "excluded" in state:
+            from penstock.plan.exclusion import check_excluded  # see `_excluded`
+
+            check_excluded(state, self.excluded_mark, of=of)
         changes = self.read_changes(state)
         if state.get("world_size") == self.world.world_size:
             return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip, changes))

@@ -49,7 +49,7 @@ class ShareOptions(DealOptions, total=False):
             ``shuffle="block"`` with that block size and ``window=1``).
         exclude: rows of the source that nobody gets any more, 100,000 at most, such as damaged ones found in mid-run.
             Their positions get other rows, drawn from (seed, epoch, excluded row); all other positions keep theirs, and
-            a state from before fits. A state from then on says by a hash which rows they were.
+            a state from before fits. A state from then on has their number and a hash, and fits the same rows, or more.
     """
 
     shuffle: str

@@ -20,6 +20,7 @@ from penstock.order.class_batches import ClassBatches, EpochBatches
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
 from penstock.plan.epoch import Batch, BatchEpochPlan, EpochPlan
+from penstock.plan.exclusion import check_excluded
 from penstock.plan.reader import Wish
 from penstock.samplers.base import EpochBatchSampler, EpochSampler, OfRank
 from penstock.samplers.distributed import DistributedSampler
@@ -60,6 +61,10 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
             does, which has to hold the whole stream (about 40 bytes an index). ``"class"``: by arithmetic, in random
             order: each epoch permutes the samples of every group, and all batches. The sampler has to be ours with
             ``shuffle="global"``, and gives its seed and ranks; a resume begins at once.
+        exclude: with ``order="class"``, samples that no batch has any more, 100,000 at most. In the place of each
+            stands another one of its group, drawn from (seed, epoch, sample); if all of a group are excluded, its
+            batches are of the next group that has some left, or of the last one. All else stays what it is, and a state
+            from before fits. One from then on fits the same excluded samples, or more.
         world_size, rank: with other samplers; by default from torch.distributed, RANK and WORLD_SIZE, or 1 and 0, found
             when they are first needed. ``world_size=1``: the batches are this rank's alone, and nothing is dealt.
 
@@ -68,6 +73,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
             in torch's words, a batch size that is no positive integer or a drop_last that is no bool.
         StateError: sizes that were measured from another manifest than the sampler's.
         PartitionError: a rank outside the world, or (at use) a process group made later that disagrees.
+        ConfigError, IndexError: samples to exclude that there are not, or all of them.
 
     A share is torch's DistributedSampler and any sampler that has its ``num_replicas`` or ``rank``, the order of a
     RankDataset, and on several ranks a sampler that is not ours and shorter than ``group_ids``: dealt to ranks once
@@ -103,6 +109,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         *,
         drop_last: bool = False,
         order: str = "completion",
+        exclude: npt.ArrayLike | None = None,
         world_size: int | None = None,
         rank: int | None = None,
     ) -> None:
@@ -143,6 +150,9 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         self._refuse_share(self._world.peek().world_size)
         if order == "class":
             _refuse_other_orders(sampler)
+        elif exclude is not None:
+            raise SamplerError(f"exclude= replaces samples by arithmetic: use order='class', not order={order!r}")
+        self._excluded = None if exclude is None else self._classes.without(exclude, self._cuts.starts)
 
     @property
     def _groups_a_share(self) -> bool:
@@ -284,8 +294,16 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         rank, world_size = self._world.get()
         run = EpochBatches(self._cuts, inside.seed or 0, inside.epoch)
         partition = Partition(len(run), world_size, rank, remainder=self.remainder, consumed=cursor.consumed)
-        seed, epoch = inside.seed, inside.epoch
-        return ClassBatchPlan(run, self._classes, partition, self._identity(), seed=seed, epoch=epoch, sampler=inner)
+        return ClassBatchPlan(
+            run,
+            self._classes,
+            partition,
+            self._identity(),
+            seed=inside.seed,
+            epoch=inside.epoch,
+            sampler=inner,
+            excluded=self._excluded,
+        )
 
     @cached_property
     def _cuts(self) -> ClassBatches:
@@ -301,6 +319,8 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         cursor = Cursor.read(
             state, of="GroupedBatchSampler", plan=self._identity(), unit="batch", sampler=self._read_inside
         )
+        mark = None if self._excluded is None else self._excluded.mark
+        check_excluded(state, mark, of="GroupedBatchSampler")
         run = self.bind(self.whole(cursor), self.draw(cursor, None, None))
         assert isinstance(run, _Grouped | ClassBatchPlan)
         # Where indices repeat, the number of batches is that epoch's own, and counting them reads the whole stream.

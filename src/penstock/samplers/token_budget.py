@@ -20,6 +20,7 @@ from penstock.order.length_classes import LengthClasses, classes_of
 from penstock.order.token_budget import budget_batches
 from penstock.plan.class_plan import ClassBatchPlan, SampleClasses
 from penstock.plan.cursor import Cursor, State
+from penstock.plan.exclusion import check_excluded
 from penstock.samplers.base import EpochBatchSampler, OfRank
 from penstock.samplers.identity import fingerprint_identity, holds_a_share
 from penstock.samplers.lengths import SampleLengths, lengths_of
@@ -54,12 +55,14 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
         world_size, rank: by default from torch.distributed, RANK and WORLD_SIZE, or 1 and 0, found when they are first
             needed.
         cache_dir: folder of the class index, by default in the user's cache folder.
+        exclude: samples that no batch has any more, 100,000 at most, such as damaged ones found in mid-run; see below.
 
     Raises:
         SamplerError: lengths that are no integers, negative, above the budget, or not one for each sample; arguments
             outside their range.
         PartitionError: a rank outside the world, a data set that is one rank's share, drop_last and remainder that
             contradict each other, or (at use) a process group made later that disagrees.
+        ConfigError, IndexError: samples to exclude that there are not, or all of them.
         DataFileError, DataFileIOError: a file of lengths cannot be read, or ``cache_dir`` not written.
 
     Samples are sorted into classes of equal token mass. Each epoch permutes the samples of every class, cuts them into
@@ -71,6 +74,11 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
     Memory: O(classes) in each process, and one file of 4 bytes a sample that all processes map. It is made at the first
     batch, in about 0.1 s a million samples, and kept in the cache folder. Tables of fewer than 65,536 samples have no
     file. Making the sampler takes one pass over the lengths.
+
+    **Excluded samples.** In the place of each stands another one of its class, drawn from (seed, epoch, sample). If all
+    of a class are excluded, it is one of the next shorter class that has some left. If nothing as short is left, the
+    batch has samples of the shortest class that is, as many as the budget allows. All else stays what it is, and a
+    state from before fits. One from then on fits the same excluded samples, or more.
 
     Others form such batches from a list of all samples (fairseq's ``batch_by_size``) or from a stream (tf.data's
     ``bucket_by_sequence_length``).
@@ -98,6 +106,7 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
         world_size: int | None = None,
         rank: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        exclude: npt.ArrayLike | None = None,
     ) -> None:
         super().__init__()
         if holds_a_share(data_source):
@@ -131,6 +140,7 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
         self._samples = SampleClasses(
             _LengthKeys(self.lengths, self._classes), len(self._classes), digest=self._digest, cache_dir=cache_dir
         )
+        self._excluded = self._samples.without(exclude, self._cuts.starts)
 
     @property
     def total(self) -> int:
@@ -160,7 +170,7 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
         return self._job(epoch).batch(operator.index(number))[0]
 
     def batch_of(self, sample: int, *, epoch: int | None = None) -> int:
-        """Return the number in the job's epoch of the batch that has a sample; -1 if it was dropped.
+        """Return the number in the job's epoch of the batch that has a sample; -1 if it was dropped or excluded.
 
         Raises:
             IndexError: there is no such sample.
@@ -181,14 +191,19 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor that a state of any number of ranks holds."""
-        return Cursor.read(state, of="TokenBudgetBatchSampler", plan=self._identity(), unit="batch", most=self.total)
+        of = "TokenBudgetBatchSampler"
+        cursor = Cursor.read(state, of=of, plan=self._identity(), unit="batch", most=self.total)
+        check_excluded(state, None if self._excluded is None else self._excluded.mark, of=of)
+        return cursor
 
     def _job(self, epoch: int | None) -> ClassBatchPlan:
         return self._plan(self.epoch if epoch is None else epoch, Partition(self.total))
 
     def _plan(self, epoch: int, partition: Partition) -> ClassBatchPlan:
         run = EpochBatches(self._cuts, self.seed, epoch)
-        return ClassBatchPlan(run, self._samples, partition, self._identity(), seed=self.seed, epoch=epoch)
+        return ClassBatchPlan(
+            run, self._samples, partition, self._identity(), seed=self.seed, epoch=epoch, excluded=self._excluded
+        )
 
     @cached_property
     def _digest(self) -> str:
