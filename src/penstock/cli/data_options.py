@@ -154,11 +154,13 @@ def _weights(text: str) -> tuple[int, dict[str, float]]:
     begin, colon, rest = text.partition(":")
     if not colon or "=" in begin:
         begin, rest = "0", text
-    found = {}
+    found: dict[str, float] = {}
     for part in rest.split(","):
-        name, _, value = part.partition("=")
+        name, _, value = (word.strip() for word in part.partition("="))
+        if name in found:
+            raise typer.BadParameter(f"--weights {text}: {name} has two weights there")
         try:
-            found[name.strip()] = float(value)
+            found[name] = float(value)
         except ValueError:
             raise typer.BadParameter(f"--weights {text}: write it as in 500M:web=0.7,books=0.3") from None
     return count(begin), found

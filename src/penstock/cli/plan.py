@@ -132,7 +132,7 @@ def _data_plan(data: str | None, sources: DataOptions, run: JobOptions, assumed:
     from penstock.cli.data_options import as_loader, with_rows
     from penstock.planning.data import data_plan
 
-    run.check_epochs()
+    run.check_layout()
     if data is None:
         if run.samples is not None:
             raise typer.BadParameter("--samples: how many samples an epoch has follows from the sources")

@@ -143,6 +143,13 @@ class JobOptions:
             )
             raise typer.BadParameter(told)
 
+    def check_layout(self) -> None:
+        """Refuse ranks, batches and epochs that make no sense, with a BadParameter."""
+        self.check_epochs()
+        for name, value in (("ranks", self.ranks), ("batch-size", self.batch_size)):
+            if value < 1:
+                raise typer.BadParameter(f"--{name} must be positive, got {value}")
+
     def share(self) -> dict[str, Any]:
         """What a `penstock.Mixture` takes: how sources are gone through, and how samples are dealt to ranks."""
         block = {"block_size": self.block_size, "window": self.window} if self.shuffle is _Shuffle.BLOCK else {}
