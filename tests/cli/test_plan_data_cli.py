@@ -86,6 +86,17 @@ def test_plain_numbers_are_a_mixture() -> None:
     assert "Memory" in invoke(*PLAIN, "--bytes", "1kB")
 
 
+def test_pictures_of_any_names(tmp_path: Path) -> None:
+    names = ["a$\\bad$", "_hidden", *(f"a long name of a source, number {k}" for k in range(4))]
+    sources = [word for name in names for word in ("--source", f"{name}=10k")]
+    invoke(*sources, "--html", tmp_path / "a.html", "--plot", tmp_path / "a.png")
+    assert cv2.imread(str(tmp_path / "a.png")).shape[1] > 1000
+    legend = re.findall(r'<text x="(\d+)" y="(\d+)">([^<]*)</text>', (tmp_path / "a.html").read_text())
+    assert [name for *_, name in legend] == names
+    # Names stand beside one another, and not on top.
+    assert len({(x, y) for x, y, _ in legend}) == len(names) and len({y for _, y, _ in legend}) > 1
+
+
 def test_filters_of_a_table(tmp_path: Path) -> None:
     table = pa.table({"score": np.arange(100) / 100, "lang": ["en", "de", "fr", "en"] * 25})
     pq.write_table(table, tmp_path / "web.parquet")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_data", "print_data", "write_page"]
 
 _COLOURS = 8
+_LETTER = 8  # how wide one is at the most, of a name in a picture
 
 
 def print_data(plan: DataPlan) -> None:
@@ -109,13 +110,15 @@ def draw_data(path: Path, plan: DataPlan) -> None:
     figure = Figure(figsize=(13, 4), layout="constrained")
     FigureCanvasAgg(figure)
     shares, passes = figure.subplots(1, 2, width_ratios=(3, 1))
-    names = [source.name for source in plan.sources]
+    # Dollar signs would begin a formula.
+    names = [source.name.replace("$", r"\$") for source in plan.sources]
+    colours = [f"C{k}" for k in range(len(names))]
     last = plan.steps_per_epoch * plan.epochs
     curve = [*plan.curve, plan.curve[-1]]
-    shares.stackplot([*plan.steps, last], *zip(*curve, strict=True), labels=names, step="post")
+    shares.stackplot([*plan.steps, last], *zip(*curve, strict=True), colors=colours, step="post")
     shares.set(xlabel="step", ylabel="share", ylim=(0, 1), xlim=(0, last), title="share of each source")
-    shares.legend(fontsize=8, loc="upper right")
-    bars = passes.barh(names, [source.passes for source in plan.sources], color=[f"C{k}" for k in range(len(names))])
+    # The bars are the legend: inside of the areas, it would cover them.
+    bars = passes.barh(names, [source.passes for source in plan.sources], color=colours)
     passes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
     passes.margins(x=0.2)
     passes.invert_yaxis()
@@ -144,6 +147,7 @@ def _areas(plan: DataPlan) -> str:
     wide, high, last = 800, 220, plan.steps_per_epoch * plan.epochs
     ends = [*plan.steps[1:], last]
     parts, legend = [], []
+    columns = max(1, min(_COLOURS, wide // (_LETTER * max(len(source.name) + 3 for source in plan.sources))))
     for number, source in enumerate(plan.sources):
         top, bottom = [], []
         for begin, end, shares in zip(plan.steps, ends, plan.curve, strict=True):
@@ -151,14 +155,14 @@ def _areas(plan: DataPlan) -> str:
             xs = [round(wide * step / last, 1) for step in (begin, end)]
             top += [f"{x},{round(high * (1 - up), 1)}" for x in xs]
             bottom += [f"{x},{round(high * (1 - low), 1)}" for x in xs]
-        kind, x = f"s{number % _COLOURS}", 100 * (number % _COLOURS)
+        kind, x = f"s{number % _COLOURS}", wide // columns * (number % columns)
         parts.append(f'<polygon class="{kind}" points="{" ".join([*top, *reversed(bottom)])}"/>')
-        y = high + 34 + 20 * (number // _COLOURS)
+        y = high + 34 + 20 * (number // columns)
         legend.append(f'<rect class="{kind}" x="{x}" y="{y - 10}" width="10" height="10"/>')
-        legend.append(f'<text x="{x + 14}" y="{y}">{escape(source.name[:11])}</text>')
+        legend.append(f'<text x="{x + 14}" y="{y}">{escape(source.name)}</text>')
     axis = f'<text class="axis" x="0" y="{high + 16}">0</text>'
     axis += f'<text class="axis" x="{wide}" y="{high + 16}" text-anchor="end">step {last:,}</text>'
-    tall = high + 44 + 20 * ((len(plan.sources) - 1) // _COLOURS)
+    tall = high + 44 + 20 * ((len(plan.sources) - 1) // columns)
     return (
         f'<svg viewBox="0 0 {wide} {tall}" role="img" aria-labelledby="shares-title shares-desc">'
         '<title id="shares-title">Share of each source over the run</title>'
