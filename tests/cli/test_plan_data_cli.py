@@ -94,7 +94,8 @@ def test_pictures_of_any_names(tmp_path: Path) -> None:
     legend = re.findall(r'<text x="(\d+)" y="(\d+)">([^<]*)</text>', (tmp_path / "a.html").read_text())
     assert [name for *_, name in legend] == names
     # Names stand beside one another, and not on top.
-    assert len({(x, y) for x, y, _ in legend}) == len(names) and len({y for _, y, _ in legend}) > 1
+    assert len({(x, y) for x, y, _ in legend}) == len(names)
+    assert len({y for _, y, _ in legend}) > 1
 
 
 def test_filters_of_a_table(tmp_path: Path) -> None:

@@ -78,6 +78,23 @@ def test_a_plan_is_the_run(
         assert shares == pytest.approx([had[number] / had.total() for number in range(3)])
 
 
+def test_what_no_step_of_the_run_has() -> None:
+    schedule = [(0, [2, 1, 0]), (348, [1, 2, 0])]
+    data = mixture(schedule=schedule, stop=354, mini_epochs=2, remainder="drop")
+    plan = data_plan(DataLoader(data, batch_size=13, drop_last=True), epochs=1, ranks=3)
+    assert [stage.step for stage in plan.stages] == [0, None]
+    assert plan.steps[-1] < plan.steps_per_epoch
+
+
+def test_a_step_of_padding_alone_has_the_shares_that_it_repeats() -> None:
+    loader = DataLoader(mixture(stop=406, mini_epochs=3), batch_size=9)
+    plan = data_plan(loader, epochs=1, ranks=5)
+    rows = Ledger(loader, world_size=5).rows(plan.steps_per_epoch - 1)
+    assert rows.positions.min() >= 406
+    had = Counter(rows.sources.tolist())
+    assert plan.curve[-1] == pytest.approx([had[number] / had.total() for number in range(3)])
+
+
 def test_a_change_by_set_weights_begins_where_the_plan_says() -> None:
     plan = data_plan(DataLoader(mixture(), batch_size=10), epochs=3)
     assert [stage.begin for stage in plan.stages] == [0, 300, 1500]

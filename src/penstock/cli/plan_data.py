@@ -69,7 +69,8 @@ def _stage_heads(plan: DataPlan) -> list[str]:
 
 
 def _stage_cells(stage: StagePlan) -> list[str]:
-    return [f"{stage.begin:,}", f"{stage.step:,}", f"{stage.bound:,}", *(f"{share:.2%}" for share in stage.shares)]
+    step = "" if stage.step is None else f"{stage.step:,}"
+    return [f"{stage.begin:,}", step, f"{stage.bound:,}", *(f"{share:.2%}" for share in stage.shares)]
 
 
 def _state_rows(plan: DataPlan) -> list[tuple[str, str]]:
@@ -177,4 +178,5 @@ def _in_words(plan: DataPlan) -> list[str]:
         f"from step {stage.step:,}: "
         + ", ".join(f"{name} {share:.1%}" for name, share in zip(names, stage.shares, strict=True))
         for stage in plan.stages
+        if stage.step is not None
     ]

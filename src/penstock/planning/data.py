@@ -46,12 +46,13 @@ class SourcePlan:
         rows: before filters; of packs, documents.
         kept: rows that filters keep.
         samples: in the source: the kept rows, or the packs of them.
-        had: samples that the run has of it.
+        had: samples that the run has of it; those at the end of an epoch that ``drop_last`` or ``remainder="drop"``
+            leaves out are counted, and those that padding repeats are not.
         by_stage: the same by stage of the weights.
         passes: how often the run goes through the source: ``had / samples``.
         never: samples that the run never has.
         again: the position of the job at which a sample comes for the second time; None if none does.
-        again_step: that has this position.
+        again_step: that has this position; None also if it is left out at the end of the last epoch.
         tokens: of documents that the run has, on average over packs; None without packs.
     """
 
@@ -75,6 +76,7 @@ class StagePlan:
     Attributes:
         begin, end: positions of the job.
         step: that has the first position. It has some of the stage before, too, where the change is inside of it.
+            None if all of the stage is left out at the end of the last epoch.
         bound: where the same weights would begin by ``set_weights(at=begin)``: at the end of a block, so that what
             comes before stays as it is. A schedule changes them at ``begin`` itself.
         shares: of each source, by its weight.
@@ -82,7 +84,7 @@ class StagePlan:
 
     begin: int
     end: int
-    step: int
+    step: int | None
     bound: int
     shares: tuple[float, ...]
 
@@ -178,7 +180,7 @@ class _Run:
             block_size=max(_block_size(stage) for stage in self._stages),
             bound=max(self._mixture(epoch).bound for epoch in {begin // self._length for begin, _ in self._bounds}),
             steps=steps,
-            curve=tuple(map(self._shares, itertools.pairwise((*steps, ledger.steps_per_epoch * self._epochs)))),
+            curve=tuple(map(self._shares, itertools.pairwise((*steps, self._last)))),
             state_bytes=len(json.dumps(self._dataset.state_dict())),
             filter_bytes=sum(kept.nbytes for part in self._parts for kept in filters_in(part)),
         )
@@ -241,9 +243,15 @@ class _Run:
 
     # Steps.
 
-    def _step(self, position: int) -> int:
+    @property
+    def _last(self) -> int:
+        """How many steps the run has."""
+        return self._epochs * self._ledger.steps_per_epoch
+
+    def _step(self, position: int) -> int | None:
         epoch, place = divmod(position, self._length)
-        return self._ledger.step_from(place, epoch=epoch)
+        step = self._ledger.step_from(place, epoch=epoch)
+        return step if step < self._last else None
 
     def _stage(self, bounds: tuple[int, int]) -> StagePlan:
         begin, end = bounds
@@ -259,18 +267,24 @@ class _Run:
 
     @cached_property
     def _steps(self) -> tuple[int, ...]:
-        whole = self._epochs * self._ledger.steps_per_epoch
-        points = {k * whole // _POINTS for k in range(_POINTS)} | {self._step(begin) for begin, _ in self._bounds}
-        return tuple(sorted(step for step in points if step < whole))
+        begins = (self._step(begin) for begin, _ in self._bounds)
+        points = {k * self._last // _POINTS for k in range(_POINTS)} | {step for step in begins if step is not None}
+        return tuple(sorted(points))
 
     def _shares(self, steps: tuple[int, int]) -> tuple[float, ...]:
         """Return the share of each source between two steps."""
-        begin, end = (self._before(self._position(step)) for step in steps)
+        first, last = map(self._position, steps)
+        if first == last:
+            # Padding alone, which repeats the beginning of its epoch.
+            epoch, place = self._ledger.begin(steps[0])
+            first = epoch * self._length + place % self._length
+            last = min(first + self._ledger.world_size * self._ledger.batch_size, (epoch + 1) * self._length)
+        begin, end = self._before(first), self._before(last)
         counts = [b - a for a, b in zip(begin, end, strict=True)]
         return tuple(count / max(1, sum(counts)) for count in counts)
 
     def _position(self, step: int) -> int:
-        if step == self._epochs * self._ledger.steps_per_epoch:
+        if step == self._last:
             return self._epochs * self._length
         epoch, place = self._ledger.begin(step)
         return epoch * self._length + min(place, self._length)
