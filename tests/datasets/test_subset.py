@@ -189,6 +189,14 @@ def test_an_expression_over_columns_that_are_not_there(manifest: Manifest) -> No
         Subset(manifest, pc.field("label") > "x")
 
 
+def test_keys_of_json_lines_are_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    lines = TableDataset(tmp_path / "a.jsonl", rank=0, world_size=1)
+    with pytest.raises(ConfigError, match=r"keys of JSON lines are no columns.*give a mask or an array of rows"):
+        Subset(lines, pc.field("n") > 1)
+    assert len(Subset(lines, [False, True])) == 1
+
+
 def test_a_filter_of_a_manifest_is_no_manifest(manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match=r"got a data set \(Subset\).*Subset\(RankDataset\(manifest\), keep\)"):
         RankDataset(Subset(manifest, [0]))  # type: ignore[arg-type]

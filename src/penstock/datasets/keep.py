@@ -123,7 +123,8 @@ def _loaded(path: str | os.PathLike[str]) -> Any:
 def _evaluated(keep: pc.Expression, of: Filterable) -> KeptRows:
     if of.source is None:
         raise ConfigError(
-            f"keep={keep} is an expression over columns, and these data have none: give a mask or an array of rows"
+            f"keep={keep} is an expression over columns, and these data have none, as manifests and tables of Parquet "
+            "or Arrow have (keys of JSON lines are no columns): give a mask or an array of rows"
         )
     names = _named(keep, of.source.columns)
     # Data without a fingerprint may be others next time. The text of an expression leaves long lists out.
