@@ -61,9 +61,7 @@ def command(
     loader = load(target)
     if not isinstance(loader, DataLoader):
         raise ConfigError(f"{target} is a {type(loader).__name__}, and a ledger knows the order of penstock.DataLoader")
-    if state is not None:
-        loader.load_state_dict(_read_state(state))
-    ledger = Ledger(loader, world_size=world_size)
+    ledger = Ledger(loader, state=None if state is None else _read_state(state), world_size=world_size)
     answer = _step(ledger, step, rank) if step is not None else _row(ledger, row, source, epoch, until)
     if as_json:
         print_json(answer)
@@ -78,7 +76,9 @@ def _step(ledger: Ledger, step: int, rank: int | None) -> dict[str, Any]:
     return {
         "step": step,
         "epoch": found.epoch,
-        "world_size": ledger.world_size,
+        "world_size": ledger.layout(step).ranks,
+        "batch_size": ledger.layout(step).batch_size,
+        "skipped": found.skipped,
         "rows": found.rows.tolist(),
         "ranks": found.ranks.tolist(),
         "sources": found.sources.tolist() if mixed else None,
@@ -94,11 +94,14 @@ def _row(ledger: Ledger, row: int | None, source: int, epoch: int | None, until:
         "row": row,
         "steps": [occurrence.step for occurrence in found],
         "ranks": [occurrence.rank for occurrence in found],
+        "skipped": [occurrence.step for occurrence in found if ledger.skipped(occurrence.step)],
         "seen": seen,
     }
 
 
 def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if not isinstance(value, list):
         return f"{value:,}"
     rest = f" ... {len(value):,} in all" if len(value) > _SHOWN else ""

@@ -338,7 +338,9 @@ def like(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
         "batch_sampler",
         "sampler",
     }
-    arguments = {name: getattr(loader, name) for name in names} | {"prefetch_factor": loader.config.prefetch_factor}
+    config = loader.config
+    arguments = {name: getattr(loader, name) for name in names}
+    arguments |= {"prefetch_factor": config.prefetch_factor, "skip": config.skip}
     arguments |= changes
     if "batch_sampler" in changes:
         del arguments["batch_size"], arguments["drop_last"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -30,7 +30,19 @@ if TYPE_CHECKING:
     from penstock.loader.executors.ray.options import RayOptions
     from penstock.loader.failures import Failure, OnError
 
-__all__ = ["AUTO", "EXECUTORS", "PROCESSES", "AutoWorkers", "LoaderConfig", "as_workers", "check", "check_stream"]
+__all__ = [
+    "AUTO",
+    "EXECUTORS",
+    "PROCESSES",
+    "AutoWorkers",
+    "LoaderConfig",
+    "Ranges",
+    "as_workers",
+    "check",
+    "check_stream",
+    "merged",
+    "ranges_of",
+]
 
 PROCESSES = hasattr(select, "poll")
 """Whether there are worker processes: not on Windows, where ``"auto"`` means threads."""
@@ -44,6 +56,10 @@ _NUMBERS: tuple[tuple[str, Any, bool], ...] = (
     ("prefetch_factor", SupportsIndex, True),
 )
 _DISPATCHES = (AUTO, "batch", "chunk")
+
+
+Ranges = tuple[tuple[int, int], ...]
+"""Steps ``a`` to ``b - 1`` each, in order, with gaps between them."""
 
 
 class AutoWorkers(int):
@@ -74,6 +90,40 @@ def as_workers(num_workers: Any, executor: str) -> Any:
     return 1 if executor == "thread" and num_workers == 0 else num_workers
 
 
+def ranges_of(skip: Any) -> Ranges:
+    """Return the steps that an argument names: a pair (a, b), or several of them; ``b`` is the first one after.
+
+    Raises:
+        ConfigError: anything else.
+
+    >>> ranges_of([(20, 30), (5, 8), (8, 10)]), ranges_of((5, 8)), ranges_of(())
+    (((5, 10), (20, 30)), ((5, 8),), ())
+    """
+    try:
+        pairs = list(skip)
+        if len(pairs) == 2 and not any(isinstance(one, Iterable) for one in pairs):
+            pairs = [pairs]
+        found = [(operator.index(begin), operator.index(end)) for begin, end in pairs]
+    except (TypeError, ValueError):
+        found = [(0, -1)]
+    if any(not 0 <= begin <= end for begin, end in found):
+        raise ConfigError(
+            f"skip={skip!r} is no range of steps: give (a, b) for the steps a to b - 1, or a sequence of such pairs"
+        )
+    return merged(found)
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return ranges in order, those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif begin < end:
+            found.append((begin, end))
+    return tuple(found)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
     """The arguments of a `DataLoader` but for data set and samplers; see there for each.
@@ -91,6 +141,7 @@ class LoaderConfig:
     drop_last: bool = False
     shuffle: bool | str | None = None
     split: bool | None = None
+    skip: Ranges = ()
     seed: int | None = None
     generator: torch.Generator | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None

@@ -19,7 +19,7 @@ from penstock.datasets.source_dataset import Redealt, SourceDataset
 from penstock.errors import ConfigError
 from penstock.order import Partition
 from penstock.order.permutation import Indices
-from penstock.order.stages import counts_before
+from penstock.order.stages import Stage, counts_before
 from penstock.plan.share import EpochRows, MiniEpoch
 
 __all__ = ["DataPositions", "RowsAt", "positions_of_dataset", "positions_of_order"]
@@ -52,16 +52,19 @@ class DataPositions(Protocol):
         than there."""
 
 
-def positions_of_dataset(dataset: SourceDataset, epoch: int, partition: Partition) -> DataPositions:
+def positions_of_dataset(
+    dataset: SourceDataset, epoch: int, partition: Partition, changes: tuple[Stage, ...]
+) -> DataPositions:
     """Return the positions of a data set with an order of its own.
 
     Args:
         dataset: of any rank.
         epoch: which epoch.
         partition: how a mini-epoch is dealt to ranks; packs that are dealt by cost depend on it.
+        changes: of a mixture's weights.
     """
     if isinstance(dataset, Mixture):
-        return _Mixed(dataset, epoch)
+        return _Mixed(dataset, epoch, changes)
     if isinstance(dataset, PackedDataset):
         return _Packed(dataset, epoch, partition)
     return _Ordered(dataset.plan.rows_in(MiniEpoch(epoch, 0, dataset.plan.samples)))
@@ -119,9 +122,9 @@ class _Packed:
 class _Mixed:
     """Sources in their proportions, of rows or of packs."""
 
-    def __init__(self, dataset: Mixture, epoch: int) -> None:
+    def __init__(self, dataset: Mixture, epoch: int, changes: tuple[Stage, ...]) -> None:
         self._rows: MixedRows = dataset.plan.source
-        stages = self._rows.stages_with(dataset.plan.changes)
+        stages = self._rows.stages_with(changes)
         self._order = MixedOrder(self._rows, epoch, stages)
         self._had = counts_before(stages, epoch, len(self._rows))
 

@@ -30,7 +30,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from penstock.errors import ConfigError
 from penstock.hashing import checked_seed
-from penstock.loader.config import LoaderConfig, as_workers, check, check_assigned, check_stream
+from penstock.loader.config import LoaderConfig, as_workers, check, check_assigned, check_stream, ranges_of
 from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S, DataLoaderIter, Progress, ResultIterator, pins
 from penstock.loader.describe import describe
 from penstock.loader.engine import Engine, Run
@@ -110,6 +110,10 @@ class DataLoader(TorchDataLoader[T_co]):
             every rank reads all. True: the loader shares out any map-style data set; in order no sample comes twice,
             and ranks may differ by one sample unless ``drop_last``. False: every rank reads all. `splits` says who
             does.
+        skip: steps to pass over, such as those at which the loss went wrong: ``(a, b)`` for the steps ``a`` to
+            ``b - 1``, or several such pairs. A step is a batch of all ranks together, counted from the beginning of
+            epoch 0, as in a `Ledger`; those that are passed over count, too. Nothing of them is read. A job that goes
+            on from a state may pass over other steps.
         on_error: ``"raise"``, ``"skip"``, ``"replace"``, a callable, or an `OnError` with limits and a report: what
             becomes of a sample that cannot be loaded.
         on_worker_death: ``"raise"``, or ``"restart"``: a new worker makes again what a dead one had not finished.
@@ -120,6 +124,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     Raises:
         ValueError: whatever torch refuses, in its words, and options that make no sense for an executor.
+        ConfigError: ``skip=`` with an order that no `Ledger` knows, here or at ``iter()``.
         PartitionError: both the data set and the sampler deal samples to ranks; (at ``iter()``) the process group was
             made after a loader that would have shared out its data.
 
@@ -168,6 +173,7 @@ class DataLoader(TorchDataLoader[T_co]):
         dispatch: str = "auto",
         seed: int | None = None,
         split: bool | None = None,
+        skip: tuple[int, int] | Iterable[tuple[int, int]] = (),
         on_error: str | Callable[[Failure], str] | OnError = "raise",
         on_worker_death: str = "raise",
         max_bytes_in_flight: int | None = None,
@@ -181,6 +187,7 @@ class DataLoader(TorchDataLoader[T_co]):
             seed=None if seed is None else checked_seed(seed),
             generator=generator,
             split=split,
+            skip=ranges_of(skip),
             collate_fn=collate_fn,
             executor=executor,
             num_workers=as_workers(num_workers, executor),
@@ -366,15 +373,17 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _take_place_of(self, other: DataLoader[Any]) -> None:
         """Read the order and the share of a loader of which Lightning has made this one."""
-        sampler = sampler_in_place_of(self, other)
-        if sampler is None:
+        sampler, skip = sampler_in_place_of(self, other), other._config.skip
+        if sampler is None and not skip:
             return
-        # torch refuses assignments to these two.
-        vars(self)["sampler"] = sampler
-        if self.batch_sampler is not None:
-            batches: Any = copy.copy(self.batch_sampler)
-            batches.sampler = sampler
-            vars(self)["batch_sampler"] = batches
+        self._config = replace(self._config, skip=skip)
+        if sampler is not None:
+            # torch refuses assignments to these two.
+            vars(self)["sampler"] = sampler
+            if self.batch_sampler is not None:
+                batches: Any = copy.copy(self.batch_sampler)
+                batches.sampler = sampler
+                vars(self)["batch_sampler"] = batches
         self._set_up()
 
     def __copy__(self) -> Self:
@@ -406,7 +415,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __len__(self) -> int:
         """Batches of a whole epoch, wherever the consumer is in it."""
-        if self.pipeline.position.plan is None or isinstance(self.dataset, IterableDataset):
+        stream = isinstance(self.dataset, IterableDataset) and not self._config.skip
+        if self.pipeline.position.plan is None or stream:
             return super().__len__()
         return len(self.pipeline.position.whole())
 

@@ -79,6 +79,7 @@ class Progress:
     Attributes:
         count: batches had without a gap, failed ones included.
         ahead: numbers of those had behind the first gap.
+        had_before: numbers of those that this pass is not asked for.
     """
 
     def __init__(self, run: BatchEpochPlan | None, base_seed: int, ahead: frozenset[int] = frozenset()) -> None:
@@ -89,7 +90,9 @@ class Progress:
         self.had = 0  # in this iterator, in whatever order
         self.held_by: weakref.ref[Any] | None = None
         """The iterator of the pass, which the loader itself does not keep."""
+        self.had_before = ahead
         self._skipped = sorted(ahead)
+        self._close_gap()
 
     def is_held(self) -> bool:
         """Return whether the iterator is still there, so that its consumer may go on."""
@@ -104,6 +107,9 @@ class Progress:
         for skipped in self._skipped:
             number += skipped <= number
         self.ahead.add(number)
+        self._close_gap()
+
+    def _close_gap(self) -> None:
         while self.count in self.ahead:
             self.ahead.remove(self.count)
             self.count += 1

@@ -1,35 +1,36 @@
 """`Ledger`: which rows were in which step of a job, answered from the plan alone. Nothing is logged.
 
-ledger = Ledger(loader)
+ledger = Ledger(loader, state=state)
 ledger.rows(12_345)                 # the global batch of that step: rows, ranks, keys of generators
 ledger.steps(777)                   # where row 777 comes in the present epoch
 ledger.seen(777, until=12_345)      # how often it was had before
 
-A step is a batch of all ranks together, counted from the beginning of epoch 0. Its positions follow from the layout
-(`penstock.order.Partition`), and the rows at them from the order (`data_positions`).
+A step is a batch of all ranks together, counted from the beginning of epoch 0. Its positions follow from how the job
+was dealt in that step (`penstock.loader.layouts`), and the rows at them from the order (`data_positions`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock import distributed
 from penstock.errors import ConfigError
 from penstock.loader.data_positions import DataPositions, positions_of_dataset, positions_of_order
 from penstock.loader.dataloader import DataLoader
-from penstock.order import Partition
+from penstock.loader.history import History
+from penstock.loader.layouts import Layout, Layouts, Stretch
+from penstock.loader.position import Position
+from penstock.loader.source import has_own_order, sampler_of, why_unknown
 from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
-from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import PartitionedOrder
+from penstock.plan.cursor import Cursor, read_mapping
+from penstock.plan.epoch import Dealt
+from penstock.plan.share import ShareCursor
 from penstock.random import sample_keys
-from penstock.samplers.base import EpochBatchSampler, EpochSampler
-from penstock.samplers.batch import BatchSampler
-from penstock.samplers.distributed import DistributedSampler
-from penstock.samplers.identity import own_order
-from penstock.samplers.sequential import SequentialSampler
+from penstock.samplers.base import EpochBatchSampler
 
 __all__ = ["Ledger", "Occurrence", "StepRows"]
 
@@ -45,6 +46,7 @@ class StepRows(NamedTuple):
         positions: the position in the job's epoch of each row's sample; of documents, that of their pack.
         sources: the number of each row's source in a mixture; -1 where there is none.
         keys: of the samples' generators, see `penstock.generator`, one for each row; None without a seed.
+        skipped: whether the job passed over this step, so that nobody had these rows in it.
     """
 
     epoch: int
@@ -53,6 +55,7 @@ class StepRows(NamedTuple):
     positions: Indices
     sources: Indices
     keys: list[int] | None
+    skipped: bool = False
 
 
 class Occurrence(NamedTuple):
@@ -69,17 +72,21 @@ class Ledger:
     Args:
         loader: over a data set with an order of its own (`penstock.RankDataset`, `Mixture`, `PackedDataset`, ...), or
             with a sampler of ours that has a seed.
-        world_size: ranks of the job; by default those that the loader has.
+        state: of the loader, or of the run that is asked about; by default where the loader is. It is read and not
+            loaded, and says how many ranks and which batch size the job had, from when on, and which steps it passed
+            over. The data set may exclude other rows than the state says.
+        world_size: ranks of a job that always had so many; by default as the state or the loader says.
 
     Raises:
-        ConfigError: an order that nobody can compute: of a stream, of a sampler without a seed or of another library.
+        ConfigError: an order that nobody can compute: of a stream, of a sampler without a seed or of another library;
+            ``world_size=`` beside a state that says it.
+        StateError: a state of other data, or another order.
 
-    A question about another number of ranks or another batch size is one for another ledger: a job that changed is
-    asked with the layout that it had in that step. Weights of a mixture that were changed are in the state that the
-    loader has loaded.
+    A state from before states said it, and a loader that has loaded none, count as of a job that always had the layout
+    that the loader has. Steps behind the state have its last one. Questions about steps that had other rows, since
+    other ones were excluded or the data has grown, are a ConfigError: ask with a loader over the rows from then.
 
-    Cost: one batch of arithmetic a question, whatever the number of rows or ranks; `steps` costs one for each
-    mini-epoch, and `seen` that for each epoch.
+    Cost: one batch of arithmetic a question, whatever the number of rows or ranks; `seen` costs one for each epoch.
     Where a row stands in an order of torch's, or in one that draws rows more than once, takes a pass over the order.
 
     >>> from penstock import DataLoader, DistributedSampler
@@ -92,114 +99,122 @@ class Ledger:
     [Occurrence(step=7, epoch=1, rank=0)]
     """
 
-    def __init__(self, loader: DataLoader[Any], *, world_size: int | None = None) -> None:
-        plan = loader.pipeline.position.plan
-        if plan is None:
-            raise ConfigError(
-                "a ledger needs an order that is arithmetic: that of a stream is known only by reading it"
-            )
-        self._dataset: Any = loader.pipeline.position.samples
+    def __init__(
+        self, loader: DataLoader[Any], *, state: Mapping[str, Any] | None = None, world_size: int | None = None
+    ) -> None:
+        position = loader.pipeline.position
+        plan = position.plan
+        self.dataset: Any = position.samples
+        """The loader's map-style data set."""
+        if reason := why_unknown(plan, self.dataset):
+            raise ConfigError(reason)
+        assert plan is not None
         self._plan: EpochBatchSampler = plan
         self._seed = loader.seed
-        self._sampler: Any = plan.sampler if isinstance(plan, BatchSampler) else plan
-        own = own_order(self._dataset)
-        self._own = own is not None and isinstance(self._sampler, SequentialSampler)
-        if not self._own and (own is not None or not isinstance(self._sampler, EpochSampler | EpochBatchSampler)):
-            raise ConfigError(f"a ledger does not know the order of a {type(self._sampler).__name__}")
-        drawn = not isinstance(self._sampler, SequentialSampler | DistributedSampler)
-        if not self._own and drawn and self._plan.key_seed is None:
-            raise ConfigError("without a seed nobody can compute which rows an epoch had: give the sampler one")
-        self.world_size = self._ranks() if world_size is None else world_size
-        self.batch_size: int = plan.batch_size if isinstance(plan, BatchSampler) else 1
-        self._drop_last = isinstance(plan, BatchSampler) and bool(plan.drop_last)
-        self._batches = [self._count(part) for part in range(self._parts)]
+        self._own = has_own_order(plan, self.dataset)
+        self._changes = getattr(self.dataset.plan, "changes", ()) if self._own else ()
+        self._now = self._dealt(Cursor())
+        nothing = Layouts(parts=self._now.parts)
+        self._history, self._epoch = History(skip=loader.config.skip, layouts=nothing), plan.epoch
+        if state is not None or world_size is None:
+            self._read(position.state_dict() if state is None else state, position)
+        if not self._history.layouts.layouts:
+            first = Layout.of(0, self._now).whole
+            ranks = first.ranks if world_size is None else world_size
+            always = Layouts([first._replace(ranks=ranks)], self._now.parts)
+            self._history = replace(self._history, layouts=always)
+        elif world_size is not None:
+            raise ConfigError("the state says how many ranks the job had in each step: leave world_size= out")
 
-    def _ranks(self) -> int:
-        if self._own:
-            return int(self._dataset.plan.world.world_size)
-        run = self._run(0)
-        partition = run.partition if isinstance(run, PartitionedOrder) else getattr(run, "_partition", None)
-        return partition.world_size if partition is not None else distributed.current().world_size
+    def _read(self, state: Mapping[str, Any], position: Position) -> None:
+        """Take over what a state says."""
+        position.check(state)
+        history = self._history.read(state)
+        # Rows that were excluded since, or are no more, are a question of steps.
+        sampler = read_mapping(state, "sampler", of="DataLoader")
+        cursor = self._plan.read({name: value for name, value in sampler.items() if name != "excluded"})
+        self._changes = cursor.place.changes if isinstance(cursor, ShareCursor) else ()
+        layouts, here = history.layouts, self._dealt(cursor)
+        first = (layouts if layouts.layouts else layouts.followed(here)).step_of(here)
+        first = first if history.stood is None else history.stood
+        self._history, self._epoch = replace(history, first=first, origin=first), cursor.epoch
+
+    def _dealt(self, cursor: Cursor) -> Dealt:
+        """Return how the job's ranks share what is left of an epoch."""
+        dealt = self._plan.bind(cursor, None).dealt
+        if dealt is None:
+            raise ConfigError(f"a ledger does not know the batches of a {type(sampler_of(self._plan)).__name__}")
+        return dealt
+
+    # The layouts.
 
     @property
-    def _parts(self) -> int:
-        """Mini-epochs of an epoch."""
-        return int(self._dataset.mini_epochs) if self._own else 1
+    def layouts(self) -> tuple[Layout, ...]:
+        """How the job's steps were dealt, oldest first."""
+        return self._history.layouts.layouts
 
     @property
-    def dataset(self) -> Any:
-        """The loader's data set."""
-        return self._dataset
+    def step(self) -> int:
+        """The step that comes next, where the loader or the state is."""
+        return self._history.first
+
+    def layout(self, step: int) -> Layout:
+        """Return how a step was dealt."""
+        return self._history.layouts.at(step).layout
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job, in its last layout."""
+        return self.layouts[-1].ranks
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a rank's batch, in the last layout; 1 where batches are no fixed number of them."""
+        return self.layouts[-1].batch_size
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of each epoch."""
-        return sum(self._batches)
+        """Steps of each whole epoch, in the last layout."""
+        return self.layouts[-1].steps_per_epoch(self._now.parts)
 
-    # The layout.
+    def _same_rows(self, stretch: Stretch) -> None:
+        """Refuse to answer about steps in which the job had other rows than the loader has."""
+        layout, now = stretch.layout, self._now
+        if layout.samples != now.partition.n:
+            raise ConfigError(
+                f"in step {stretch.first} the job had epochs of {layout.samples}, and the loader has ones of "
+                f"{now.partition.n}: ask a ledger of a loader over the data from then"
+            )
+        if layout.excluded != now.excluded:
+            raise ConfigError(
+                f"in step {stretch.first} the job left out other rows than the loader, by their hashes "
+                f"{layout.excluded or 'none'} and {now.excluded or 'none'}: ask a ledger of a loader with the exclude= "
+                "from then"
+            )
+
+    def _data(self, stretch: Stretch) -> DataPositions:
+        if self._own:
+            return positions_of_dataset(self.dataset, stretch.epoch, stretch.partition(), self._changes)
+        return positions_of_order(self._run(stretch.epoch).order)
 
     def _run(self, epoch: int) -> Any:
         """Return the sampler's epoch plan."""
-        return self._sampler.bind(Cursor(epoch=epoch), None)
-
-    def _partition(self, rank: int, part: int = 0) -> Partition:
-        """Return the positions of a rank in a mini-epoch: of samples, or of batches that a plan has by itself."""
-        if self._own:
-            plan = self._dataset.plan
-            n, remainder = plan.samples, plan.remainder
-        else:
-            run = self._run(0)
-            if isinstance(run, ClassBatchPlan):
-                n, remainder = run.total, run._partition.remainder
-            elif isinstance(run, PartitionedOrder):
-                n, remainder = run.partition.n, run.partition.remainder
-            else:
-                raise ConfigError(f"a ledger does not know the batches of a {type(self._sampler).__name__}")
-        return Partition(n, self.world_size, rank, mini_epochs=self._parts, mini_epoch=part, remainder=remainder)
-
-    def _count(self, part: int) -> int:
-        """Return the batches of a mini-epoch, of the rank that has most."""
-        samples = len(self._partition(0, part))
-        return samples // self.batch_size if self._drop_last else -(-samples // self.batch_size)
-
-    def _positions(self, rank: int, part: int, number: int) -> Indices:
-        """Return the positions of a rank's batch in a mini-epoch; none if it has no such batch."""
-        begin = number * self.batch_size
-        positions = self._partition(rank, part).positions(begin, begin + self.batch_size)
-        return positions[:0] if self._drop_last and len(positions) < self.batch_size else positions
-
-    def _locate(self, step: int) -> tuple[int, int, int]:
-        """Return the epoch of a step, its mini-epoch, and its number in that."""
-        if step < 0 or not self.steps_per_epoch:
-            raise ConfigError(f"steps are counted from 0 on, and an epoch has {self.steps_per_epoch}, got step {step}")
-        epoch, rest = divmod(step, self.steps_per_epoch)
-        for part, count in enumerate(self._batches):
-            if rest < count:
-                return epoch, part, rest
-            rest -= count
-        raise AssertionError(step)
-
-    def _data(self, epoch: int, part: int) -> DataPositions:
-        if self._own:
-            return positions_of_dataset(self._dataset, epoch, self._partition(0, part))
-        return positions_of_order(self._run(epoch).order)
+        return sampler_of(self._plan).bind(Cursor(epoch=epoch), None)
 
     def begin(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step, and the position in the job's epoch at which it begins."""
-        epoch, part, number = self._locate(step)
-        whole = self._partition(0, part)
-        return epoch, whole.begin + number * self.batch_size * self.world_size
+        stretch = self._history.layouts.at(step)
+        return stretch.epoch, stretch.position(step)
 
     def step_from(self, position: int, *, epoch: int) -> int:
         """Return the first step that has a position of an epoch, or one behind it: the last ones may be left out."""
-        before = epoch * self.steps_per_epoch
-        for part, count in enumerate(self._batches):
-            whole = self._partition(0, part)
-            if position < whole.end:
-                local = max(0, position - whole.begin) // self.world_size
-                return before + min(local // self.batch_size, count)
-            before += count
-        return before
+        step = 0
+        for stretch in self._history.layouts.in_epoch(epoch):
+            number = stretch.number(max(position, stretch.position(stretch.first)))
+            if position < stretch.partition().end and number < stretch.steps:
+                return stretch.first + number
+            step = stretch.first + stretch.steps
+        return step
 
     # Questions.
 
@@ -213,17 +228,19 @@ class Ledger:
         Raises:
             ConfigError: a step or rank that there is not.
         """
-        epoch, part, number = self._locate(step)
-        if rank is not None and not 0 <= rank < self.world_size:
-            raise ConfigError(f"rank {rank} is outside the world of {self.world_size}")
-        ranks = range(self.world_size) if rank is None else [rank]
-        positions = [self._positions(r, part, number) for r in ranks]
+        stretch = self._history.layouts.at(step)
+        self._same_rows(stretch)
+        epoch, world_size = stretch.epoch, stretch.layout.ranks
+        if rank is not None and not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} is outside the world of {world_size}, which step {step} had")
+        ranks = range(world_size) if rank is None else [rank]
+        positions = [stretch.positions(step, r) for r in ranks]
         of_rank = np.repeat(list(ranks), list(map(len, positions)))
-        where = np.concatenate(positions) if positions else np.empty(0, np.int64)
+        where = np.concatenate(positions)
+        skipped = self.skipped(step)
         if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
-            return self._of_batches(run, epoch, where, of_rank)
-        n = max(1, self._partition(0, part).n)
-        found = self._data(epoch, part).rows(where % n)
+            return self._of_batches(run, where, of_rank, skipped)
+        found = self._data(stretch).rows(where % max(1, stretch.layout.samples))
         keys = self._keys(epoch, where)
         return StepRows(
             epoch,
@@ -232,17 +249,17 @@ class Ledger:
             where[found.at],
             found.sources,
             None if keys is None else [keys[at] for at in found.at.tolist()],
+            skipped,
         )
 
-    def _of_batches(self, run: ClassBatchPlan, epoch: int, numbers: Indices, ranks: Indices) -> StepRows:
+    def _of_batches(self, run: ClassBatchPlan, numbers: Indices, ranks: Indices, skipped: bool) -> StepRows:
         """Return the rows of batches that a sampler makes by itself."""
         batches, none = run.numbered(numbers), np.empty(0, np.int64)
         rows = np.concatenate([none, *(np.array(indices, np.int64) for indices, _ in batches)])
         positions = np.concatenate([none, *(positions for _, positions in batches)])
         sizes = [len(indices) for indices, _ in batches]
-        return StepRows(
-            epoch, rows, np.repeat(ranks, sizes), positions, np.full(len(rows), -1), self._keys(epoch, positions)
-        )
+        no_source, keys = np.full(len(rows), -1), self._keys(run.epoch, positions)
+        return StepRows(run.epoch, rows, np.repeat(ranks, sizes), positions, no_source, keys, skipped)
 
     def _keys(self, epoch: int, positions: Indices) -> list[int] | None:
         seed = self._seed if self._seed is not None else self._plan.key_seed
@@ -255,29 +272,38 @@ class Ledger:
         Args:
             row: of the data, as `rows` gives them; of packs, the row of a document.
             source: the number of its source in a mixture.
-            epoch: by default the present one.
-        """
-        epoch = self._plan.epoch if epoch is None else epoch
-        if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
-            found = [(number, 0) for number in run.numbers_of(row)]
-        else:
-            found = [(at, part) for part in range(self._parts) for at in self._data(epoch, part).find(row, source)]
-        return sorted(at for position, part in found for at in self._of_position(position, epoch, part))
+            epoch: by default the present one, of the state if one was given.
 
-    def _of_position(self, position: int, epoch: int, part: int) -> list[Occurrence]:
-        """Return the steps in a mini-epoch of a position and of those that repeat it."""
-        found, whole = [], self._partition(0, part)
-        first = epoch * self.steps_per_epoch + sum(self._batches[:part])
-        repeats = range(position, whole.end, max(1, whole.n))
-        for place in (place for place in repeats if place >= whole.begin):
-            local, rank = divmod(place - whole.begin, self.world_size)
-            batch = local // self.batch_size
-            if len(self._positions(rank, part, batch)):
-                found.append(Occurrence(first + batch, epoch, rank))
-        return found
+        Steps that the job passes over are among them, see `skipped`.
+        """
+        return sorted(self._occurrences(row, source, self._epoch if epoch is None else epoch))
+
+    def _occurrences(self, row: int, source: int, epoch: int) -> Iterator[Occurrence]:
+        """Yield where a row comes in an epoch."""
+        for stretch in self._history.layouts.in_epoch(epoch):
+            self._same_rows(stretch)
+            for position in self._positions(row, source, stretch):
+                if (found := stretch.locate(position)) is not None:
+                    step, rank = found
+                    yield Occurrence(step, epoch, rank)
+
+    def _positions(self, row: int, source: int, stretch: Stretch) -> Iterator[int]:
+        """Yield the positions of a row, with those that repeat them."""
+        if not self._own and isinstance(run := self._run(stretch.epoch), ClassBatchPlan):
+            found = list(run.numbers_of(row))
+        else:
+            found = self._data(stretch).find(row, source)
+        for position in found:
+            yield from range(position, stretch.partition().end, max(1, stretch.layout.samples))
+
+    def skipped(self, step: int) -> bool:
+        """Return whether the job has passed over a step, or is going to: nobody has its rows in it."""
+        return any(begin <= step < end for begin, end in self._history.passed_before(step + 1))
 
     def seen(self, row: int, *, until: int, source: int = -1) -> int:
-        """Return how often the job has had a row before a step. See `steps`."""
-        last = until // max(1, self.steps_per_epoch)
-        every = (self.steps(row, source=source, epoch=epoch) for epoch in range(last + 1))
-        return sum(occurrence.step < until for found in every for occurrence in found)
+        """Return how often the job has had a row before a step; in steps that were passed over, nobody had it. See
+        `steps`.
+        """
+        last = self._history.layouts.at(until).epoch
+        every = (found for epoch in range(last + 1) for found in self._occurrences(row, source, epoch))
+        return sum(found.step < until and not self.skipped(found.step) for found in every)

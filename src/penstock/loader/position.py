@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
@@ -21,7 +22,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix
 from penstock.loader.dataloader_iter import Progress
 from penstock.loader.messages import BatchRequest
-from penstock.loader.source import plan_requests
+from penstock.loader.source import plan_requests, why_unknown
 from penstock.loader.stateful import WorkerStates
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
 from penstock.plan.epoch import BatchEpochPlan, BatchesLeft, EpochPlan
@@ -33,6 +34,10 @@ from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
 from penstock.samplers.shares import layers, rank_of
 from penstock.sources.batched import StreamDataset
+
+if TYPE_CHECKING:
+    from penstock.loader.config import Ranges
+    from penstock.loader.history import History
 
 __all__ = ["Position", "base_seed_after"]
 
@@ -47,6 +52,10 @@ class Position:
         seed: the loader's own, None if it has none.
         layout: what the batches of a stream depend on besides itself.
         states: of users' objects, by worker.
+        skip: steps to pass over.
+
+    Raises:
+        ConfigError: there are such steps, and nobody knows which step a batch is.
     """
 
     def __init__(
@@ -57,6 +66,7 @@ class Position:
         seed: int | None,
         layout: State,
         states: WorkerStates,
+        skip: Ranges = (),
     ) -> None:
         self.dataset = dataset
         self.plan = plan
@@ -76,6 +86,12 @@ class Position:
         self._chosen = False  # for the pass that comes, which else is of the epoch after
         self.samples: Any = dataset.samples if isinstance(dataset, StreamDataset) else dataset
         """The map-style data set; that inside an iterable one of ours."""
+        unknown = why_unknown(plan, self.samples)
+        if skip and unknown:
+            raise ConfigError(f"skip= counts steps as a ledger does: {unknown}")
+        self._counts = unknown is None
+        self._history = self._new_history(skip) if skip else None
+        """Of the job, where steps have numbers and somebody has asked for them."""
         own = None if isinstance(dataset, IterableDataset) else own_order(dataset)
         reads_own = isinstance(sampler, SequentialSampler) and sampler.inner is not None
         self._under: PlanReader[EpochPlan] | None = None if own is None or reads_own else PlanReader(own)
@@ -96,6 +112,7 @@ class Position:
             self._stream, epochs = copy.copy(other._stream), self._stream.plan
             self._stream.plan = epochs
         self._base_seed, self._ahead, self._skipped = other._base_seed, other._ahead, other._skipped
+        self._history = other._history
         self._users_epoch, self._chosen = other._users_epoch, other._chosen
 
     @property
@@ -173,14 +190,15 @@ class Position:
         """
         if self._reader is None:
             raise ConfigError("a stream has no batches to pass over by their number: leave them out in the loop")
-        running = self.running and self._reader.run is not None
-        run = self._reader.run if running and self._reader.run is not None else self._reader.peek()
-        begin = self.had if running else self._skipped
+        progress, history = self._present()
+        assert progress.run is not None
+        run, begin = _whole(progress.run), _at(progress.run, progress.count)
         left = _length(run) - begin
         if batches < 0 or batches > left:
             raise ConfigError(f"skip takes 0 to {left} batches, which epoch {run.epoch} has left, got {batches}")
         cursor = run.cursor(begin + batches)
         self._progress, self._ahead, self._skipped = None, frozenset(), 0
+        self._history = None if history is None else history.passing(history.first + begin, batches)
         self._reader.choose(cursor, loaded=True)
 
     # A pass.
@@ -216,7 +234,6 @@ class Position:
             base_seed: its own, from `base_seed`.
         """
         self._base_seed = None
-        run: BatchEpochPlan | None = None
         if self._reader is not None:
             if self._ahead and not self._reader.resumes:
                 self._ahead = frozenset()  # of an epoch that nobody wants any more
@@ -226,18 +243,41 @@ class Position:
                 self._under.start(advance=self.seeded)
             run = self._reader.start(advance=self._advances, had=_had(self._progress))
             self._warn_of_same_epoch(run)
-            skipped, self._skipped = self._skipped, 0
-            run = BatchesLeft(run, skipped) if skipped else run
-        elif self._stream is not None:
+            self._progress, self._history = self._beginning(run, base_seed)
+            self._chosen, self._skipped, self._ahead = False, 0, frozenset()
+            return self._progress
+        if self._stream is not None:
             if self.states.resumes and not self._stream.resumes:
                 self.states.leave()  # of an epoch that nobody wants any more
             self._stream.start(advance=True)
         elif self._users_epoch is not None:
             self._users_epoch += not self._chosen
         self._chosen = False
-        ahead, self._ahead = self._ahead, frozenset()
-        self._progress = Progress(run, base_seed, ahead)
+        self._progress = Progress(None, base_seed)
         return self._progress
+
+    def _beginning(self, run: BatchEpochPlan, base_seed: int = 0) -> tuple[Progress, History | None]:
+        """Return how a pass over a run begins, without what is passed over and what was had ahead; and the job's
+        history until then.
+        """
+        history = None if self._history is None else self._history.followed(run)
+        left = run if history is None else history.left(run, self._skipped)
+        if history is None and self._skipped:
+            left = BatchesLeft(run, [(0, self._skipped)])
+        numbers = (left.number(at) if isinstance(left, BatchesLeft) else at for at in self._ahead)
+        return Progress(left, base_seed, frozenset(number for number in numbers if number is not None)), history
+
+    def _present(self) -> tuple[Progress, History | None]:
+        """Return how far the consumer of the pass that runs, or else of the next one, is; and the job's history."""
+        progress = self._progress
+        if self._history is None and self._counts:
+            self._history = self._new_history()
+            if self.running and progress is not None and progress.run is not None:
+                self._history = self._history.followed(_whole(progress.run))
+        if self.running and progress is not None and progress.run is not None:
+            return progress, self._history
+        assert self._reader is not None
+        return self._beginning(self._reader.peek())
 
     def requests(self, progress: Progress) -> Iterator[BatchRequest]:
         """What is to be made in a pass."""
@@ -253,7 +293,7 @@ class Position:
             mix(key_seed, self.rank) if run.per_rank or self._under is not None else key_seed,
             under=under,
         )
-        return _without(requests, frozenset(progress.ahead)) if progress.ahead else requests
+        return _without(requests, progress.had_before) if progress.had_before else requests
 
     def finished(self, progress: Progress, *, fresh: Callable[[], bool]) -> None:
         """The consumer has had everything: what is next is a whole pass, with a seed that of the next epoch.
@@ -301,18 +341,33 @@ class Position:
 
     def peek(self) -> BatchEpochPlan:
         """Return the batches of the pass that runs, or of the next one, without beginning it."""
-        assert self._reader is not None
-        return self._reader.peek()
+        run = self._present()[0].run
+        assert run is not None
+        return run
 
     def preview(self) -> BatchEpochPlan:
         """Return the batches of the next pass for somebody who only looks: what that draws is still to be drawn."""
         assert self._reader is not None
-        return self._reader.preview()
+        run = self._beginning(self._reader.preview())[0].run
+        assert run is not None
+        return run
 
     def whole(self) -> BatchEpochPlan:
         """Return all batches of the epoch that runs, or of the next one."""
         assert self._reader is not None
-        return self._reader.whole()
+        whole, history = self._reader.whole(), self._history
+        if history is None or not history.skip:
+            return whole
+        run = self._reader.peek()
+        # An epoch that was dealt out anew ends where it ends: its beginning had other steps.
+        first = history.followed(run).first + len(run) - len(whole)
+        return replace(history, first=first).left(whole)
+
+    def _new_history(self, skip: Ranges = ()) -> History:
+        # Few loaders are asked for a state before their first batch.
+        from penstock.loader.history import new_history
+
+        return new_history(skip, parts=getattr(own_order(self.samples), "mini_epochs", 1))
 
     # State.
 
@@ -328,12 +383,14 @@ class Position:
                 left = not running and not self._stream.resumes
             elif self._users_epoch is not None:
                 state["epoch"] = self._users_epoch
-        elif running and progress is not None and progress.run is not None:
-            state["sampler"] = progress.run.cursor(progress.count).state()
-            state.update(self._overtaking(number - progress.count for number in progress.ahead))
         else:
-            state["sampler"] = self._reader.peek().cursor(self._skipped).state()
-            state.update(self._overtaking(self._ahead))
+            here, history = self._present()
+            assert here.run is not None
+            at = _at(here.run, here.count)
+            state["sampler"] = here.run.cursor(here.count).state()
+            state.update(self._overtaking(_at(here.run, number) - at for number in here.ahead))
+            if history is not None:
+                state.update(history.state(at))
         if self._under is not None:
             state["dataset"] = self._under.cursor(0).state()
         base_seed = progress.base_seed if progress is not None and running else self._base_seed
@@ -351,7 +408,7 @@ class Position:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `DataLoader.load_state_dict`."""
         of = "DataLoader"
-        check_state(state, {"version": STATE_VERSION, **self._identity()}, of=of)
+        self.check(state)
         cursor = under = opening = None
         if self.plan is None:
             check_state(state, self._layout, of=of)
@@ -367,6 +424,7 @@ class Position:
             # The pass drew one when it began: a generator that was saved with this state is behind that.
             base_seed = mix(cursor.epoch, cursor.consumed) >> 1
         workers = self.states.read(state.get("workers"))
+        history = (self._history or self._new_history()).read(state) if self._counts else None
         # All is checked: what follows cannot fail and leave the loader between two states.
         if self._reader is not None and cursor is not None:
             self._reader.choose(cursor, loaded=True)
@@ -377,9 +435,17 @@ class Position:
         if self._under is not None and under is not None:
             self._under.choose(under, loaded=True)
         self.states.load(state.get("workers"), workers)
-        self._ahead, self._skipped = ahead, 0
+        self._ahead, self._skipped, self._history = ahead, 0, history
         self._base_seed = base_seed
         self._progress = self._epoch_had = None
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of a loader with another seed, or over other data.
+
+        Raises:
+            StateError: it is one.
+        """
+        check_state(state, {"version": STATE_VERSION, **self._identity()}, of="DataLoader")
 
     def _read_ahead(self, state: Mapping[str, Any]) -> frozenset[int]:
         if self.plan is None or not state.get("ahead"):
@@ -396,8 +462,9 @@ class Position:
         if self._reader is None or self._under is not None or own is None:
             raise ConfigError("allow_growth needs a data set with an order of its own: RankDataset, MPDataset")
         check_state(state, {"version": STATE_VERSION, "seed": self._seed}, of="DataLoader")
+        history = (self._history or self._new_history()).read(state) if self._counts else None
         self._reader.choose(own.read_grown(read_mapping(state, "sampler", of="DataLoader")), loaded=True)
-        self._progress, self._skipped = None, 0
+        self._progress, self._skipped, self._history = None, 0, history
 
     def _identity(self) -> State:
         return {"seed": self._seed, "fingerprint": fingerprint_of(self.dataset)}
@@ -423,9 +490,17 @@ def _epoch(progress: Progress) -> int | None:
 
 def _had(progress: Progress | None) -> int:
     """Batches that the consumer of a pass has had of its epoch plan, with those that the pass left out."""
-    if progress is None:
-        return 0
-    return progress.count + (progress.run.skipped if isinstance(progress.run, BatchesLeft) else 0)
+    return 0 if progress is None else progress.count if progress.run is None else _at(progress.run, progress.count)
+
+
+def _at(run: BatchEpochPlan, count: int) -> int:
+    """Return the number in the epoch plan of the batch that comes behind ``count`` of a pass."""
+    return run.at(count) if isinstance(run, BatchesLeft) else count
+
+
+def _whole(run: BatchEpochPlan) -> BatchEpochPlan:
+    """Return the epoch plan of a pass."""
+    return run.whole if isinstance(run, BatchesLeft) else run
 
 
 def _length(run: BatchEpochPlan) -> int:

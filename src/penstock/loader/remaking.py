@@ -78,7 +78,8 @@ def name_arguments(loader: Any) -> None:
     """Give names to the arguments that Lightning recorded by position: it adds others by name, which would clash.
 
     Arguments that a subclass takes by position alone, or by ``*args``, stay as they are. ``split`` is left out, since
-    Lightning's sampler comes in its place.
+    Lightning's sampler comes in its place, and ``skip``, which Lightning's sampler knows no steps for: the new loader
+    takes it over with the order of the old one.
     """
     record = vars(loader)
     if _ARGS not in record:
@@ -90,6 +91,7 @@ def name_arguments(loader: Any) -> None:
         record[_ARGS], record[_NAMES] = (), ()
     if isinstance(kwargs.get("split"), bool | None):
         kwargs.pop("split", None)
+    kwargs.pop("skip", None)
     record[_KWARGS] = kwargs
 
 

@@ -9,11 +9,13 @@ from penstock.errors import ConfigError
 from penstock.loader.messages import BatchRequest
 from penstock.plan.epoch import BatchEpochPlan, EpochPlan
 from penstock.random import packed_sample_keys
-from penstock.samplers.base import EpochBatchSampler
+from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.batch import BatchSampler, batch_plan_of
+from penstock.samplers.distributed import DistributedSampler
+from penstock.samplers.identity import own_order
 from penstock.samplers.sequential import SequentialSampler
 
-__all__ = ["batch_source", "plan_requests", "stream_source"]
+__all__ = ["batch_source", "has_own_order", "plan_requests", "sampler_of", "stream_source", "why_unknown"]
 
 
 _EPOCHS = 1 << 62
@@ -54,3 +56,32 @@ def plan_requests(run: BatchEpochPlan, seed: int, *, under: EpochPlan | None = N
         place = run.place if under is None else under.place
         for indices, keys in zip(lists, packed_sample_keys(seed, epoch, positions), strict=True):
             yield BatchRequest(indices, keys, place)
+
+
+def sampler_of(plan: EpochBatchSampler) -> Any:
+    """Return the sampler inside a plan of batches, or the one that makes batches by itself."""
+    return plan.sampler if isinstance(plan, BatchSampler) else plan
+
+
+def has_own_order(plan: EpochBatchSampler, samples: Any) -> bool:
+    """Return whether a plan's order is that of the data set."""
+    return own_order(samples) is not None and isinstance(sampler_of(plan), SequentialSampler)
+
+
+def why_unknown(plan: EpochBatchSampler | None, samples: Any) -> str | None:
+    """Return why nobody knows the order of a loader's batches; None if it is arithmetic.
+
+    Args:
+        plan: of its batches.
+        samples: its map-style data set.
+    """
+    if plan is None:
+        return "a ledger needs an order that is arithmetic: that of a stream is known only by reading it"
+    if has_own_order(plan, samples):
+        return None
+    sampler = sampler_of(plan)
+    if own_order(samples) is not None or not isinstance(sampler, EpochSampler | EpochBatchSampler):
+        return f"a ledger does not know the order of a {type(sampler).__name__}"
+    if plan.key_seed is None and not isinstance(sampler, SequentialSampler | DistributedSampler):
+        return "without a seed nobody can compute which rows an epoch had: give the sampler one"
+    return None

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,16 @@ from penstock.order import Order, Partition
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor, State
 
-__all__ = ["Batch", "BatchEpochPlan", "BatchesLeft", "CountedIterable", "EpochPlan", "PartitionedOrder", "length_of"]
+__all__ = [
+    "Batch",
+    "BatchEpochPlan",
+    "BatchesLeft",
+    "CountedIterable",
+    "Dealt",
+    "EpochPlan",
+    "PartitionedOrder",
+    "length_of",
+]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -40,6 +49,41 @@ class CountedIterable(Protocol[T_co]):
         ...
 
     def __iter__(self) -> Iterator[T_co]: ...
+
+
+class Dealt(NamedTuple):
+    """How a bound plan is dealt.
+
+    Attributes:
+        epoch: the number of the epoch.
+        partition: this rank's positions; of batches, where the order is one of batches.
+        mini_epoch, done, base, skip: where it begins, see `penstock.plan.share.MiniEpoch`.
+        parts: mini-epochs of an epoch.
+        batch_size: of a rank.
+        drop_last: whether a last batch that is not full is left out.
+        excluded: hash of the rows that are left out.
+    """
+
+    epoch: int
+    partition: Partition
+    mini_epoch: int = 0
+    done: int = 0
+    base: int = 0
+    skip: int = 0
+    parts: int = 1
+    batch_size: int = 1
+    drop_last: bool = False
+    excluded: str | None = None
+
+    @property
+    def first(self) -> int:
+        """Position of the first sample, over all ranks."""
+        return self.partition.begin + self.skip * self.partition.world_size
+
+    @property
+    def empty(self) -> bool:
+        """Whether this rank has nothing left."""
+        return self.skip >= len(self.partition)
 
 
 class EpochPlan(abc.ABC):
@@ -84,6 +128,11 @@ class EpochPlan(abc.ABC):
         return self
 
     @property
+    def dealt(self) -> Dealt | None:
+        """How the job's ranks share the epoch; None where that is no arithmetic."""
+        return None
+
+    @property
     def rounds(self) -> int | None:
         """How often this plan has every sample, if all of them equally often; else None."""
         return None
@@ -114,6 +163,11 @@ class BatchEpochPlan(abc.ABC):
     @abc.abstractmethod
     def cursor(self, count: int) -> Cursor:
         """Return where a consumer is that has had the first ``count`` batches."""
+
+    @property
+    def dealt(self) -> Dealt | None:
+        """How the job's ranks share the epoch; None where that is no arithmetic."""
+        return None
 
     def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
         """Take note that the plan was read to its end, or will be read no further."""
@@ -208,6 +262,11 @@ class PartitionedOrder(EpochPlan):
         return Cursor(epoch=self.epoch, consumed=consumed, plan=self._identity, entropy=self._entropy())
 
     @property
+    def dealt(self) -> Dealt:
+        """How the job's ranks share the epoch."""
+        return Dealt(self.epoch, self.partition, base=self.partition.consumed)
+
+    @property
     def rounds(self) -> int | None:
         """How often this plan has every sample, if all of them equally often; else None."""
         everything = self.partition.consumed == 0 and len(self) == self.partition.n
@@ -235,12 +294,22 @@ class PartitionedOrder(EpochPlan):
 
 
 class BatchesLeft(BatchEpochPlan):
-    """An epoch plan of batches without the first ones, whose indices are drawn and left out."""
+    """An epoch plan of batches without some of them, whose indices are drawn and left out.
 
-    def __init__(self, whole: BatchEpochPlan, skipped: int) -> None:
+    Args:
+        whole: all of them.
+        passed: ranges of numbers of batches, in order, none of them empty, with gaps between them.
+
+    Attributes:
+        whole: the plan without gaps.
+
+    Where a consumer is who has had ``count`` batches is behind the range that follows on them, if one does.
+    """
+
+    def __init__(self, whole: BatchEpochPlan, passed: Sequence[tuple[int, int]]) -> None:
         self.whole = whole
-        self.skipped = skipped
-        self.first_batch = whole.first_batch + skipped
+        self._passed = passed
+        self.first_batch = whole.first_batch + self.at(0)
         self.seed, self.epoch = whole.seed, whole.epoch
         self.per_rank, self.one_by_one = whole.per_rank, whole.one_by_one
 
@@ -249,14 +318,42 @@ class BatchesLeft(BatchEpochPlan):
         """Where the data set stands."""
         return self.whole.place
 
+    @property
+    def dealt(self) -> Dealt | None:
+        return self.whole.dealt
+
     def __len__(self) -> int:
-        return max(0, len(self.whole) - self.skipped)
+        length = len(self.whole)
+        return length - sum(min(end, length) - min(begin, length) for begin, end in self._passed)
 
     def __iter__(self) -> Iterator[Batch]:
-        return itertools.islice(self.whole, self.skipped, None)
+        batches, at = iter(self.whole), 0
+        for begin, end in self._passed:
+            yield from itertools.islice(batches, begin - at)
+            for _ in itertools.islice(batches, end - begin):
+                pass
+            at = end
+        yield from batches
+
+    def at(self, count: int) -> int:
+        """Return the number in the whole plan of the batch that comes behind ``count`` of these."""
+        for begin, end in self._passed:
+            if begin > count:
+                break
+            count += end - begin
+        return count
+
+    def number(self, at: int) -> int | None:
+        """Return the number here of a batch of the whole plan; None if it is passed over."""
+        before = 0
+        for begin, end in self._passed:
+            if begin <= at < end:
+                return None
+            before += end - begin if end <= at else 0
+        return at - before
 
     def cursor(self, count: int) -> Cursor:
-        return self.whole.cursor(self.skipped + count)
+        return self.whole.cursor(self.at(count))
 
     def exhaust(self) -> None:
         self.whole.exhaust()

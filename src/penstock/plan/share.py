@@ -26,7 +26,7 @@ from penstock.order.partition import REMAINDERS
 from penstock.order.permutation import Indices
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
-from penstock.plan.epoch import EpochPlan
+from penstock.plan.epoch import Dealt, EpochPlan
 from penstock.plan.reader import Plan, Wish
 from penstock.plan.shared import SharedIntegers
 from penstock.random import sample_key, sample_keys
@@ -211,6 +211,15 @@ class ShareEpoch(EpochPlan):
         if len(positions):
             self.planned = max(self.planned, int(positions[-1]) + 1)
         return positions
+
+    @property
+    def dealt(self) -> Dealt:
+        """How the job's ranks share the epoch."""
+        _, mini_epoch, _, done, base, skip = self.view.place.numbers
+        parts, mark = self._plan.mini_epochs, self._plan.excluded_mark
+        excluded = None if mark is None else mark[1]
+        partition = self.view.partition
+        return Dealt(self.epoch, partition, mini_epoch, done, base, skip, parts, excluded=excluded)
 
     def cursor(self, count: int) -> ShareCursor:
         """Return where the job is once every rank has had ``count`` samples of this view."""

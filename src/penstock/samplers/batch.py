@@ -10,7 +10,7 @@ import torch.utils.data
 from penstock.errors import SamplerError
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import Batch, BatchEpochPlan, CountedIterable, EpochPlan, length_of
+from penstock.plan.epoch import Batch, BatchEpochPlan, CountedIterable, Dealt, EpochPlan, length_of
 from penstock.plan.iteration import BatchIterator, batch_blocks, batches
 from penstock.plan.outer import OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
@@ -178,6 +178,11 @@ class _Batches(BatchEpochPlan):
             at_end=run.exhaust,
             one_by_one=self.one_by_one,
         )
+
+    @property
+    def dealt(self) -> Dealt | None:
+        dealt = self.samples.dealt
+        return None if dealt is None else dealt._replace(batch_size=self._batch_size, drop_last=self._drop_last)
 
     def cursor(self, count: int) -> Cursor:
         return self.samples.cursor(min(count * self._batch_size, length_of(self.samples)))

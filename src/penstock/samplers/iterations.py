@@ -220,7 +220,7 @@ class _Iterations(BatchEpochPlan):
         run, skip = self._locate()
         if not skip:
             return run
-        return BatchesLeft(run, skip) if run.one_by_one else self._bind(run.cursor(skip))
+        return BatchesLeft(run, [(0, skip)]) if run.one_by_one else self._bind(run.cursor(skip))
 
     def _locate(self) -> tuple[BatchEpochPlan, int]:
         """Return the epoch of the first iteration, and how many of its batches come before that."""
