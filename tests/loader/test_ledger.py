@@ -269,6 +269,18 @@ def test_what_nobody_can_compute(loader: Any, message: str) -> None:
         Ledger(loader())
 
 
+def test_sources_have_names() -> None:
+    sources = [(Keyed(0, 30), 1), (Keyed(1000, 30), 1)]
+    ledger = Ledger(DataLoader(Mixture(sources, names=["web", "code"], stop=40, rank=0, world_size=1), batch_size=4))
+    assert ledger.steps(7, source="code") == ledger.steps(7, source=1) != []
+    with pytest.raises(ConfigError, match="0 to 1 or one of web, code, got 'books'"):
+        ledger.steps(7, source="books")
+    data = Keyed(0, 20)
+    plain = Ledger(DataLoader(data, batch_size=5, sampler=RandomSampler(data, shuffle="global", seed=1)))
+    with pytest.raises(ConfigError, match="these data are none"):
+        plain.steps(7, source=0)
+
+
 def test_questions_that_make_no_sense() -> None:
     data = Keyed(0, 20)
     ledger = Ledger(DataLoader(data, batch_size=5, sampler=RandomSampler(data, shuffle="global", seed=1)))

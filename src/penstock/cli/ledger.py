@@ -36,7 +36,9 @@ def command(
     step: Annotated[int | None, typer.Option(min=0, help="What did it have? Counted from 0, over all epochs.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Of the step: this rank's batch alone.")] = None,
     row: Annotated[int | None, typer.Option(min=0, help="In which steps does it come?")] = None,
-    source: Annotated[int, typer.Option(help="Of the row, in a mixture: the number of its source.")] = -1,
+    source: Annotated[
+        str | None, typer.Option(help="Of the row, in a mixture: the name of its source, or the number.")
+    ] = None,
     epoch: Annotated[int | None, typer.Option(min=0, help="Of the row.", show_default="the loader's")] = None,
     until: Annotated[int | None, typer.Option(min=0, help="Of the row: how often was it had before this step?")] = None,
     world_size: Annotated[
@@ -62,7 +64,7 @@ def command(
     if not isinstance(loader, DataLoader):
         raise ConfigError(f"{target} is a {type(loader).__name__}, and a ledger knows the order of penstock.DataLoader")
     ledger = Ledger(loader, state=None if state is None else _read_state(state), world_size=world_size)
-    answer = _step(ledger, step, rank) if step is not None else _row(ledger, row, source, epoch, until)
+    answer = _step(ledger, step, rank) if step is not None else _row(ledger, row, _source(source), epoch, until)
     if as_json:
         print_json(answer)
         return
@@ -86,7 +88,14 @@ def _step(ledger: Ledger, step: int, rank: int | None) -> dict[str, Any]:
     }
 
 
-def _row(ledger: Ledger, row: int | None, source: int, epoch: int | None, until: int | None) -> dict[str, Any]:
+def _source(given: str | None) -> int | str:
+    """Return the source in numbers where it is one."""
+    if given is None:
+        return -1
+    return int(given) if given.isdecimal() else given
+
+
+def _row(ledger: Ledger, row: int | None, source: int | str, epoch: int | None, until: int | None) -> dict[str, Any]:
     assert row is not None
     found = ledger.steps(row, source=source, epoch=epoch)
     seen = None if until is None else ledger.seen(row, until=until, source=source)

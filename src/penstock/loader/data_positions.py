@@ -22,7 +22,7 @@ from penstock.order.permutation import Indices
 from penstock.order.stages import Stage, counts_before
 from penstock.plan.share import EpochRows, MiniEpoch
 
-__all__ = ["DataPositions", "RowsAt", "positions_of_dataset", "positions_of_order"]
+__all__ = ["DataPositions", "RowsAt", "check_no_source", "positions_of_dataset", "positions_of_order"]
 
 _CHUNK = 1 << 16
 
@@ -47,9 +47,13 @@ class DataPositions(Protocol):
     def rows(self, positions: Indices) -> RowsAt:
         """Return the rows at positions."""
 
-    def find(self, row: int, source: int) -> list[int]:
+    def find(self, row: int, source: int | str) -> list[int]:
         """Return the positions of a row; none if the epoch does not have it. Those outside the mini-epoch may be others
-        than there."""
+        than there.
+
+        Raises:
+            ConfigError: there is no such source.
+        """
 
 
 def positions_of_dataset(
@@ -75,6 +79,12 @@ def positions_of_order(order: Any) -> DataPositions:
     return _Ordered(order)
 
 
+def check_no_source(source: int | str) -> None:
+    """Raise `ConfigError` if a source is given, where data have none."""
+    if source != -1:
+        raise ConfigError(f"source={source!r} is for a row of a mixture, and these data are none: leave it out")
+
+
 class _Ordered:
     """An order of rows."""
 
@@ -85,7 +95,8 @@ class _Ordered:
         rows = np.asarray(self._order[positions])
         return RowsAt(rows, np.arange(len(rows)), np.full(len(rows), -1))
 
-    def find(self, row: int, source: int) -> list[int]:
+    def find(self, row: int, source: int | str) -> list[int]:
+        check_no_source(source)
         if isinstance(self._order, EpochRows):
             return self._order.positions_of(row)
         if not hasattr(self._order, "inverse"):
@@ -112,7 +123,8 @@ class _Packed:
         at = np.repeat(np.arange(len(positions)), np.diff(found.splits))
         return RowsAt(found.rows, at, np.full(len(at), -1))
 
-    def find(self, row: int, source: int) -> list[int]:
+    def find(self, row: int, source: int | str) -> list[int]:
+        check_no_source(source)
         if not 0 <= row < len(self._dataset.lengths):
             return []
         order = cast(Any, self._order)
@@ -142,10 +154,8 @@ class _Mixed:
             rows, at = found.rows, np.repeat(at, np.diff(found.splits))
         return RowsAt(rows, at, np.full(len(rows), turn.source))
 
-    def find(self, row: int, source: int) -> list[int]:
-        count = len(self._rows.datasets)
-        if not 0 <= source < count:
-            raise ConfigError(f"a row of a mixture is one of a source: give source=, 0 to {count - 1}")
+    def find(self, row: int, source: int | str) -> list[int]:
+        source = self._number(source)
         dataset, size = self._rows.datasets[source], self._rows.sizes[source]
         had, mixture = self._had[source], self._order.mixture
         epoch_has = mixture.counts(len(self._rows))[source]
@@ -156,6 +166,18 @@ class _Mixed:
                 if 0 <= ordinal < epoch_has:
                     found.append(mixture.position(source, ordinal))
         return found
+
+    def _number(self, source: int | str) -> int:
+        """Return the number of a source that may be named."""
+        names = self._rows.names
+        if isinstance(source, str) and source in names:
+            return names.index(source)
+        if isinstance(source, str) or not 0 <= source < len(names):
+            raise ConfigError(
+                f"a row of a mixture is one of a source: give source=, 0 to {len(names) - 1} or one of "
+                f"{', '.join(map(str, names))}, got {source!r}"
+            )
+        return source
 
     def _own(self, dataset: Any, row: int, source: int, turn: int) -> Iterable[int]:
         """Return the rows of the source that hold a row of the data."""

@@ -18,7 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.loader.data_positions import DataPositions, positions_of_dataset, positions_of_order
+from penstock.loader.data_positions import (
+    DataPositions,
+    check_no_source,
+    positions_of_dataset,
+    positions_of_order,
+)
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.history import History
 from penstock.loader.layouts import Layout, Layouts, Stretch
@@ -265,20 +270,20 @@ class Ledger:
         seed = self._seed if self._seed is not None else self._plan.key_seed
         return None if seed is None else sample_keys(seed, epoch, positions)
 
-    def steps(self, row: int, *, source: int = -1, epoch: int | None = None) -> list[Occurrence]:
+    def steps(self, row: int, *, source: int | str = -1, epoch: int | None = None) -> list[Occurrence]:
         """Return where a row of the data comes in an epoch: several times where padding or a mixture repeats it, or
         where a document is cut into several packs.
 
         Args:
             row: of the data, as `rows` gives them; of packs, the row of a document.
-            source: the number of its source in a mixture.
+            source: its source in a mixture: the number, or the name.
             epoch: by default the present one, of the state if one was given.
 
         Steps that the job passes over are among them, see `skipped`.
         """
         return sorted(self._occurrences(row, source, self._epoch if epoch is None else epoch))
 
-    def _occurrences(self, row: int, source: int, epoch: int) -> Iterator[Occurrence]:
+    def _occurrences(self, row: int, source: int | str, epoch: int) -> Iterator[Occurrence]:
         """Yield where a row comes in an epoch."""
         for stretch in self._history.layouts.in_epoch(epoch):
             self._same_rows(stretch)
@@ -287,9 +292,10 @@ class Ledger:
                     step, rank = found
                     yield Occurrence(step, epoch, rank)
 
-    def _positions(self, row: int, source: int, stretch: Stretch) -> Iterator[int]:
+    def _positions(self, row: int, source: int | str, stretch: Stretch) -> Iterator[int]:
         """Yield the positions of a row, with those that repeat them."""
         if not self._own and isinstance(run := self._run(stretch.epoch), ClassBatchPlan):
+            check_no_source(source)
             found = list(run.numbers_of(row))
         else:
             found = self._data(stretch).find(row, source)
@@ -300,7 +306,7 @@ class Ledger:
         """Return whether the job has passed over a step, or is going to: nobody has its rows in it."""
         return any(begin <= step < end for begin, end in self._history.passed_before(step + 1))
 
-    def seen(self, row: int, *, until: int, source: int = -1) -> int:
+    def seen(self, row: int, *, until: int, source: int | str = -1) -> int:
         """Return how often the job has had a row before a step; in steps that were passed over, nobody had it. See
         `steps`.
         """
