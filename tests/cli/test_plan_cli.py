@@ -293,6 +293,8 @@ def test_packs(tmp_path: Path) -> None:
     assert f"<td>PackedDataset</td><td>{ours.packs:,}</td>" in page
     assert page.count("<svg") == 3
     assert "8 ranks" in invoke(*line[:4])
+    alone = json.loads(invoke(*line[:4], "--ranks", 1, "--json"))["packing"]
+    assert alone == json.loads(json.dumps(asdict(packing_plan(lengths, 1024, ranks=1, batch=8))))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,9 @@ def test_packs(tmp_path: Path) -> None:
         (("--packing", "lengths.npy"), "--packing FILE and --capacity N belong together"),
         (("--capacity", 10), "--packing FILE and --capacity N belong together"),
         (("--html", "a.html"), "belong to --packing FILE"),
-        (("--packing", "lengths.npy", "--capacity", 10, "--samples", 3), "leave out --samples and --bytes"),
+        (("--packing", "lengths.npy", "--capacity", 10, "--samples", 3), "leave out --samples, or plan"),
+        (("--packing", "lengths.npy", "--capacity", 10, "--workers", 4), "leave out --workers, or plan"),
+        (("--packs", 8), "give --packing FILE, too"),
         (("--packing", "lengths.npy", "--capacity", 10, "--max-tokens", 3), "belong to the plan of a job"),
     ],
 )

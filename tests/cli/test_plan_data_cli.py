@@ -32,6 +32,9 @@ def mixture():
 def loader():
     return ps.DataLoader(mixture(), batch_size=32)
 
+def on_4_ranks():
+    return ps.Mixture([(range(2048), 1), (range(2048), 1)], rank=0, world_size=4)
+
 name = 3
 """
 NUMBERS = itertools.count()
@@ -71,6 +74,13 @@ def test_of_a_program(program: str, tmp_path: Path) -> None:
     assert page.count("<polygon") == 3
     assert all(f"<{part} id=" in page for part in ("title", "desc"))
     assert json.loads(page.split('id="plan">')[1].split("</script>")[0]) == report["data"]
+
+
+def test_a_number_that_is_the_usual_one(program: str) -> None:
+    planned = json.loads(invoke(f"{program}:on_4_ranks", "--json"))["data"]
+    assert planned["ranks"] == 4
+    alone = json.loads(invoke(f"{program}:on_4_ranks", "--ranks", 1, "--json"))["data"]
+    assert (alone["ranks"], alone["steps_per_epoch"]) == (1, 4 * planned["steps_per_epoch"])
 
 
 def test_plain_numbers_are_a_mixture() -> None:
@@ -121,18 +131,22 @@ def test_expressions() -> None:
     ("options", "message"),
     [
         (("{}:mixture", "--seed", 3), "--seed: of .* what a run has"),
+        (("{}:mixture", "--seed", 0), "--seed: of .* what a run has"),
         (("{}:mixture", "--bytes", "3kB"), "--bytes: of .* what a run has"),
         (("{}:mixture", "--source", "a=3"), "give one of the two"),
         (("{}:loader", "--batch-size", 9), "has batches of 32"),
+        (("{}:loader", "--batch-size", 256), "has batches of 32"),
         (("{}:name",), "is a int"),
         (("{}",), "names no data"),
         (("--source", "a=10", "--step-ms", 3), "--step-ms: for the plan of the job give --bytes"),
+        (("--source", "a=10", "--workers", 4), "--workers: for the plan of the job give --bytes"),
         (("--source", "a=10", "--import-s", 3), "--import-s: for the plan of the job give --bytes"),
         (("--source", "a=10", "--samples", 3), "follows from the sources"),
         (("--source", "a=10", "--source", "a=10"), "write it once for each source"),
         (("--source", "a=10", "--max-tokens", 10), "--lengths and --max-tokens belong"),
         (("--source", "a=10", "--packing", "x.npy", "--capacity", 3), "leave the data out"),
         (("--weights", "a=3"), "give --source NAME=ROWS"),
+        (("--stop", "all"), "give --source NAME=ROWS"),
         (("--source", "a=10", "--keep", "b=3"), "no source of that name"),
         (("--source", "a=10", "--keep", "a=11"), "has 10 rows"),
         (("--source", "a=10", "--keep", "a=b > 3"), "these data have none"),

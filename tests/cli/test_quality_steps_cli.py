@@ -26,6 +26,9 @@ def mixture():
 def loader():
     return ps.DataLoader(mixture(), batch_size=32)
 
+def on_4_ranks():
+    return ps.Mixture([(range(2048), 1), (range(2048), 1)], rank=0, world_size=4)
+
 def packs():
     lengths = np.arange(5000) % 60 + 1
     return ps.PackedDataset(range(5000), 256, lengths=lengths, rank=0, world_size=1)
@@ -66,6 +69,8 @@ def test_of_a_program(program: str) -> None:
     packs = invoke(f"{program}:packs", "--batch-size", 4)
     assert re.search(r" PackedDataset \d+ \d\.\d \d\d\.\d [\d.]+% \([\d.]+%\)", packs)
     assert "Shares" not in packs
+    assert json.loads(invoke(f"{program}:on_4_ranks", "--json"))["steps"]["ranks"] == 4
+    assert json.loads(invoke(f"{program}:on_4_ranks", "--ranks", 1, "--json"))["steps"]["ranks"] == 1
 
 
 def test_plain_numbers_are_a_mixture() -> None:
@@ -83,12 +88,16 @@ def test_plain_numbers_are_a_mixture() -> None:
     ("options", "message"),
     [
         (("{}:mixture", "--seed", 3), "--seed: .* says it by itself"),
+        (("{}:mixture", "--seed", 0), "--seed: .* says it by itself"),
+        (("{}:mixture", "--window", 64), "--window: .* says it by itself"),
         (("{}:mixture", "--kind", "none"), "--kind: .* says it by itself"),
         (("{}:mixture", "--buffer", 3), "--buffer: for manifests alone"),
-        (("{}:mixture", "--label", "str"), "the options of reading: for manifests alone"),
+        (("{}:mixture", "--label", "str"), "--label: for manifests alone"),
+        (("{}:mixture", "--label", "int"), "--label: for manifests alone"),
         (("{}:mixture", "--source", "a=3"), "give one of the two"),
         (("{}:mixture", "train.txt"), "one data set or loader, and no files"),
         (("{}:loader", "--batch-size", 9), "has batches of 32"),
+        (("{}:loader", "--batch-size", 256), "has batches of 32"),
         (("--source", "a=10k", "--kind", "torch"), "one order: none, block or global"),
         (("--weights", "a=3"), "give --source NAME=ROWS"),
         ((), "give FILE, MODULE:NAME or --source"),

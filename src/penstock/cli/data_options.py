@@ -56,13 +56,16 @@ class DataOptions:
         ),
     ] = None
     stop: Annotated[
-        str, typer.Option(help="Samples of an epoch, or where it ends: first or all, see Mixture.", **_DATA)
-    ] = "all"
+        str | None,
+        typer.Option(
+            help="Samples of an epoch, or where it ends: first or all, see Mixture.", show_default="all", **_DATA
+        ),
+    ] = None
 
     @property
     def is_given(self) -> bool:
         """Whether there are sources; BadParameter where something else is said of them."""
-        if not self.source and (self.weights or self.keep or self.stop != "all"):
+        if not self.source and (self.weights or self.keep or self.stop is not None):
             raise typer.BadParameter("--weights, --keep and --stop are for sources: give --source NAME=ROWS, too")
         return bool(self.source)
 
@@ -100,7 +103,8 @@ class DataOptions:
         stages = [_weights(text) for text in self.weights or []]
         if not stages or stages[0][0] > 0:
             stages.insert(0, (0, dict(zip(names, sizes, strict=True))))
-        stop: int | str = self.stop if self.stop in ("first", "all") else count(self.stop)
+        end = "all" if self.stop is None else self.stop
+        stop: int | str = end if end in ("first", "all") else count(end)
         pairs = list(zip(sources.values(), read_weights(stages[0][1], names), strict=True))
         return Mixture(pairs, schedule=stages[1:] or None, stop=stop, names=names, **share)
 
