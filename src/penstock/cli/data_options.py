@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli.quantities import count
 from penstock.errors import ConfigError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
@@ -79,9 +80,10 @@ class DataOptions:
             share: arguments of `penstock.Mixture`.
 
         Raises:
-            BadParameter: texts that cannot be read.
+            BadParameter: texts that cannot be read, or a source without rows.
             ConfigError: a mixture that makes no sense.
         """
+        from penstock.datasets.rows import row_count
         from penstock.loader.dataloader import DataLoader
 
         opened = {name: _opened(text) for name, text in _pairs("--source", self.source or []).items()}
@@ -90,6 +92,8 @@ class DataOptions:
             if name not in opened:
                 raise typer.BadParameter(f"--keep {name}=...: there is no source of that name")
         kept = {name: _filtered(data, filters.get(name)) for name, data in opened.items()}
+        for name, data in kept.items():
+            _check_rows(name, row_count(data), len(opened[name]), filters.get(name))
         mixture = self._mixture(kept, **share)
         rows = {name: len(data) for name, data in opened.items()}
         return DataLoader(mixture, batch_size=batch_size, drop_last=drop_last), rows
@@ -177,6 +181,17 @@ def _opened(text: str) -> Any:
     from penstock.opening import open
 
     return open(text, rank=0, world_size=1)
+
+
+def _check_rows(name: str, kept: int, rows: int, keep: str | None) -> None:
+    """Refuse a source of which nothing can be had."""
+    if not rows:
+        raise typer.BadParameter(f"--source {name}=...: {name} is empty, so nothing can be had of it: leave it out")
+    if not kept:
+        raise typer.BadParameter(
+            f"--keep {name}={keep}: {name} is empty, since none of its {counted(rows, 'row')} is kept: keep some, or "
+            "leave the source out"
+        )
 
 
 def _filtered(data: Any, keep: str | None) -> Any:
