@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from penstock import DataLoader, Mixture
 from penstock.cli.app import app
 from penstock.cli.expressions import parse_expression
+from penstock.cli.plan_data import _colours, _fill
 from penstock.errors import ConfigError
 from penstock.planning.data import data_plan
 
@@ -106,6 +107,20 @@ def test_pictures_of_any_names(tmp_path: Path) -> None:
     # Names stand beside one another, and not on top.
     assert len({(x, y) for x, y, _ in legend}) == len(names)
     assert len({y for _, y, _ in legend}) > 1
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 20, 21, 60])
+def test_each_source_has_a_colour(count: int) -> None:
+    assert len(set(_colours(count))) == count
+    assert len({_fill(number, count) for number in range(count)}) == count
+
+
+def test_steps_of_a_short_run_are_whole(tmp_path: Path) -> None:
+    invoke("--source", "a=10", "--batch-size", 10, "--epochs", 2, "--plot", tmp_path / "a.svg")
+    # A comment in the picture says what each text is.
+    drawn = (tmp_path / "a.svg").read_text()
+    ticks = re.findall(r"<!-- ([0-9.]+) -->", drawn.split("<!-- step -->")[0])
+    assert ticks == ["0", "1", "2"]
 
 
 def test_filters_of_a_table(tmp_path: Path) -> None:

@@ -107,16 +107,19 @@ def draw_data(path: Path, plan: DataPlan) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    high = min(100, max(4, 0.25 * len(plan.sources)))
+    figure = Figure(figsize=(13, high), layout="constrained")
     FigureCanvasAgg(figure)
     shares, passes = figure.subplots(1, 2, width_ratios=(3, 1))
     # Dollar signs would begin a formula.
     names = [source.name.replace("$", r"\$") for source in plan.sources]
-    colours = [f"C{k}" for k in range(len(names))]
+    colours = _colours(len(names))
     last = plan.steps_per_epoch * plan.epochs
     curve = [*plan.curve, plan.curve[-1]]
     shares.stackplot([*plan.steps, last], *zip(*curve, strict=True), colors=colours, step="post")
+    shares.xaxis.set_major_locator(MaxNLocator(integer=True))
     shares.set(xlabel="step", ylabel="share", ylim=(0, 1), xlim=(0, last), title="share of each source")
     # The bars are the legend: inside of the areas, it would cover them.
     bars = passes.barh(names, [source.passes for source in plan.sources], color=colours)
@@ -129,6 +132,16 @@ def draw_data(path: Path, plan: DataPlan) -> None:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot draw into {str(path)!r}: {error}") from error
+
+
+def _colours(count: int) -> list[tuple[float, ...]]:
+    """Return so many different colours."""
+    from matplotlib import colormaps
+
+    for name, size in (("tab10", 10), ("tab20", 20)):
+        if count <= size:
+            return [colormaps[name](k) for k in range(count)]
+    return [colormaps["turbo"](k / (count - 1)) for k in range(count)]
 
 
 def write_page(path: Path, plan: DataPlan) -> None:
@@ -156,10 +169,10 @@ def _areas(plan: DataPlan) -> str:
             xs = [round(wide * step / last, 1) for step in (begin, end)]
             top += [f"{x},{round(high * (1 - up), 1)}" for x in xs]
             bottom += [f"{x},{round(high * (1 - low), 1)}" for x in xs]
-        kind, x = f"s{number % _COLOURS}", wide // columns * (number % columns)
-        parts.append(f'<polygon class="{kind}" points="{" ".join([*top, *reversed(bottom)])}"/>')
+        fill, x = _fill(number, len(plan.sources)), wide // columns * (number % columns)
+        parts.append(f'<polygon {fill} points="{" ".join([*top, *reversed(bottom)])}"/>')
         y = high + 34 + 20 * (number // columns)
-        legend.append(f'<rect class="{kind}" x="{x}" y="{y - 10}" width="10" height="10"/>')
+        legend.append(f'<rect {fill} x="{x}" y="{y - 10}" width="10" height="10"/>')
         legend.append(f'<text x="{x + 14}" y="{y}">{escape(source.name)}</text>')
     axis = f'<text class="axis" x="0" y="{high + 16}">0</text>'
     axis += f'<text class="axis" x="{wide}" y="{high + 16}" text-anchor="end">step {last:,}</text>'
@@ -169,6 +182,11 @@ def _areas(plan: DataPlan) -> str:
         '<title id="shares-title">Share of each source over the run</title>'
         f'<desc id="shares-desc">{escape("; ".join(_in_words(plan)))}</desc>{"".join([*parts, axis, *legend])}</svg>'
     )
+
+
+def _fill(number: int, count: int) -> str:
+    """Return the colour of one of so many sources; few have those of the page."""
+    return f'class="s{number}"' if count <= _COLOURS else f'fill="hsl({360 * number / count:.1f},60%,50%)"'
 
 
 def _in_words(plan: DataPlan) -> list[str]:
