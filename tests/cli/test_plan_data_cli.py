@@ -36,6 +36,10 @@ def loader():
 def on_4_ranks():
     return ps.Mixture([(range(2048), 1), (range(2048), 1)], rank=0, world_size=4)
 
+def excluding():
+    share = {"names": ["web", "books"], "rank": 0, "world_size": 1}
+    return ps.Mixture([(range(90), 1), (range(90), 1)], exclude={"web": [1, 2]}, **share)
+
 name = 3
 """
 NUMBERS = itertools.count()
@@ -82,6 +86,17 @@ def test_a_number_that_is_the_usual_one(program: str) -> None:
     assert planned["ranks"] == 4
     alone = json.loads(invoke(f"{program}:on_4_ranks", "--ranks", 1, "--json"))["data"]
     assert (alone["ranks"], alone["steps_per_epoch"]) == (1, 4 * planned["steps_per_epoch"])
+
+
+def test_excluded_rows(program: str, tmp_path: Path) -> None:
+    told = invoke(f"{program}:excluding", "--batch-size", 10, "--html", tmp_path / "a.html")
+    assert re.search(
+        r" rows kept excluded share .* web 90 100.0% 2 50.00% .* books 90 100.0% 0 50.00%", told, re.DOTALL
+    )
+    note = "web: nobody gets its 2 excluded rows; others stand in their places"
+    assert note in told
+    assert note in (tmp_path / "a.html").read_text()
+    assert "excluded" not in invoke(f"{program}:mixture")
 
 
 def test_plain_numbers_are_a_mixture() -> None:

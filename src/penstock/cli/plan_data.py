@@ -43,25 +43,30 @@ def _about(plan: DataPlan) -> str:
 
 
 def _source_heads(plan: DataPlan) -> list[str]:
-    packs = ["packs", "tokens"] if plan.unit == "pack" else []
-    return ["", "rows", "kept", *packs, "share", "in the run", "passes", "never had", "again from step"]
+    more = ["excluded"] if _excludes(plan) else []
+    more += ["packs", "tokens"] if plan.unit == "pack" else []
+    return ["", "rows", "kept", *more, "share", "in the run", "passes", "never had", "again from step"]
 
 
 def _source_cells(plan: DataPlan, source: SourcePlan) -> list[str]:
-    packs = []
+    more = [f"{source.excluded:,}"] if _excludes(plan) else []
     if plan.unit == "pack":
-        packs = [f"{source.samples:,}", "" if source.tokens is None else f"{source.tokens:,}"]
+        more += [f"{source.samples:,}", "" if source.tokens is None else f"{source.tokens:,}"]
     return [
         source.name,
         f"{source.rows:,}",
         f"{source.kept / source.rows:.1%}" if source.rows else "",
-        *packs,
+        *more,
         f"{source.had / (plan.samples * plan.epochs):.2%}",
         f"{source.had:,}",
         f"{source.passes:,.2f}",
         f"{source.never:,}",
         "" if source.again_step is None else f"{source.again_step:,}",
     ]
+
+
+def _excludes(plan: DataPlan) -> bool:
+    return any(source.excluded for source in plan.sources)
 
 
 def _stage_heads(plan: DataPlan) -> list[str]:
@@ -86,6 +91,10 @@ def _state_rows(plan: DataPlan) -> list[tuple[str, str]]:
 def _notes(plan: DataPlan) -> list[str]:
     notes = []
     for source in plan.sources:
+        if source.excluded:
+            unit = "document" if plan.unit == "pack" else "row"
+            said = counted(source.excluded, f"excluded {unit}")
+            notes.append(f"{source.name}: nobody gets its {said}; others stand in their places")
         if source.never and source.had:
             notes.append(f"{source.name}: {source.never / source.samples:.1%} of it is never had in this run")
         elif not source.had:
