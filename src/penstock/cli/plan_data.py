@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.manifest_options import byte_size, console, figures, pairs, print_figures
-from penstock.cli.plan_page import html_page, html_table
+from penstock.cli.plan_page import html_table, plan_page
 from penstock.errors import ConfigError
 from penstock.wording import counted
 
@@ -162,7 +162,7 @@ def write_page(path: Path, plan: DataPlan) -> None:
     told = json.dumps(asdict(plan)).replace("<", "\\u003c")
     body.append(f'<script type="application/json" id="plan">{told}</script>')
     notes = [*(f"{name}: {value}" for name, value in _state_rows(plan)), *_notes(plan)]
-    path.write_text(html_page("The data of a run", _about(plan), body, notes), encoding="utf-8")
+    path.write_text(plan_page("The data of a run", _about(plan), body, notes), encoding="utf-8")
 
 
 def _areas(plan: DataPlan) -> str:

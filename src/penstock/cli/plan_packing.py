@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock.cli.manifest_options import console, print_figures, print_json
-from penstock.cli.plan_page import check_page, html_page, html_table
+from penstock.cli.plan_page import check_page, html_table, plan_page
 from penstock.errors import ConfigError
 from penstock.wording import counted
 
@@ -147,7 +147,7 @@ def _page(plan: PackingPlan) -> str:
             [way.balanced - 1 for way in plan.ways],
         ),
     ]
-    return html_page("Packing", _about(plan), [table, *plots], _notes(plan))
+    return plan_page("Packing", _about(plan), [table, *plots], _notes(plan))
 
 
 def _bars(title: str, names: Sequence[str], values: Sequence[float], form: str, pale: Sequence[float] = ()) -> str:
