@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import resource
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import typer
 from busy_support import HANG
+from cli_support import said
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -27,13 +29,7 @@ from penstock.samplers import TokenBudgetBatchSampler
 
 SMALL = ("--samples", "1.28M", "--bytes", "110kB", "--ranks", "16", "--step-ms", "200", "--node-bandwidth", "1GB/s")
 
-
-def invoke(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return re.sub(r"[ \t]+", " ", result.stdout)
+invoke = functools.partial(said, "plan")
 
 
 def test_json_is_the_plan() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
 import re
 from dataclasses import asdict
@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from cli_support import refusal, said, write_program
 
 from penstock import DataLoader, Mixture
-from penstock.cli.app import app
 from penstock.cli.expressions import parse_expression
 from penstock.cli.plan_data import _colours, _fill
 from penstock.errors import ConfigError
@@ -42,26 +41,15 @@ def excluding():
 
 name = 3
 """
-NUMBERS = itertools.count()
 PLAIN = ("--source", "web=9k", "--source", "books=6k", "--keep", "books=50%", "--weights", "web=3,books=1")
 PLAIN += ("--weights", "10k:web=1,books=1", "--stop", "8000", "--ranks", "4", "--batch-size", "10")
-
-
-def invoke(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return re.sub(r"[ \t]+", " ", result.stdout)
+invoke = functools.partial(said, "plan")
 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    # A process imports a module of each name once.
-    name = f"data_{next(NUMBERS)}"
-    (tmp_path / f"{name}.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    return f"{name}.py"
+    return write_program(tmp_path, PROGRAM)
 
 
 def test_of_a_program(program: str, tmp_path: Path) -> None:
@@ -193,6 +181,4 @@ def test_expressions() -> None:
     ],
 )
 def test_what_makes_no_sense(options: tuple[object, ...], message: str, program: str) -> None:
-    result = CliRunner().invoke(app, ["plan", *(str(option).format(program) for option in options)])
-    assert result.exit_code
-    assert re.search(message, re.sub(r"[\s│]+", " ", f"{result.output} {result.exception}"))
+    assert re.search(message, refusal("plan", *(str(option).format(program) for option in options)))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
 import re
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from cli_support import refusal, said, write_program
 
 from penstock import DataLoader, Mixture
-from penstock.cli.app import app
 from penstock.quality.steps import measure_steps
 
 PROGRAM = """
@@ -33,24 +32,13 @@ def packs():
     lengths = np.arange(5000) % 60 + 1
     return ps.PackedDataset(range(5000), 256, lengths=lengths, rank=0, world_size=1)
 """
-NUMBERS = itertools.count()
-
-
-def invoke(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["shuffle-quality", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return re.sub(r"[ \t]+", " ", result.stdout)
+invoke = functools.partial(said, "shuffle-quality")
 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    # A process imports a module of each name once.
-    name = f"steps_{next(NUMBERS)}"
-    (tmp_path / f"{name}.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    return f"{name}.py"
+    return write_program(tmp_path, PROGRAM)
 
 
 def test_of_a_program(program: str) -> None:
@@ -104,6 +92,4 @@ def test_plain_numbers_are_a_mixture() -> None:
     ],
 )
 def test_what_makes_no_sense(options: tuple[object, ...], message: str, program: str) -> None:
-    result = CliRunner().invoke(app, ["shuffle-quality", *(str(option).format(program) for option in options)])
-    assert result.exit_code
-    assert re.search(message, re.sub(r"[\s│]+", " ", f"{result.output} {result.exception}"))
+    assert re.search(message, refusal("shuffle-quality", *(str(option).format(program) for option in options)))

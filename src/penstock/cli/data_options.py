@@ -18,10 +18,10 @@ from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
-    from penstock.planning.data import DataPlan
-    from penstock.quality.steps import StepQuality
+    from penstock.planning.data import DataPlan, SourcePlan
+    from penstock.quality.steps import SourceSpread, StepQuality
 
-__all__ = ["DataOptions", "as_loader", "with_rows"]
+__all__ = ["DataOptions", "as_loader", "row_cells", "with_rows"]
 
 _Found = TypeVar("_Found", "DataPlan", "StepQuality")
 _DATA = {"rich_help_panel": "Data"}
@@ -145,6 +145,11 @@ def with_rows(found: _Found, rows: dict[str, int]) -> _Found:
     """Return a plan or a measurement with the rows that its sources had before filters, by their names."""
     sources: Any = tuple(replace(source, rows=rows[source.name]) for source in found.sources)
     return replace(found, sources=sources)
+
+
+def row_cells(source: SourcePlan | SourceSpread) -> list[str]:
+    """Return the cells that tables of sources begin with: name, rows, and which part of them filters keep."""
+    return [source.name, f"{source.rows:,}", f"{source.kept / source.rows:.1%}" if source.rows else ""]
 
 
 def _pairs(option: str, texts: list[str]) -> dict[str, str]:

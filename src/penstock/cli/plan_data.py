@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cli.data_options import row_cells
 from penstock.cli.manifest_options import byte_size, console, figures, pairs, print_figures
 from penstock.cli.plan_page import html_table, plan_page
 from penstock.errors import ConfigError
@@ -53,9 +54,7 @@ def _source_cells(plan: DataPlan, source: SourcePlan) -> list[str]:
     if plan.unit == "pack":
         more += [f"{source.samples:,}", "" if source.tokens is None else f"{source.tokens:,}"]
     return [
-        source.name,
-        f"{source.rows:,}",
-        f"{source.kept / source.rows:.1%}" if source.rows else "",
+        *row_cells(source),
         *more,
         f"{source.had / (plan.samples * plan.epochs):.2%}",
         f"{source.had:,}",
