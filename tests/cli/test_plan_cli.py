@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import resource
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import typer
 from busy_support import HANG
+from cli_support import said
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -27,13 +29,7 @@ from penstock.samplers import TokenBudgetBatchSampler
 
 SMALL = ("--samples", "1.28M", "--bytes", "110kB", "--ranks", "16", "--step-ms", "200", "--node-bandwidth", "1GB/s")
 
-
-def invoke(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return re.sub(r"[ \t]+", " ", result.stdout)
+invoke = functools.partial(said, "plan")
 
 
 def test_json_is_the_plan() -> None:
@@ -293,6 +289,8 @@ def test_packs(tmp_path: Path) -> None:
     assert f"<td>PackedDataset</td><td>{ours.packs:,}</td>" in page
     assert page.count("<svg") == 3
     assert "8 ranks" in invoke(*line[:4])
+    alone = json.loads(invoke(*line[:4], "--ranks", 1, "--json"))["packing"]
+    assert alone == json.loads(json.dumps(asdict(packing_plan(lengths, 1024, ranks=1, batch=8))))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +299,9 @@ def test_packs(tmp_path: Path) -> None:
         (("--packing", "lengths.npy"), "--packing FILE and --capacity N belong together"),
         (("--capacity", 10), "--packing FILE and --capacity N belong together"),
         (("--html", "a.html"), "belong to --packing FILE"),
-        (("--packing", "lengths.npy", "--capacity", 10, "--samples", 3), "leave out --samples and --bytes"),
+        (("--packing", "lengths.npy", "--capacity", 10, "--samples", 3), "leave out --samples, or plan"),
+        (("--packing", "lengths.npy", "--capacity", 10, "--workers", 4), "leave out --workers, or plan"),
+        (("--packs", 8), "give --packing FILE, too"),
         (("--packing", "lengths.npy", "--capacity", 10, "--max-tokens", 3), "belong to the plan of a job"),
     ],
 )

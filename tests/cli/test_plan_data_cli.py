@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
 import re
 from dataclasses import asdict
@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from cli_support import refusal, said, write_program
 
 from penstock import DataLoader, Mixture
-from penstock.cli.app import app
 from penstock.cli.expressions import parse_expression
+from penstock.cli.plan_data import _colours, _fill
 from penstock.errors import ConfigError
 from penstock.planning.data import data_plan
 
@@ -32,28 +32,24 @@ def mixture():
 def loader():
     return ps.DataLoader(mixture(), batch_size=32)
 
+def on_4_ranks():
+    return ps.Mixture([(range(2048), 1), (range(2048), 1)], rank=0, world_size=4)
+
+def excluding():
+    share = {"names": ["web", "books"], "rank": 0, "world_size": 1}
+    return ps.Mixture([(range(90), 1), (range(90), 1)], exclude={"web": [1, 2]}, **share)
+
 name = 3
 """
-NUMBERS = itertools.count()
 PLAIN = ("--source", "web=9k", "--source", "books=6k", "--keep", "books=50%", "--weights", "web=3,books=1")
 PLAIN += ("--weights", "10k:web=1,books=1", "--stop", "8000", "--ranks", "4", "--batch-size", "10")
-
-
-def invoke(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return re.sub(r"[ \t]+", " ", result.stdout)
+invoke = functools.partial(said, "plan")
 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    # A process imports a module of each name once.
-    name = f"data_{next(NUMBERS)}"
-    (tmp_path / f"{name}.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    return f"{name}.py"
+    return write_program(tmp_path, PROGRAM)
 
 
 def test_of_a_program(program: str, tmp_path: Path) -> None:
@@ -71,6 +67,24 @@ def test_of_a_program(program: str, tmp_path: Path) -> None:
     assert page.count("<polygon") == 3
     assert all(f"<{part} id=" in page for part in ("title", "desc"))
     assert json.loads(page.split('id="plan">')[1].split("</script>")[0]) == report["data"]
+
+
+def test_a_number_that_is_the_usual_one(program: str) -> None:
+    planned = json.loads(invoke(f"{program}:on_4_ranks", "--json"))["data"]
+    assert planned["ranks"] == 4
+    alone = json.loads(invoke(f"{program}:on_4_ranks", "--ranks", 1, "--json"))["data"]
+    assert (alone["ranks"], alone["steps_per_epoch"]) == (1, 4 * planned["steps_per_epoch"])
+
+
+def test_excluded_rows(program: str, tmp_path: Path) -> None:
+    told = invoke(f"{program}:excluding", "--batch-size", 10, "--html", tmp_path / "a.html")
+    assert re.search(
+        r" rows kept excluded share .* web 90 100.0% 2 50.00% .* books 90 100.0% 0 50.00%", told, re.DOTALL
+    )
+    note = "web: nobody gets its 2 excluded rows; others stand in their places"
+    assert note in told
+    assert note in (tmp_path / "a.html").read_text()
+    assert "excluded" not in invoke(f"{program}:mixture")
 
 
 def test_plain_numbers_are_a_mixture() -> None:
@@ -98,6 +112,20 @@ def test_pictures_of_any_names(tmp_path: Path) -> None:
     assert len({y for _, y, _ in legend}) > 1
 
 
+@pytest.mark.parametrize("count", [1, 10, 11, 20, 21, 60])
+def test_each_source_has_a_colour(count: int) -> None:
+    assert len(set(_colours(count))) == count
+    assert len({_fill(number, count) for number in range(count)}) == count
+
+
+def test_steps_of_a_short_run_are_whole(tmp_path: Path) -> None:
+    invoke("--source", "a=10", "--batch-size", 10, "--epochs", 2, "--plot", tmp_path / "a.svg")
+    # A comment in the picture says what each text is.
+    drawn = (tmp_path / "a.svg").read_text()
+    ticks = re.findall(r"<!-- ([0-9.]+) -->", drawn.split("<!-- step -->")[0])
+    assert ticks == ["0", "1", "2"]
+
+
 def test_filters_of_a_table(tmp_path: Path) -> None:
     table = pa.table({"score": np.arange(100) / 100, "lang": ["en", "de", "fr", "en"] * 25})
     pq.write_table(table, tmp_path / "web.parquet")
@@ -121,21 +149,28 @@ def test_expressions() -> None:
     ("options", "message"),
     [
         (("{}:mixture", "--seed", 3), "--seed: of .* what a run has"),
+        (("{}:mixture", "--seed", 0), "--seed: of .* what a run has"),
         (("{}:mixture", "--bytes", "3kB"), "--bytes: of .* what a run has"),
         (("{}:mixture", "--source", "a=3"), "give one of the two"),
         (("{}:loader", "--batch-size", 9), "has batches of 32"),
+        (("{}:loader", "--batch-size", 256), "has batches of 32"),
         (("{}:name",), "is a int"),
         (("{}",), "names no data"),
         (("--source", "a=10", "--step-ms", 3), "--step-ms: for the plan of the job give --bytes"),
+        (("--source", "a=10", "--workers", 4), "--workers: for the plan of the job give --bytes"),
         (("--source", "a=10", "--import-s", 3), "--import-s: for the plan of the job give --bytes"),
         (("--source", "a=10", "--samples", 3), "follows from the sources"),
         (("--source", "a=10", "--source", "a=10"), "write it once for each source"),
         (("--source", "a=10", "--max-tokens", 10), "--lengths and --max-tokens belong"),
         (("--source", "a=10", "--packing", "x.npy", "--capacity", 3), "leave the data out"),
         (("--weights", "a=3"), "give --source NAME=ROWS"),
+        (("--stop", "all"), "give --source NAME=ROWS"),
         (("--source", "a=10", "--keep", "b=3"), "no source of that name"),
         (("--source", "a=10", "--keep", "a=11"), "has 10 rows"),
         (("--source", "a=10", "--keep", "a=b > 3"), "these data have none"),
+        (("--source", "a=0"), "--source a=...: a is empty, .*: leave it out"),
+        (("--source", "a=10", "--source", "b=0", "--weights", "a=1,b=1"), "b is empty, .*: leave it out"),
+        (("--source", "a=10", "--keep", "a=0%"), "--keep a=0%: a is empty, .* its 10 rows is kept: keep some"),
         (("--source", "a=10", "--weights", "a"), "500M:web=0.7"),
         (("--source", "a=10", "--weights", "b=1"), "there is no source 'b'"),
         (("--source", "a=10", "--weights", "a=1,a=2"), "a has two weights"),
@@ -146,6 +181,4 @@ def test_expressions() -> None:
     ],
 )
 def test_what_makes_no_sense(options: tuple[object, ...], message: str, program: str) -> None:
-    result = CliRunner().invoke(app, ["plan", *(str(option).format(program) for option in options)])
-    assert result.exit_code
-    assert re.search(message, re.sub(r"[\s│]+", " ", f"{result.output} {result.exception}"))
+    assert re.search(message, refusal("plan", *(str(option).format(program) for option in options)))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
 import re
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from cli_support import refusal, said, write_program
 
 from penstock import DataLoader, Mixture
-from penstock.cli.app import app
 from penstock.quality.steps import measure_steps
 
 PROGRAM = """
@@ -26,28 +25,20 @@ def mixture():
 def loader():
     return ps.DataLoader(mixture(), batch_size=32)
 
+def on_4_ranks():
+    return ps.Mixture([(range(2048), 1), (range(2048), 1)], rank=0, world_size=4)
+
 def packs():
     lengths = np.arange(5000) % 60 + 1
     return ps.PackedDataset(range(5000), 256, lengths=lengths, rank=0, world_size=1)
 """
-NUMBERS = itertools.count()
-
-
-def invoke(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["shuffle-quality", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return re.sub(r"[ \t]+", " ", result.stdout)
+invoke = functools.partial(said, "shuffle-quality")
 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    # A process imports a module of each name once.
-    name = f"steps_{next(NUMBERS)}"
-    (tmp_path / f"{name}.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    return f"{name}.py"
+    return write_program(tmp_path, PROGRAM)
 
 
 def test_of_a_program(program: str) -> None:
@@ -66,6 +57,8 @@ def test_of_a_program(program: str) -> None:
     packs = invoke(f"{program}:packs", "--batch-size", 4)
     assert re.search(r" PackedDataset \d+ \d\.\d \d\d\.\d [\d.]+% \([\d.]+%\)", packs)
     assert "Shares" not in packs
+    assert json.loads(invoke(f"{program}:on_4_ranks", "--json"))["steps"]["ranks"] == 4
+    assert json.loads(invoke(f"{program}:on_4_ranks", "--ranks", 1, "--json"))["steps"]["ranks"] == 1
 
 
 def test_plain_numbers_are_a_mixture() -> None:
@@ -83,18 +76,20 @@ def test_plain_numbers_are_a_mixture() -> None:
     ("options", "message"),
     [
         (("{}:mixture", "--seed", 3), "--seed: .* says it by itself"),
+        (("{}:mixture", "--seed", 0), "--seed: .* says it by itself"),
+        (("{}:mixture", "--window", 64), "--window: .* says it by itself"),
         (("{}:mixture", "--kind", "none"), "--kind: .* says it by itself"),
         (("{}:mixture", "--buffer", 3), "--buffer: for manifests alone"),
-        (("{}:mixture", "--label", "str"), "the options of reading: for manifests alone"),
+        (("{}:mixture", "--label", "str"), "--label: for manifests alone"),
+        (("{}:mixture", "--label", "int"), "--label: for manifests alone"),
         (("{}:mixture", "--source", "a=3"), "give one of the two"),
         (("{}:mixture", "train.txt"), "one data set or loader, and no files"),
         (("{}:loader", "--batch-size", 9), "has batches of 32"),
+        (("{}:loader", "--batch-size", 256), "has batches of 32"),
         (("--source", "a=10k", "--kind", "torch"), "one order: none, block or global"),
         (("--weights", "a=3"), "give --source NAME=ROWS"),
         ((), "give FILE, MODULE:NAME or --source"),
     ],
 )
 def test_what_makes_no_sense(options: tuple[object, ...], message: str, program: str) -> None:
-    result = CliRunner().invoke(app, ["shuffle-quality", *(str(option).format(program) for option in options)])
-    assert result.exit_code
-    assert re.search(message, re.sub(r"[\s│]+", " ", f"{result.output} {result.exception}"))
+    assert re.search(message, refusal("shuffle-quality", *(str(option).format(program) for option in options)))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from cli_support import said
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -16,13 +17,7 @@ from penstock.errors import ConfigError, ManifestError
 from penstock.manifest import Manifest
 from penstock.order import make_order
 
-
-def invoke(*arguments: object) -> Any:
-    result = CliRunner().invoke(app, ["shuffle-quality", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+invoke = functools.partial(said, "shuffle-quality")
 
 
 @pytest.fixture

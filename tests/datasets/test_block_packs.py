@@ -157,6 +157,15 @@ def test_a_damaged_file_of_types_is_made_again(cache: Path, damage: str) -> None
     assert kept.read_bytes() == whole
 
 
+def test_a_folder_in_the_place_of_the_types_is_named(cache: Path) -> None:
+    make(LENGTHS)
+    (kept,) = (cache / "penstock" / "packs").glob("*.types")
+    kept.unlink()
+    kept.mkdir()
+    with pytest.raises(DataFileIOError, match=rf"{kept}: a folder is in the place of a file .*: remove it"):
+        make(LENGTHS)
+
+
 def test_a_damaged_block_is_an_error(cache: Path) -> None:
     make(LENGTHS)
     (kept,) = (cache / "penstock" / "packs").glob("*.types")

@@ -107,7 +107,8 @@ def test_a_ledger_knows_them(manifest: Manifest) -> None:
 @pytest.mark.parametrize(
     ("exclude", "error", "message"),
     [
-        ([60], IndexError, "out of range"),
+        ([60], IndexError, "exclude=: index 60 is out of range for 60"),
+        (np.array([2**63 + 1], np.uint64), IndexError, "exclude=: index 9223372036854775809 is out of range"),
         ([0.5], ConfigError, "array of row numbers"),
         (range(60), ConfigError, "leaves none of 60 rows"),
     ],
@@ -214,6 +215,25 @@ def test_a_mixture_goes_on_without_rows() -> None:
 def test_rows_of_no_source(exclude: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         mixture(exclude=exclude)
+
+
+@pytest.mark.parametrize(
+    ("exclude", "error", "message"),
+    [
+        ({"web": [900]}, IndexError, "^web: exclude=: index 900 is out of range for 900"),
+        ({"web": [0], "books": range(300)}, ConfigError, "^books: exclude= leaves none of 300 rows"),
+        ([None, [0.5]], ConfigError, "^books: exclude= takes an array of row numbers"),
+    ],
+)
+def test_the_source_is_named(exclude: Any, error: Any, message: str) -> None:
+    sources: list[tuple[Any, int]] = [(range(900), 3), (range(300), 1)]
+    with pytest.raises(error, match=message):
+        Mixture(sources, names=["web", "books"], exclude=exclude, rank=0, world_size=1)
+    documents = [(Documents([3] * len(source)), weight) for source, weight in sources]
+    had = {"web": [5], "books": [7]}
+    of_documents = Mixture(documents, names=["web", "books"], exclude=had, rank=0, world_size=1)
+    with pytest.raises(error, match=message):
+        PackedDataset(of_documents, 32, lengths=[[3] * 900, [3] * 300], exclude=exclude)
 
 
 # Packs.

@@ -135,6 +135,20 @@ def test_packs() -> None:
     assert [source.had for source in mixed.sources] == [50, 50]
 
 
+def test_excluded_rows() -> None:
+    lengths = np.full(600, 5)
+    plain = PackedDataset(Documents(lengths), 64, lengths=lengths, exclude=[1, 2, 3], rank=0, world_size=1)
+    assert [source.excluded for source in data_plan(DataLoader(plain, batch_size=2)).sources] == [3]
+    inside = Subset(Mixture([(range(100), 1)], exclude=[[5, 90]], rank=0, world_size=1), np.arange(100) < 50)
+    for data, excluded in (
+        (Mixture([(range(100), 1), (range(50), 1)], exclude={"source 1": [7, -1]}, rank=0, world_size=1), [0, 2]),
+        (Mixture([(plain, 1), (range(50), 1)], exclude=[[4], None], stop=10, rank=0, world_size=1), [4, 0]),
+        (inside, [1]),
+    ):
+        sources = data_plan(DataLoader(data, batch_size=10), epochs=1).sources
+        assert [source.excluded for source in sources] == excluded
+
+
 def test_steps_that_leave_samples_out() -> None:
     data = mixture(stop=103, schedule=[(0, [1, 1, 1]), (101, [1, 0, 0])])
     plan = data_plan(DataLoader(data, batch_size=10, drop_last=True), epochs=2)

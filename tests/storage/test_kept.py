@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.app import app
+from penstock.errors import DataFileIOError
 from penstock.storage import cache_root, file_lock, kept_path, write_kept
 from penstock.storage.kept import KINDS, KeptFile, _Room, clear, keep_bound, kept_files
 
@@ -51,6 +52,14 @@ def write(name: str, size: int = 1000, *, days: float = 0.0, kind: str = "classe
         file.write(bytes(size))
     os.utime(path, (time.time() - days * DAY,) * 2)
     return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_in_the_place_of_a_file_is_named(kind: str) -> None:
+    path = kept_path(kind, "a.x")
+    path.mkdir(parents=True)
+    with pytest.raises(DataFileIOError, match=rf"{path}: a folder is in the place of a file \({KINDS[kind]}\)"):
+        kept_path(kind, "a.x")
 
 
 def names() -> list[str]:

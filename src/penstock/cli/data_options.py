@@ -14,13 +14,14 @@ import typer
 
 from penstock.cli.quantities import count
 from penstock.errors import ConfigError
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
-    from penstock.planning.data import DataPlan
-    from penstock.quality.steps import StepQuality
+    from penstock.planning.data import DataPlan, SourcePlan
+    from penstock.quality.steps import SourceSpread, StepQuality
 
-__all__ = ["DataOptions", "as_loader", "with_rows"]
+__all__ = ["DataOptions", "as_loader", "row_cells", "with_rows"]
 
 _Found = TypeVar("_Found", "DataPlan", "StepQuality")
 _DATA = {"rich_help_panel": "Data"}
@@ -56,13 +57,16 @@ class DataOptions:
         ),
     ] = None
     stop: Annotated[
-        str, typer.Option(help="Samples of an epoch, or where it ends: first or all, see Mixture.", **_DATA)
-    ] = "all"
+        str | None,
+        typer.Option(
+            help="Samples of an epoch, or where it ends: first or all, see Mixture.", show_default="all", **_DATA
+        ),
+    ] = None
 
     @property
     def is_given(self) -> bool:
         """Whether there are sources; BadParameter where something else is said of them."""
-        if not self.source and (self.weights or self.keep or self.stop != "all"):
+        if not self.source and (self.weights or self.keep or self.stop is not None):
             raise typer.BadParameter("--weights, --keep and --stop are for sources: give --source NAME=ROWS, too")
         return bool(self.source)
 
@@ -76,9 +80,10 @@ class DataOptions:
             share: arguments of `penstock.Mixture`.
 
         Raises:
-            BadParameter: texts that cannot be read.
+            BadParameter: texts that cannot be read, or a source without rows.
             ConfigError: a mixture that makes no sense.
         """
+        from penstock.datasets.rows import row_count
         from penstock.loader.dataloader import DataLoader
 
         opened = {name: _opened(text) for name, text in _pairs("--source", self.source or []).items()}
@@ -87,6 +92,8 @@ class DataOptions:
             if name not in opened:
                 raise typer.BadParameter(f"--keep {name}=...: there is no source of that name")
         kept = {name: _filtered(data, filters.get(name)) for name, data in opened.items()}
+        for name, data in kept.items():
+            _check_rows(name, row_count(data), len(opened[name]), filters.get(name))
         mixture = self._mixture(kept, **share)
         rows = {name: len(data) for name, data in opened.items()}
         return DataLoader(mixture, batch_size=batch_size, drop_last=drop_last), rows
@@ -100,7 +107,8 @@ class DataOptions:
         stages = [_weights(text) for text in self.weights or []]
         if not stages or stages[0][0] > 0:
             stages.insert(0, (0, dict(zip(names, sizes, strict=True))))
-        stop: int | str = self.stop if self.stop in ("first", "all") else count(self.stop)
+        end = "all" if self.stop is None else self.stop
+        stop: int | str = end if end in ("first", "all") else count(end)
         pairs = list(zip(sources.values(), read_weights(stages[0][1], names), strict=True))
         return Mixture(pairs, schedule=stages[1:] or None, stop=stop, names=names, **share)
 
@@ -139,6 +147,11 @@ def with_rows(found: _Found, rows: dict[str, int]) -> _Found:
     return replace(found, sources=sources)
 
 
+def row_cells(source: SourcePlan | SourceSpread) -> list[str]:
+    """Return the cells that tables of sources begin with: name, rows, and which part of them filters keep."""
+    return [source.name, f"{source.rows:,}", f"{source.kept / source.rows:.1%}" if source.rows else ""]
+
+
 def _pairs(option: str, texts: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts:
@@ -173,6 +186,17 @@ def _opened(text: str) -> Any:
     from penstock.opening import open
 
     return open(text, rank=0, world_size=1)
+
+
+def _check_rows(name: str, kept: int, rows: int, keep: str | None) -> None:
+    """Refuse a source of which nothing can be had."""
+    if not rows:
+        raise typer.BadParameter(f"--source {name}=...: {name} is empty, so nothing can be had of it: leave it out")
+    if not kept:
+        raise typer.BadParameter(
+            f"--keep {name}={keep}: {name} is empty, since none of its {counted(rows, 'row')} is kept: keep some, or "
+            "leave the source out"
+        )
 
 
 def _filtered(data: Any, keep: str | None) -> Any:

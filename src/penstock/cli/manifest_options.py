@@ -16,8 +16,8 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,6 +40,7 @@ __all__ = [
     "byte_size",
     "console",
     "duration",
+    "given_options",
     "index_files",
     "pairs",
     "print_figures",
@@ -154,13 +155,13 @@ def spread(name: str, options: type[Any]) -> Callable[[Callable[..., None]], Cal
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        fields = list(inspect.signature(options, eval_str=True).parameters.values())
+        added = list(inspect.signature(options, eval_str=True).parameters.values())
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != name]
-        parameters = own + [field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in fields]
+        parameters = own + [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in added]
 
         @functools.wraps(command)
         def wrapper(**arguments: Any) -> None:
-            given = options(**{field.name: arguments.pop(field.name) for field in fields})
+            given = options(**{option.name: arguments.pop(option.name) for option in added})
             command(**arguments, **{name: given})
 
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -168,6 +169,24 @@ def spread(name: str, options: type[Any]) -> Callable[[Callable[..., None]], Cal
         return wrapper
 
     return decorate
+
+
+def given_options(context: typer.Context, *options: type[Any] | str, but: Container[str] = ()) -> list[str]:
+    """Return the options that the command line has, also with the value that they have by default.
+
+    Args:
+        context: of the command.
+        options: which ones are looked at: dataclasses of options, and names of parameters.
+        but: names of parameters that are not.
+    """
+    spread_out = [[one] if isinstance(one, str) else [field.name for field in fields(one)] for one in options]
+    names = {name for some in spread_out for name in some if name not in but}
+    return [param.opts[0] for param in context.command.params if param.name in names and _is_given(context, param.name)]
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
 
 
 reading = spread("how", Reading)

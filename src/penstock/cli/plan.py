@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.data_options import DataOptions
-from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_figures, print_json, spread
-from penstock.cli.plan_options import AssumedOptions, JobOptions, PackingOptions, given_options
+from penstock.cli.manifest_options import (
+    Json,
+    byte_size,
+    console,
+    duration,
+    given_options,
+    pairs,
+    print_figures,
+    print_json,
+    spread,
+)
+from penstock.cli.plan_options import AssumedOptions, JobOptions, PackingOptions
 from penstock.cli.plots import check_plot
 from penstock.cli.quantities import count
 from penstock.wording import counted
@@ -37,6 +47,7 @@ _SHARE = {"drop_last", "shuffle", "block_size", "window", "mini_epochs", "remain
 @spread("packing", PackingOptions)
 @spread("sources", DataOptions)
 def command(
+    context: typer.Context,
     data: Annotated[
         str | None,
         typer.Argument(
@@ -79,10 +90,11 @@ def command(
             raise typer.BadParameter(
                 "--lengths and --max-tokens belong to the plan of a job, --packing is one of its own"
             )
-        print_packing(packing, run, plot, as_json=as_json)
+        others = given_options(context, JobOptions, AssumedOptions, but={"ranks"})
+        print_packing(packing, _ranks(context, run), others, plot, as_json=as_json)
         return
     if data is not None or sources.is_given:
-        planned = _data_plan(data, sources, run, assumed)
+        planned = _data_plan(context, data, sources, run)
         if lengths is not None or max_tokens is not None:
             raise typer.BadParameter("--lengths and --max-tokens belong to the plan of a job without sources")
         _show_data(planned, run, assumed, packing.html, plot, as_json=as_json)
@@ -123,7 +135,12 @@ def _report(plan: Plan) -> dict[str, Any]:
     return {**asdict(plan), "nodes": plan.job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}}
 
 
-def _data_plan(data: str | None, sources: DataOptions, run: JobOptions, assumed: AssumedOptions) -> DataPlan:
+def _ranks(context: typer.Context, run: JobOptions) -> int | None:
+    """Return the number of ranks, if the command line says one."""
+    return run.ranks if given_options(context, "ranks") else None
+
+
+def _data_plan(context: typer.Context, data: str | None, sources: DataOptions, run: JobOptions) -> DataPlan:
     """Return the plan of a program's data, or of the sources on the command line.
 
     Raises:
@@ -136,17 +153,17 @@ def _data_plan(data: str | None, sources: DataOptions, run: JobOptions, assumed:
     if data is None:
         if run.samples is not None:
             raise typer.BadParameter("--samples: how many samples an epoch has follows from the sources")
-        others = given_options(run, assumed, but=_LAYOUT | _SHARE)
+        others = given_options(context, JobOptions, AssumedOptions, but=_LAYOUT | _SHARE)
         if others and run.sample_bytes is None:
             raise typer.BadParameter(f"{', '.join(others)}: for the plan of the job give --bytes SIZE, too")
         loader, rows = sources.loader(run.batch_size, drop_last=run.drop_last, **run.share())
         return with_rows(data_plan(loader, epochs=run.epochs), rows)
     if sources.is_given:
         raise typer.BadParameter(f"--source describes data, and so does {data}: give one of the two")
-    if others := given_options(run, assumed, but=_LAYOUT):
+    if others := given_options(context, JobOptions, AssumedOptions, but=_LAYOUT):
         raise typer.BadParameter(f"{', '.join(others)}: of {data} what a run has of each source is planned alone")
-    planned = data_plan(as_loader(data, run.batch_size), epochs=run.epochs, ranks=run.ranks if run.ranks > 1 else None)
-    if "--batch-size" in given_options(run) and planned.batch_size != run.batch_size:
+    planned = data_plan(as_loader(data, run.batch_size), epochs=run.epochs, ranks=_ranks(context, run))
+    if given_options(context, "batch_size") and planned.batch_size != run.batch_size:
         raise typer.BadParameter(f"--batch-size: the loader {data} has batches of {planned.batch_size}")
     return planned
 

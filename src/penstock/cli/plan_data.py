@@ -8,8 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cli.data_options import row_cells
 from penstock.cli.manifest_options import byte_size, console, figures, pairs, print_figures
-from penstock.cli.plan_page import html_page, html_table
+from penstock.cli.plan_page import html_table, plan_page
 from penstock.errors import ConfigError
 from penstock.wording import counted
 
@@ -43,25 +44,28 @@ def _about(plan: DataPlan) -> str:
 
 
 def _source_heads(plan: DataPlan) -> list[str]:
-    packs = ["packs", "tokens"] if plan.unit == "pack" else []
-    return ["", "rows", "kept", *packs, "share", "in the run", "passes", "never had", "again from step"]
+    more = ["excluded"] if _excludes(plan) else []
+    more += ["packs", "tokens"] if plan.unit == "pack" else []
+    return ["", "rows", "kept", *more, "share", "in the run", "passes", "never had", "again from step"]
 
 
 def _source_cells(plan: DataPlan, source: SourcePlan) -> list[str]:
-    packs = []
+    more = [f"{source.excluded:,}"] if _excludes(plan) else []
     if plan.unit == "pack":
-        packs = [f"{source.samples:,}", "" if source.tokens is None else f"{source.tokens:,}"]
+        more += [f"{source.samples:,}", "" if source.tokens is None else f"{source.tokens:,}"]
     return [
-        source.name,
-        f"{source.rows:,}",
-        f"{source.kept / source.rows:.1%}" if source.rows else "",
-        *packs,
+        *row_cells(source),
+        *more,
         f"{source.had / (plan.samples * plan.epochs):.2%}",
         f"{source.had:,}",
         f"{source.passes:,.2f}",
         f"{source.never:,}",
         "" if source.again_step is None else f"{source.again_step:,}",
     ]
+
+
+def _excludes(plan: DataPlan) -> bool:
+    return any(source.excluded for source in plan.sources)
 
 
 def _stage_heads(plan: DataPlan) -> list[str]:
@@ -86,6 +90,10 @@ def _state_rows(plan: DataPlan) -> list[tuple[str, str]]:
 def _notes(plan: DataPlan) -> list[str]:
     notes = []
     for source in plan.sources:
+        if source.excluded:
+            unit = "document" if plan.unit == "pack" else "row"
+            said = counted(source.excluded, f"excluded {unit}")
+            notes.append(f"{source.name}: nobody gets its {said}; others stand in their places")
         if source.never and source.had:
             notes.append(f"{source.name}: {source.never / source.samples:.1%} of it is never had in this run")
         elif not source.had:
@@ -107,16 +115,19 @@ def draw_data(path: Path, plan: DataPlan) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    high = min(100, max(4, 0.25 * len(plan.sources)))
+    figure = Figure(figsize=(13, high), layout="constrained")
     FigureCanvasAgg(figure)
     shares, passes = figure.subplots(1, 2, width_ratios=(3, 1))
     # Dollar signs would begin a formula.
     names = [source.name.replace("$", r"\$") for source in plan.sources]
-    colours = [f"C{k}" for k in range(len(names))]
+    colours = _colours(len(names))
     last = plan.steps_per_epoch * plan.epochs
     curve = [*plan.curve, plan.curve[-1]]
     shares.stackplot([*plan.steps, last], *zip(*curve, strict=True), colors=colours, step="post")
+    shares.xaxis.set_major_locator(MaxNLocator(integer=True))
     shares.set(xlabel="step", ylabel="share", ylim=(0, 1), xlim=(0, last), title="share of each source")
     # The bars are the legend: inside of the areas, it would cover them.
     bars = passes.barh(names, [source.passes for source in plan.sources], color=colours)
@@ -131,6 +142,16 @@ def draw_data(path: Path, plan: DataPlan) -> None:
         raise ConfigError(f"cannot draw into {str(path)!r}: {error}") from error
 
 
+def _colours(count: int) -> list[tuple[float, ...]]:
+    """Return so many different colours."""
+    from matplotlib import colormaps
+
+    for name, size in (("tab10", 10), ("tab20", 20)):
+        if count <= size:
+            return [colormaps[name](k) for k in range(count)]
+    return [colormaps["turbo"](k / (count - 1)) for k in range(count)]
+
+
 def write_page(path: Path, plan: DataPlan) -> None:
     """Write a page with the tables and the shares over the run; it has the plan as JSON, too."""
     body = [html_table(_source_heads(plan), [_source_cells(plan, source) for source in plan.sources])]
@@ -140,7 +161,7 @@ def write_page(path: Path, plan: DataPlan) -> None:
     told = json.dumps(asdict(plan)).replace("<", "\\u003c")
     body.append(f'<script type="application/json" id="plan">{told}</script>')
     notes = [*(f"{name}: {value}" for name, value in _state_rows(plan)), *_notes(plan)]
-    path.write_text(html_page("The data of a run", _about(plan), body, notes), encoding="utf-8")
+    path.write_text(plan_page("The data of a run", _about(plan), body, notes), encoding="utf-8")
 
 
 def _areas(plan: DataPlan) -> str:
@@ -156,10 +177,10 @@ def _areas(plan: DataPlan) -> str:
             xs = [round(wide * step / last, 1) for step in (begin, end)]
             top += [f"{x},{round(high * (1 - up), 1)}" for x in xs]
             bottom += [f"{x},{round(high * (1 - low), 1)}" for x in xs]
-        kind, x = f"s{number % _COLOURS}", wide // columns * (number % columns)
-        parts.append(f'<polygon class="{kind}" points="{" ".join([*top, *reversed(bottom)])}"/>')
+        fill, x = _fill(number, len(plan.sources)), wide // columns * (number % columns)
+        parts.append(f'<polygon {fill} points="{" ".join([*top, *reversed(bottom)])}"/>')
         y = high + 34 + 20 * (number // columns)
-        legend.append(f'<rect class="{kind}" x="{x}" y="{y - 10}" width="10" height="10"/>')
+        legend.append(f'<rect {fill} x="{x}" y="{y - 10}" width="10" height="10"/>')
         legend.append(f'<text x="{x + 14}" y="{y}">{escape(source.name)}</text>')
     axis = f'<text class="axis" x="0" y="{high + 16}">0</text>'
     axis += f'<text class="axis" x="{wide}" y="{high + 16}" text-anchor="end">step {last:,}</text>'
@@ -169,6 +190,11 @@ def _areas(plan: DataPlan) -> str:
         '<title id="shares-title">Share of each source over the run</title>'
         f'<desc id="shares-desc">{escape("; ".join(_in_words(plan)))}</desc>{"".join([*parts, axis, *legend])}</svg>'
     )
+
+
+def _fill(number: int, count: int) -> str:
+    """Return the colour of one of so many sources; few have those of the page."""
+    return f'class="s{number}"' if count <= _COLOURS else f'fill="hsl({360 * number / count:.1f},60%,50%)"'
 
 
 def _in_words(plan: DataPlan) -> list[str]:

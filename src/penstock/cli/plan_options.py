@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +16,7 @@ from penstock.cli.quantities import check_seed, count, size
 if TYPE_CHECKING:
     from penstock.planning import Assumptions, Job
 
-__all__ = ["AssumedOptions", "JobOptions", "PackingOptions", "given_options"]
+__all__ = ["AssumedOptions", "JobOptions", "PackingOptions"]
 
 
 def _size(name: str, help_text: str, **more: Any) -> Any:
@@ -158,13 +158,6 @@ class JobOptions:
         return {**order, **dealt, "rank": 0, "world_size": self.ranks}
 
 
-def given_options(*options: Any, but: Container[str] = ()) -> list[str]:
-    """Return the names of the options with another value than they have by default, but for some of them."""
-    named = [(one, field) for one in options for field in fields(one) if field.name not in but]
-    changed = [field.name for one, field in named if getattr(one, field.name) != field.default]
-    return ["--" + _NAMES.get(name, name).replace("_", "-") for name in changed]
-
-
 def _make(kind: Callable[..., _Made], values: dict[str, Any]) -> _Made:
     """Of these values; BadParameter with the options' names in it if they make no sense."""
     from penstock.errors import ConfigError
@@ -221,7 +214,9 @@ class PackingOptions:
         int | None,
         typer.Option("--max-documents", parser=count, metavar="N", help="Documents of a pack.", **_PACKING),
     ] = None
-    packs: Annotated[int, typer.Option("--packs", min=1, help="Packs in a batch of a rank.", **_PACKING)] = 8
+    packs: Annotated[
+        int | None, typer.Option("--packs", min=1, help="Packs in a batch of a rank.", show_default="8", **_PACKING)
+    ] = None
     html: Annotated[Path | None, typer.Option("--html", help="Of packs or sources: write a page, too.")] = None
 
     @property
@@ -229,6 +224,6 @@ class PackingOptions:
         """Whether packs are compared; BadParameter where only a part of what that takes is there."""
         if (self.document_lengths is None) != (self.capacity is None):
             raise typer.BadParameter("--packing FILE and --capacity N belong together")
-        if self.document_lengths is None and self.max_documents is not None:
-            raise typer.BadParameter("options of packs belong to --packing FILE: --max-documents")
+        if self.document_lengths is None and (self.max_documents, self.packs) != (None, None):
+            raise typer.BadParameter("--max-documents and --packs are options of packs: give --packing FILE, too")
         return self.document_lengths is not None

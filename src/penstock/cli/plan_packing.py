@@ -11,22 +11,31 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock.cli.manifest_options import console, print_figures, print_json
-from penstock.cli.plan_page import check_page, html_page, html_table
+from penstock.cli.plan_page import check_page, html_table, plan_page
 from penstock.errors import ConfigError
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.cli.plan_options import JobOptions, PackingOptions
+    from penstock.cli.plan_options import PackingOptions
     from penstock.planning import Packing, PackingPlan
 
 __all__ = ["print_packing"]
 
-_RANKS = 8
-"""Where the job has one: a rank that is alone waits for nobody."""
+_RANKS = 8  # where nobody says: a rank that is alone waits for nobody
+_PACKS = 8
 
 
-def print_packing(given: PackingOptions, run: JobOptions, plot: Path | None, *, as_json: bool) -> None:
+def print_packing(
+    given: PackingOptions, ranks: int | None, others: list[str], plot: Path | None, *, as_json: bool
+) -> None:
     """Print what packs waste, and draw it where that is asked for.
+
+    Args:
+        given: what is packed.
+        ranks: None for the usual number.
+        others: options that the command line has and packs do not ask for.
+        plot: a file for a picture.
+        as_json: print one JSON object.
 
     Raises:
         BadParameter: options of a job's plan, which is another one.
@@ -34,16 +43,17 @@ def print_packing(given: PackingOptions, run: JobOptions, plot: Path | None, *, 
     """
     from penstock.planning import packing_plan
 
-    if run.samples is not None or run.sample_bytes is not None:
+    if others:
         raise typer.BadParameter(
-            "--packing compares packs alone: leave out --samples and --bytes, or plan the job apart"
+            f"--packing compares packs alone: leave out {', '.join(others)}, or plan the job apart"
         )
     assert given.document_lengths is not None
     assert given.capacity is not None
-    ranks = run.ranks if run.ranks > 1 else _RANKS
     check_page(given.html)
+    ranks = _RANKS if ranks is None else ranks
+    batch = given.packs or _PACKS
     plan = packing_plan(
-        given.document_lengths, given.capacity, max_documents=given.max_documents, ranks=ranks, batch=given.packs
+        given.document_lengths, given.capacity, max_documents=given.max_documents, ranks=ranks, batch=batch
     )
     if as_json:
         print_json({"packing": asdict(plan)})
@@ -137,7 +147,7 @@ def _page(plan: PackingPlan) -> str:
             [way.balanced - 1 for way in plan.ways],
         ),
     ]
-    return html_page("Packing", _about(plan), [table, *plots], _notes(plan))
+    return plan_page("Packing", _about(plan), [table, *plots], _notes(plan))
 
 
 def _bars(title: str, names: Sequence[str], values: Sequence[float], form: str, pale: Sequence[float] = ()) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.cli.data_options import row_cells
 from penstock.cli.manifest_options import console, figures, pairs, print_figures
 from penstock.wording import counted
 
@@ -33,9 +34,7 @@ def print_steps(found: StepQuality) -> None:
 
 def _source_cells(source: SourceSpread) -> list[str]:
     return [
-        source.name,
-        f"{source.rows:,}",
-        f"{source.kept / source.rows:.1%}" if source.rows else "",
+        *row_cells(source),
         f"{source.looked_at:,}",
         f"{source.distance:.4f} ({source.distance_random:.4f})",
         f"{source.correlation:.4f} (±{source.correlation_random:.4f})",

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.data_options import DataOptions
-from penstock.cli.manifest_options import Json, Reading, bar, console, print_figures, print_json, reading, spread
+from penstock.cli.manifest_options import (
+    Json,
+    Reading,
+    bar,
+    console,
+    given_options,
+    print_figures,
+    print_json,
+    reading,
+    spread,
+)
 from penstock.cli.quantities import check_seed
 from penstock.errors import ConfigError, PenstockError
 from penstock.wording import counted
@@ -25,8 +35,6 @@ if TYPE_CHECKING:
     from penstock.quality.measure import Labels, Make
 
 __all__ = ["command"]
-
-_BATCH_SIZE = 256
 
 
 class _Kind(StrEnum):
@@ -39,6 +47,7 @@ class _Kind(StrEnum):
 @reading
 @spread("sources", DataOptions)
 def command(
+    context: typer.Context,
     files: Annotated[
         list[str] | None,
         typer.Argument(
@@ -70,7 +79,7 @@ def command(
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, help="Epochs to measure, each compared with the next one.")
     ] = 2,
-    batch: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in a batch of one rank.")] = _BATCH_SIZE,
+    batch: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in a batch of one rank.")] = 256,
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Ranks that share the epoch.")] = 1,
     batches: Annotated[
         int, typer.Option("--batches", min=1, help="Batches looked at in each epoch, evenly spread; of steps, so many.")
@@ -82,14 +91,12 @@ def command(
     Large manifests are sampled: neither memory nor time depend on the number of rows. Of a program's data, or of a
     mixture by --source, measure the steps of its job: through filters, weights that change, and packs.
     """
-    given = _Steps(kind, seed, block_size, window, batch, ranks, epochs, batches)
     target = _target(files, sources)
     if target is not None or sources.is_given:
-        others = [] if how == type(how)() else ["the options of reading"]
-        others += ["--buffer"] if buffer else []
-        if others:
+        if others := given_options(context, Reading, "buffer"):
             raise typer.BadParameter(f"{', '.join(others)}: for manifests alone")
-        _measure_steps(target, sources, given, as_json=as_json)
+        given = _Steps(kind, seed, block_size, window, batch, ranks, epochs, batches)
+        _measure_steps(context, target, sources, given, as_json=as_json)
         return
     if not files:
         raise typer.BadParameter("give FILE, MODULE:NAME or --source NAME=ROWS")
@@ -155,7 +162,9 @@ def _target(files: list[str] | None, sources: DataOptions) -> str | None:
     return named[0] if named else None
 
 
-def _measure_steps(target: str | None, sources: DataOptions, given: _Steps, *, as_json: bool) -> None:
+def _measure_steps(
+    context: typer.Context, target: str | None, sources: DataOptions, given: _Steps, *, as_json: bool
+) -> None:
     """Measure the steps of a program's data, or of the sources on the command line, and print it."""
     from penstock.cli.data_options import as_loader, with_rows
     from penstock.cli.quality_steps import print_steps
@@ -165,15 +174,12 @@ def _measure_steps(target: str | None, sources: DataOptions, given: _Steps, *, a
     if target is None:
         loader, rows = sources.loader(given.batch_size, **_share(given))
     else:
-        usual = _Steps(None, 0, 1024, 64, given.batch_size, given.ranks, given.epochs, given.batches)
-        changed = [name for name in given._fields if getattr(given, name) != getattr(usual, name)]
-        if changed:
-            options = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-            raise typer.BadParameter(f"{options}: {target} says it by itself")
+        if others := given_options(context, "kind", "seed", "block_size", "window"):
+            raise typer.BadParameter(f"{', '.join(others)}: {target} says it by itself")
         loader = as_loader(target, given.batch_size)
-    ranks = given.ranks if given.ranks > 1 else None
+    ranks = given.ranks if given_options(context, "ranks") else None
     found = measure_steps(loader, epochs=given.epochs, ranks=ranks, steps=given.batches)
-    if target is not None and given.batch_size not in (_BATCH_SIZE, found.batch_size):
+    if target is not None and given_options(context, "batch") and given.batch_size != found.batch_size:
         raise typer.BadParameter(f"--batch-size: the loader {target} has batches of {found.batch_size}")
     found = with_rows(found, rows) if rows else found
     if as_json:

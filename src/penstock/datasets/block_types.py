@@ -27,7 +27,7 @@ from penstock.order.pack_types import TypeTable
 from penstock.order.packing import PackLayout
 from penstock.order.permutation import Indices
 from penstock.progress import progress_bar
-from penstock.storage import UNWRITABLE, cache_root, file_lock, write_atomically
+from penstock.storage import UNWRITABLE, file_lock, kept_path, write_kept
 
 __all__ = ["BlockTypes"]
 
@@ -71,12 +71,15 @@ class BlockTypes:
             largest: no number in a record is above it: the capacity, or the documents of a block.
             layout_of: finds the types of a block.
 
+        Raises:
+            DataFileIOError: a folder is in the place of the file.
+
         Where the folder cannot be written, each process has them in its own memory, with a warning.
         """
         kind = np.min_scalar_type(largest)
         if blocks <= 1:
             return cls(*_in_memory(blocks, kind, layout_of))
-        path = cache_root() / "packs" / f"{digest}.types"
+        path = kept_path("packs", f"{digest}.types")
         try:
             return _opened(path, blocks, kind, layout_of)
         except OSError as error:
@@ -140,7 +143,7 @@ def _opened(path: Path, blocks: int, kind: np.dtype[Any], layout_of: _LayoutOf) 
         with file_lock(path):
             found = _map(path, blocks, kind)
             if found is None:
-                with write_atomically(path) as file:
+                with write_kept(path) as file:
                     _write(file, blocks, kind, layout_of)
                 found = _map(path, blocks, kind)
     if found is None:

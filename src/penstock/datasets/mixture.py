@@ -19,6 +19,7 @@ where it stopped, so all of its samples are had equally often.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -140,7 +141,7 @@ class Mixture(SourceDataset):
         datasets, self._weights, self._schedule, names = _read(sources, schedule, names, mode, stop)
         for name, dataset in zip(names, datasets, strict=True):
             check_source(name, dataset)
-        datasets, excluded = _without(datasets, _by_source(exclude, names))
+        datasets, excluded = _without(datasets, _by_source(exclude, names), names)
         proportions = make_proportions(self._weights, list(map(row_count, datasets)), mode, stop)
         stages = proportions.stages(self._schedule)
         check_stages(stages)
@@ -280,8 +281,13 @@ class Mixture(SourceDataset):
     def excluded_by_source(self, exclude: Mapping[str, Any] | Sequence[Any] | None = None) -> list[Any]:
         """Return the rows of each source that nobody gets, and further ones; None for none."""
         found: list[Any] = []
-        for rows, further in zip(self._rows.excluded, _by_source(exclude, self._rows.names), strict=True):
-            found.append(further if rows is None else rows.rows if further is None else rows.with_rows(further).rows)
+        names = self._rows.names
+        sources = zip(names, self.sources, self._rows.excluded, _by_source(exclude, names), strict=True)
+        for name, dataset, rows, further in sources:
+            if further is not None:
+                with _naming(name):
+                    rows = excluded_rows(dataset, further) if rows is None else rows.with_rows(further)
+            found.append(None if rows is None else rows.rows)
         return found
 
     def rescaled(self, datasets: Sequence[Any], ratios: Sequence[Fraction]) -> Mixture:
@@ -413,16 +419,25 @@ def _read(
     return entries, later[0][1], later[1:], names
 
 
-def _without(datasets: Sequence[Any], exclude: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def _without(datasets: Sequence[Any], exclude: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], list[Any]]:
     """Return the sources, and the rows of each in whose places others stand."""
-    # Packs hold other documents each time, so they see to it themselves.
-    pairs = list(zip(datasets, exclude, strict=True))
-    inside = [rows is not None and isinstance(dataset, Redealt) for dataset, rows in pairs]
-    found = list(zip(datasets, exclude, inside, strict=True))
-    return (
-        [dataset.excluding(rows) if own else dataset for dataset, rows, own in found],
-        [excluded_rows(dataset, None if own else rows) for dataset, rows, own in found],
-    )
+    without, excluded = [], []
+    for dataset, rows, name in zip(datasets, exclude, names, strict=True):
+        with _naming(name):
+            # Packs hold other documents each time, so they see to it themselves.
+            inside = rows is not None and isinstance(dataset, Redealt)
+            without.append(dataset.excluding(rows) if inside else dataset)
+            excluded.append(excluded_rows(dataset, None if inside else rows))
+    return without, excluded
+
+
+@contextlib.contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Put the name of a source before what is wrong with the rows that are excluded of it."""
+    try:
+        yield
+    except (ConfigError, IndexError) as error:
+        raise type(error)(f"{source}: {error}") from error
 
 
 def _by_source(exclude: Any, names: Sequence[str]) -> list[Any]:

@@ -52,7 +52,10 @@ class ExcludedRows:
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise ConfigError(f"exclude= takes an array of row numbers, got {given.dtype} of shape {given.shape}")
-        found = np.unique(normalise(given.astype(np.int64), of))
+        try:
+            found = np.unique(normalise(given, of))
+        except IndexError as error:
+            raise IndexError(f"exclude=: {error}") from error
         if len(found) > _MOST:
             raise ConfigError(f"exclude= takes {_MOST:,} rows at most, got {len(found):,}: filter them by Subset")
         self._set(found, of)
@@ -78,9 +81,9 @@ class ExcludedRows:
         made._set(kept.places_of(self.rows), len(kept))
         return made
 
-    def with_rows(self, rows: Indices) -> ExcludedRows:
-        """Return these rows and others."""
-        return ExcludedRows(np.concatenate([self.rows, rows]), self.of)
+    def with_rows(self, rows: npt.ArrayLike) -> ExcludedRows:
+        """Return these rows and others, which are checked as those of a new one are."""
+        return ExcludedRows(np.concatenate([self.rows, ExcludedRows(rows, self.of).rows]), self.of)
 
     def holds(self, rows: Indices) -> npt.NDArray[np.bool_]:
         """Return which of these rows are excluded."""

@@ -45,12 +45,13 @@ class SourcePlan:
         name: of the source.
         rows: before filters; of packs, documents.
         kept: rows that filters keep.
+        excluded: of these, rows that nobody gets, by ``exclude=``, and in whose places others stand.
         samples: in the source: the kept rows, or the packs of them.
         had: samples that the run has of it; those at the end of an epoch that ``drop_last`` or ``remainder="drop"``
             leaves out are counted, and those that padding repeats are not.
         by_stage: the same by stage of the weights.
         passes: how often the run goes through the source: ``had / samples``.
-        never: samples that the run never has.
+        never: samples that the run never has, but for those that are excluded: their places are had.
         again: the position of the job at which a sample comes for the second time; None if none does.
         again_step: that has this position; None also if it is left out at the end of the last epoch.
         tokens: of documents that the run has, on average over packs; None without packs.
@@ -59,6 +60,7 @@ class SourcePlan:
     name: str
     rows: int
     kept: int
+    excluded: int
     samples: int
     had: int
     by_stage: tuple[int, ...]
@@ -162,9 +164,12 @@ class _Run:
             rows = dataset.plan.source
             self._stages: Stages = rows.stages_with(dataset.plan.changes)
             self._names, self._sizes, self._parts = rows.names, rows.sizes, dataset.sources
+            marks = rows.excluded_marks()
         else:
             self._stages = (Stage(0, (1,)),)
             self._names, self._sizes, self._parts = [type(dataset).__name__], [self._length], [dataset]
+            marks = [dataset.plan.excluded_mark]
+        self._excluded = [0 if mark is None else mark[0] for mark in marks]
 
     def plan(self) -> DataPlan:
         ledger, steps = self._ledger, self._steps
@@ -218,6 +223,7 @@ class _Run:
             name=str(self._names[number]),
             rows=file_row_count(part),
             kept=row_count(documents),
+            excluded=self._excluded[number],
             samples=size,
             had=had,
             by_stage=by_stage,

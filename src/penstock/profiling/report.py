@@ -4,54 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from string import Template
 
+from penstock.html_page import html_page
 from penstock.profiling import plots
 from penstock.profiling.result import Profile, Stage, Trial
 from penstock.wording import counted, rate_text
 
 __all__ = ["rate", "report", "span"]
 
-_PAGE = Template(
-    """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Penstock profile: $name</title>
-<style>
-:root { --page: #f7f7f5; --card: #ffffff; --ink: #16161a; --soft: #5c5c63; --line: #e2e2de; --blue: #1f6fc4;
-  --pale: #a9c8ea; --orange: #d9730d; --green: #2b8a57; --violet: #7a4fc0; --bad: #b3261e }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #121214; --card: #1c1c1f; --ink: #f1f1f3; --soft: #a5a5ad; --line: #323238; --blue: #5aa2ef;
-    --pale: #2c5380; --orange: #f0964b; --green: #57c08a; --violet: #b08cf0; --bad: #ff8a80 }
-}
-* { box-sizing: border-box }
-body { margin: 0 auto; padding: 24px 20px 40px; max-width: 1120px; background: var(--page); color: var(--ink);
-  font: 15px/1.45 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; font-variant-numeric: tabular-nums }
-header { display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: baseline; margin-bottom: 16px }
-h1 { font-size: 20px; margin: 0; overflow-wrap: anywhere }
+_STYLE = """
+:root { --orange: #d9730d; --green: #2b8a57; --violet: #7a4fc0 }
+@media (prefers-color-scheme: dark) { :root { --orange: #f0964b; --green: #57c08a; --violet: #b08cf0 } }
 h2 { font-size: 14px; font-weight: 600; margin: 0 0 2px }
 p { margin: 0 0 8px; overflow-wrap: anywhere }
-.soft, figcaption { color: var(--soft) }
-figcaption { font-size: 13px; margin-bottom: 6px }
+figcaption { color: var(--soft); font-size: 13px; margin-bottom: 6px }
 figure { margin: 0 }
-main { display: grid; gap: 14px; align-items: start; grid-template-columns: repeat(2, minmax(0, 1fr)) }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; min-width: 0 }
-.wide { grid-column: 1 / -1; overflow-x: auto }
-.numbers { display: grid; grid-template-columns: repeat(4, minmax(0, 1fr)); gap: 12px }
-.numbers b { display: block; font-size: 22px; font-weight: 600; line-height: 1.2; overflow-wrap: anywhere }
 .numbers .bad { color: var(--bad) }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: right; padding: 5px 0 5px 18px; border-top: 1px solid var(--line); white-space: nowrap }
-th { font-size: 13px; font-weight: 500; color: var(--soft); border-top: 0 }
-th:first-child, td:first-child { text-align: left; padding-left: 0 }
 .chosen td { font-weight: 600 }
-.plot { display: block; width: 100%; height: auto }
-.grid { stroke: var(--line); stroke-width: 1 }
-.axis { fill: var(--soft); font-size: 13px }
-.line { fill: none; stroke-width: 2; stroke-linejoin: round }
 .need { stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 5 4 }
 .inline { stroke: var(--soft); stroke-width: 1.5; stroke-dasharray: 2 3 }
 rect.one { fill: var(--pale) } rect.all { fill: var(--blue) }
@@ -61,21 +30,7 @@ rect.wait { fill: var(--orange) } rect.train { fill: var(--green) } rect.ready {
 .dot.s2 { fill: var(--violet); stroke: var(--violet) } .dot.hollow { fill: none; stroke-width: 2 }
 .key { white-space: nowrap; margin-left: 8px }
 .key i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 4px }
-@media (max-width: 760px) {
-  main { grid-template-columns: minmax(0, 1fr) }
-  .numbers { grid-template-columns: repeat(2, minmax(0, 1fr)) }
-}
-</style>
-</head>
-<body>
-<header><h1>Penstock profile: $name</h1><span class="soft">$about</span></header>
-<main>
-$body
-</main>
-</body>
-</html>
 """
-)
 
 
 def report(profile: Profile) -> str:
@@ -117,7 +72,9 @@ def report(profile: Profile) -> str:
         _stages(profile),
         _trials(profile),
     ]
-    return _PAGE.substitute(name=escape(profile.name), about=escape(about), body="\n".join(parts))
+    title, body = f"Penstock profile: {profile.name}", "\n".join(parts)
+    header = f'<header><h1>{escape(title)}</h1><span class="soft">{escape(about)}</span></header>'
+    return html_page(title, _STYLE, f"{header}\n<main>\n{body}\n</main>")
 
 
 def rate(value: float | None) -> str:

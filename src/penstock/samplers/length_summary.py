@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from penstock.order.permutation import Indices
-from penstock.storage import UNWRITABLE, cache_root, file_lock, write_atomically
+from penstock.storage import UNWRITABLE, file_lock, kept_path, write_kept
 from penstock.storage.mapped import MappedFiles
 
 __all__ = ["LengthSummary", "chunks_of", "distinct_in", "summary_of", "summary_of_file"]
@@ -106,7 +106,7 @@ def summary_of_file(lengths: Lengths, files: MappedFiles) -> LengthSummary:
         return summary_of(lengths)
     file = files.files[0]
     source = _Source(file.size, file.mtime_ns, bytes.fromhex(files.fingerprint(0)))
-    path = cache_root() / "lengths" / f"{xxhash.xxh3_128_hexdigest(file.path.encode())}.summary"
+    path = kept_path("lengths", f"{xxhash.xxh3_128_hexdigest(file.path.encode())}.summary")
     found = _read(path, source)
     if found is not None:
         return found
@@ -135,7 +135,7 @@ class _Source(NamedTuple):
 
 def _written(path: Path, source: _Source, lengths: Lengths) -> LengthSummary:
     summary = summary_of(lengths)
-    with write_atomically(path) as out:
+    with write_kept(path) as out:
         out.write(_header(source, summary))
         out.write(summary.distinct.tobytes())
     return summary

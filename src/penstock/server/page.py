@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from string import Template
 
+from penstock.html_page import html_page
 from penstock.server.metrics import Served
 from penstock.server.plot import area, short
 from penstock.server.traffic import Counts, History, Snapshot
@@ -18,56 +19,23 @@ __all__ = ["body", "page"]
 
 _HOSTS = 50  # lines of clients shown
 
-_PAGE = Template(
-    """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Penstock server $address</title>
-<noscript><meta http-equiv="refresh" content="5"></noscript>
-<style nonce="$nonce">
-:root { --page: #f7f7f5; --card: #ffffff; --ink: #16161a; --soft: #5c5c63; --line: #e2e2de; --hue: #1f6fc4;
-  --bad: #b3261e }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #121214; --card: #1c1c1f; --ink: #f1f1f3; --soft: #a5a5ad; --line: #323238; --hue: #5aa2ef;
-    --bad: #ff8a80 }
-}
-* { box-sizing: border-box }
-body { margin: 0 auto; padding: 24px 20px 40px; max-width: 1120px; background: var(--page); color: var(--ink);
-  font: 15px/1.45 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; font-variant-numeric: tabular-nums }
-header { display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: baseline; margin-bottom: 16px }
-h1 { font-size: 20px; margin: 0 }
+_STYLE = """
 h2 { font-size: 13px; font-weight: 600; color: var(--soft); margin: 0 0 8px }
 code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace }
-.soft { color: var(--soft) }
 .bad { color: var(--bad) }
 #stale { display: none; color: var(--bad); font-weight: 600 }
 .stale #stale { display: inline }
 .stale main { opacity: .45 }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; min-width: 0 }
-main { display: grid; gap: 14px; align-items: start; grid-template-columns: repeat(2, minmax(0, 1fr)) }
-.wide { grid-column: 1 / -1; overflow-x: auto }
-.numbers { display: grid; grid-template-columns: repeat(5, minmax(0, 1fr)); gap: 12px }
-.numbers b { display: block; font-size: 24px; font-weight: 600; line-height: 1.2 }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: right; padding: 5px 0 5px 18px; border-top: 1px solid var(--line); white-space: nowrap }
-th { font-size: 13px; font-weight: 500; color: var(--soft); border-top: 0 }
-th:first-child, td:first-child { text-align: left; padding-left: 0 }
-.plot { display: block; width: 100%; height: auto }
-.grid { stroke: var(--line); stroke-width: 1 }
-.axis { fill: var(--soft); font-size: 12px }
-.line { fill: none; stroke: var(--hue); stroke-width: 2; stroke-linejoin: round }
-.fill { fill: var(--hue); opacity: .14 }
-@media (max-width: 760px) {
-  main { grid-template-columns: minmax(0, 1fr) }
-  .numbers { grid-template-columns: repeat(2, minmax(0, 1fr)) }
-}
-</style>
-</head>
-<body>
-<header><h1>Penstock server</h1><code>$address</code><span id="stale" role="status">no answer from it</span></header>
+.numbers { grid-template-columns: repeat(5, minmax(0, 1fr)) }
+.numbers b { font-size: 24px }
+.axis { font-size: 12px }
+.line { stroke: var(--blue) }
+.fill { fill: var(--blue); opacity: .14 }
+"""
+
+_BODY = Template(
+    """<header><h1>Penstock server</h1><code>$address</code>
+<span id="stale" role="status">no answer from it</span></header>
 <main>
 $body
 </main>
@@ -85,15 +53,15 @@ async function renew() {
 }
 setTimeout(renew, 2000)
 </script>
-</body>
-</html>
 """
 )
 
 
 def page(address: str, now: Snapshot, served: Sequence[Served], *, nonce: str) -> str:
     """The whole page; ``nonce`` allows its own style and script, and no others."""
-    return _PAGE.substitute(address=escape(address), nonce=nonce, body=body(now, served))
+    whole = _BODY.substitute(address=escape(address), nonce=nonce, body=body(now, served))
+    reload = '<noscript><meta http-equiv="refresh" content="5"></noscript>\n'
+    return html_page(f"Penstock server {address}", _STYLE, whole, head=reload, nonce=nonce)
 
 
 def body(now: Snapshot, served: Sequence[Served]) -> str:

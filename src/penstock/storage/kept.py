@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.errors import DataFileIOError
 from penstock.storage.cache import cache_root, file_lock, write_atomically
 
 __all__ = ["KINDS", "KeptFile", "bound", "clear", "keep_bound", "kept_files", "kept_path", "write_kept"]
@@ -50,8 +51,14 @@ class KeptFile:
 
 
 def kept_path(kind: str, name: str) -> Path:
-    """Return where a file is kept, or would be; if it is there, it has been used now."""
+    """Return where a file is kept, or would be; if it is there, it has been used now.
+
+    Raises:
+        DataFileIOError: a folder is there.
+    """
     path = cache_root() / kind / name
+    if path.is_dir():
+        raise DataFileIOError(f"{path}: a folder is in the place of a file ({KINDS[kind]}): remove it")
     with contextlib.suppress(OSError):
         # The time of change stays: it is how others notice that a file was written to.
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
