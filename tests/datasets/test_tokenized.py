@@ -269,6 +269,26 @@ def test_no_environment_variable_is_set(monkeypatch: pytest.MonkeyPatch) -> None
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize("value", ["false", "0", "OFF", ""])
+def test_batches_without_threads_give_the_same(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forked workers encode batches then, as fast as this process, and must not wait for its threads."""
+    encoder = TextTokenizer(tokenizer())
+    encoder.encode(TEXTS, threads=True)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", value)
+    assert [ids.tolist() for ids in encoder.encode(TEXTS, threads=False)] == expected(TEXTS, end=False)
+    assert encoder.encode([]) == []
+    loader = ps.DataLoader(
+        ps.TokenizedDataset(TEXTS, tokenizer()),
+        *(10, False),
+        num_workers=2,
+        executor="process",
+        multiprocessing_context="fork",
+        collate_fn=list,
+    )
+    with loader:
+        assert [item.tolist() for item in flat(loader)] == expected(TEXTS, end=False)
+
+
 def _says(pipe: Any) -> None:
     pipe.send(has_rust_threads())
 

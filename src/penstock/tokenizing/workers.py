@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import secrets
 from collections import deque
@@ -13,6 +14,7 @@ from typing import Any
 from penstock.errors import ConfigError, WorkerError
 from penstock.processes import process_pool
 from penstock.tokenizing.work import Encoded, Work
+from penstock.tokens.tokenizer import NO_THREADS
 
 __all__ = ["Run", "check_executor", "start"]
 
@@ -66,9 +68,10 @@ _work: Work | None = None
 
 
 def _begin(work: Work) -> None:
-    """Keep what a worker process is to do."""
+    """Keep what a worker process is to do. It does nothing else, so threads may be turned off in it."""
     global _work
     _work = work
+    os.environ[NO_THREADS] = "false"
 
 
 def _encode(span: Span) -> Encoded:
