@@ -73,6 +73,7 @@ JOBS = [
     Job("samplers", "samplers", "--samples 10000000 --grouped 2000000", 2.6, "", 6),
     Job("token_budget", "token_budget", None, 0, "", 15),
     Job("packing", "packing", None, 0, "", 30),
+    Job("plans", "plans", None, 0, "", 8),
     Job("permutation", "permutation", "--repeat 3 --numpy 20000000", 0.2, "", 1),
     Job("shuffle_quality", "shuffle_quality", None, 0, "", 1),
     Job("server", "server", "--lines 1000000 --repeat 3 --seconds 0.7", 1.0, "", 3),

@@ -14,6 +14,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+
 from penstock.errors import ConfigError, StateError
 from penstock.order import Partition
 from penstock.order.partition import REMAINDERS
@@ -142,6 +144,17 @@ class Stretch(NamedTuple):
         begin = self.layout.begin(self.epoch, self.part) + (step - self.first) * size
         found = self.partition(rank).positions(begin, begin + size)
         return found if len(found) == size or self.layout.ends < len(REMAINDERS) else found[:0]
+
+    def all_positions(self, step: int) -> tuple[Indices, Indices]:
+        """Return the positions of all ranks' batches, rank by rank, and which rank has each."""
+        size, ranks, begin = self.layout.batch_size, self.layout.ranks, self.position(step)
+        places = np.arange(begin, min(begin + size * ranks, self.partition().end))
+        of_rank = (places - begin) % ranks
+        if self.layout.ends >= len(REMAINDERS):
+            full = np.bincount(of_rank, minlength=ranks)[of_rank] == size
+            places, of_rank = places[full], of_rank[full]
+        by_rank = np.argsort(of_rank, kind="stable")
+        return places[by_rank], of_rank[by_rank]
 
     def position(self, step: int) -> int:
         """Return the position at which a step begins, over all ranks."""

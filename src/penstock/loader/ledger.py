@@ -238,10 +238,11 @@ class Ledger:
         epoch, world_size = stretch.epoch, stretch.layout.ranks
         if rank is not None and not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} is outside the world of {world_size}, which step {step} had")
-        ranks = range(world_size) if rank is None else [rank]
-        positions = [stretch.positions(step, r) for r in ranks]
-        of_rank = np.repeat(list(ranks), list(map(len, positions)))
-        where = np.concatenate(positions)
+        if rank is None:
+            where, of_rank = stretch.all_positions(step)
+        else:
+            where = stretch.positions(step, rank)
+            of_rank = np.full(len(where), rank)
         skipped = self.skipped(step)
         if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
             return self._of_batches(run, where, of_rank, skipped)
