@@ -1,4 +1,4 @@
-"""`LengthSummary`: all lengths of a file are read once on a machine, and again where the file is another one."""
+"""`LengthSummary`: lengths of a file or a filter are read once on a machine, and again where it is another one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock as ps
+from penstock.datasets.lengths import document_lengths
 from penstock.samplers import length_summary
 from penstock.samplers.length_summary import distinct_in
 from penstock.samplers.lengths import SampleLengths, lengths_of
@@ -93,3 +95,24 @@ def test_a_damaged_summary_is_made_again(tmp_path: Path, damage: str) -> None:
     kept.write_bytes(damaged[damage])
     assert known(lengths_of(path)) == TRUTH
     assert kept.read_bytes() == whole
+
+
+def test_those_of_a_filter_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "lengths.npy", LENGTHS)
+
+    def some(rows: list[int], lengths: Any = path) -> SampleLengths:
+        return document_lengths(ps.Subset(range(1000), rows), lengths)
+
+    def truth(rows: list[int], lengths: list[int] = LENGTHS) -> tuple[str, list[int]]:
+        kept = [lengths[row] for row in rows]
+        return digest_of(np.array(kept)), sorted(set(kept))
+
+    first, second, other = [*range(0, 900, 3)], [*range(0, 900, 2), 5], LENGTHS[::-1]
+    for rows in (first, second):
+        assert known(some(rows)) == known(some(rows, LENGTHS)) == truth(rows)
+    assert known(some(first, other)) == truth(first, other)
+    assert len(list((tmp_path / "penstock" / "lengths").iterdir())) == 4  # of the file and of three filters
+    monkeypatch.setattr(length_summary, "summary_of", None)
+    again = some(second)
+    assert known(again) == truth(second)
+    assert known(pickle.loads(pickle.dumps(again))) == truth(second)

@@ -135,8 +135,10 @@ class MixedRows:
             positions: int64 of shape (n,).
         """
         numbers, ordinals = mixture.locate(positions)
-        for number in np.unique(numbers).tolist():
+        for number in range(len(had)):
             places = np.flatnonzero(numbers == number)
+            if not len(places):
+                continue
             # What earlier epochs had may be more than 64 bits, so it is added as a Python int.
             before, begun = divmod(had[number], self.sizes[number])
             rounds, inside = np.divmod(ordinals[places] + begun, self.sizes[number])

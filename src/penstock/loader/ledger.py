@@ -247,16 +247,9 @@ class Ledger:
         if not self._own and isinstance(run := self._run(epoch), ClassBatchPlan):
             return self._of_batches(run, where, of_rank, skipped)
         found = self._data(stretch).rows(where % max(1, stretch.layout.samples))
-        keys = self._keys(epoch, where)
-        return StepRows(
-            epoch,
-            found.rows,
-            of_rank[found.at],
-            where[found.at],
-            found.sources,
-            None if keys is None else [keys[at] for at in found.at.tolist()],
-            skipped,
-        )
+        positions = where[found.at]
+        keys = self._keys(epoch, positions)
+        return StepRows(epoch, found.rows, of_rank[found.at], positions, found.sources, keys, skipped)
 
     def _of_batches(self, run: ClassBatchPlan, numbers: Indices, ranks: Indices, skipped: bool) -> StepRows:
         """Return the rows of batches that a sampler makes by itself."""

@@ -149,8 +149,8 @@ class StagedMixture:
             return self.mixture(0).locate(positions)
         numbers = np.searchsorted(self._origins, positions, "right") - 1
         sources, ordinals = np.empty_like(positions), np.empty_like(positions)
-        for number in np.unique(numbers).tolist():
-            here = numbers == number
+        for number in range(int(numbers.min(initial=0)), int(numbers.max(initial=-1)) + 1):
+            here = np.flatnonzero(numbers == number)
             segment = self.segments[number]
             found, before = self.mixture(number).locate(positions[here] - segment.origin)
             sources[here] = own = self._sources[number][found]

@@ -1,8 +1,9 @@
-"""`LengthSummary`: what is known of lengths by reading all of them, kept for a file of lengths so that it is read once.
+"""`LengthSummary`: what is known of lengths by reading all of them, kept so that they are read once.
 
-The user's cache has a small file for each file of lengths: 80 bytes, and 8 for each different length. It names the
-size, the modification time and pieces of the content of what it was made of, and a hash of itself; where one of these
-differs, it is made again. One process of a machine makes it, while the others wait.
+The user's cache has a small file for each file of lengths, and for each filter of known lengths: 80 bytes, and 8 for
+each different length. It names what it was made of, which is the size, the modification time and pieces of the content
+of a file, or the digests of lengths and of kept rows, and a hash of itself; where one of these differs, it is made
+again. One process of a machine makes it, while the others wait.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from penstock.order.permutation import Indices
 from penstock.storage import UNWRITABLE, file_lock, kept_path, write_kept
 from penstock.storage.mapped import MappedFiles
 
-__all__ = ["LengthSummary", "chunks_of", "distinct_in", "summary_of", "summary_of_file"]
+__all__ = ["LengthSummary", "chunks_of", "distinct_in", "summary_of", "summary_of_file", "summary_of_some"]
 
 _MAGIC = b"PSTKLEN1"
-_HEADER = struct.Struct("<8sQQ16s16s16sQ")  # size, time, pieces of the content, digest, hash, count
+_HEADER = struct.Struct("<8s32s16s16sQ")  # what it was made of, digest, hash, count
+_FILE = struct.Struct("<QQ16s")  # size, time, pieces of the content
 _CHUNK = 1 << 18
 _TABLE = 1 << 20  # lengths below are marked in a table; larger ones are sorted, which takes longer
 _KEPT_FROM = 1 << 16  # fewer lengths are read as fast as a file
@@ -98,15 +100,34 @@ def summary_of(lengths: Lengths) -> LengthSummary:
 
 
 def summary_of_file(lengths: Lengths, files: MappedFiles) -> LengthSummary:
-    """Return the summary of the lengths in a file, the only one of ``files``, as the user's cache has it.
+    """Return the summary of the lengths in a file, the only one of ``files``, as the user's cache has it."""
+    file = files.files[0]
+    source = _FILE.pack(file.size, file.mtime_ns, bytes.fromhex(files.fingerprint(0)))
+    return _kept(
+        lengths, source, name=xxhash.xxh3_128_hexdigest(file.path.encode()), what=f"the lengths in {file.path}"
+    )
+
+
+def summary_of_some(lengths: Lengths, *, every: str, rows: str) -> LengthSummary:
+    """Return the summary of the lengths of some rows, as the user's cache has it.
+
+    Args:
+        lengths: of these rows.
+        every: the digest of the lengths of all rows.
+        rows: the fingerprint of the rows, 32 hexadecimal digits.
+    """
+    source = bytes.fromhex(every) + bytes.fromhex(rows)
+    return _kept(lengths, source, name=xxhash.xxh3_128_hexdigest(source), what="the lengths of a filter")
+
+
+def _kept(lengths: Lengths, source: bytes, *, name: str, what: str) -> LengthSummary:
+    """Return the summary that the user's cache has, or make it.
 
     Where the cache cannot be written, each process reads the lengths, with a warning.
     """
     if len(lengths) < _KEPT_FROM:
         return summary_of(lengths)
-    file = files.files[0]
-    source = _Source(file.size, file.mtime_ns, bytes.fromhex(files.fingerprint(0)))
-    path = kept_path("lengths", f"{xxhash.xxh3_128_hexdigest(file.path.encode())}.summary")
+    path = kept_path("lengths", f"{name}.summary")
     found = _read(path, source)
     if found is not None:
         return found
@@ -118,22 +139,14 @@ def summary_of_file(lengths: Lengths, files: MappedFiles) -> LengthSummary:
         if error.errno not in UNWRITABLE:
             raise
         warnings.warn(
-            f"{path}: what is known of the lengths in {file.path} cannot be kept there: {error.strerror}. Until there "
-            "is room, each process reads all of them. Free space, or set XDG_CACHE_HOME to another folder",
+            f"{path}: what is known of {what} cannot be kept there: {error.strerror}. Until there is room, each "
+            "process reads all of them. Free space, or set XDG_CACHE_HOME to another folder",
             stacklevel=2,
         )
         return summary_of(lengths)
 
 
-class _Source(NamedTuple):
-    """The file of lengths: its size, modification time and pieces of its content."""
-
-    size: int
-    mtime_ns: int
-    pieces: bytes
-
-
-def _written(path: Path, source: _Source, lengths: Lengths) -> LengthSummary:
+def _written(path: Path, source: bytes, lengths: Lengths) -> LengthSummary:
     summary = summary_of(lengths)
     with write_kept(path) as out:
         out.write(_header(source, summary))
@@ -141,13 +154,13 @@ def _written(path: Path, source: _Source, lengths: Lengths) -> LengthSummary:
     return summary
 
 
-def _header(source: _Source, summary: LengthSummary) -> bytes:
+def _header(source: bytes, summary: LengthSummary) -> bytes:
     digest = bytes.fromhex(summary.digest)
     hashed = xxhash.xxh3_128_digest(digest + summary.distinct.tobytes())
-    return _HEADER.pack(_MAGIC, *source, digest, hashed, len(summary.distinct))
+    return _HEADER.pack(_MAGIC, source, digest, hashed, len(summary.distinct))
 
 
-def _read(path: Path, source: _Source) -> LengthSummary | None:
+def _read(path: Path, source: bytes) -> LengthSummary | None:
     """Return the summary in a file; None where there is none, one of another source, or one that is not whole."""
     try:
         told = path.read_bytes()
@@ -155,6 +168,6 @@ def _read(path: Path, source: _Source) -> LengthSummary | None:
         return None
     if len(told) < _HEADER.size or (len(told) - _HEADER.size) % 8:
         return None
-    digest = _HEADER.unpack(told[: _HEADER.size])[4]
+    digest = _HEADER.unpack(told[: _HEADER.size])[2]
     summary = LengthSummary(digest.hex(), np.frombuffer(told[_HEADER.size :], np.int64))
     return summary if told[: _HEADER.size] == _header(source, summary) else None

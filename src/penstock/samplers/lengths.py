@@ -23,7 +23,7 @@ from penstock.storage.mapped import MappedFiles, look_at
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
 
-__all__ = ["SampleLengths", "lengths_of"]
+__all__ = ["SampleLengths", "SummarisedLengths", "lengths_of"]
 
 
 class SampleLengths(abc.ABC):
@@ -51,6 +51,22 @@ class SampleLengths(abc.ABC):
         return {name: value for name, value in self.__dict__.items() if name not in ("distinct", "_summary")}
 
 
+class SummarisedLengths(SampleLengths):
+    """Lengths whose digest and different ones are kept on this machine."""
+
+    @property
+    @abc.abstractmethod
+    def _summary(self) -> LengthSummary: ...
+
+    @cached_property
+    def digest(self) -> str:
+        return self._summary.digest
+
+    @cached_property
+    def distinct(self) -> Indices:
+        return self._summary.distinct
+
+
 class _OfArray(SampleLengths):
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
@@ -63,7 +79,7 @@ class _OfArray(SampleLengths):
         return lengths
 
 
-class _OfFile(SampleLengths):
+class _OfFile(SummarisedLengths):
     """Lengths in a file, all of which are read once on a machine."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -81,14 +97,6 @@ class _OfFile(SampleLengths):
     @cached_property
     def _summary(self) -> LengthSummary:
         return summary_of_file(self, self._files)
-
-    @cached_property
-    def digest(self) -> str:
-        return self._summary.digest
-
-    @cached_property
-    def distinct(self) -> Indices:
-        return self._summary.distinct
 
 
 class _OfImages(SampleLengths):
