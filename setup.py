@@ -29,7 +29,8 @@ setup(
     ext_modules=[
         Extension(
             "penstock.images._jpeg",
-            ["src/penstock/images/_jpeg.c"],
+            [f"src/penstock/images/{name}.c" for name in ("_jpeg", "splice", "scan")],
+            depends=[f"src/penstock/images/{name}.h" for name in ("splice", "scan")],
             libraries=["jpeg"],
             extra_compile_args=["-O2", "-Wall", "-Wextra"],
             optional=True,

@@ -23,6 +23,8 @@
 
 #include <jerror.h>
 
+#include "splice.h"
+
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000000
 #error "the scanline API of libjpeg-turbo 2 or newer is needed (jpeg_crop_scanline, jpeg_skip_scanlines)"
 #endif
@@ -46,6 +48,8 @@ typedef struct {
     int partial; /* damage and missing data are forgiven where libjpeg can go on */
     unsigned long long max_pixels;
     long expected_width, expected_height; /* what the caller has read in the header; 0 is nothing */
+    const unsigned char *entries; /* of this file, see splice.c; NULL is none */
+    size_t entries_size;
 
     size_t needed;
     long image_width, image_height;
@@ -69,6 +73,9 @@ typedef struct {
     struct jpeg_progress_mgr progress;
     errors err;
 } decoder;
+
+/* Of this thread. */
+static _Thread_local splicer kept;
 
 static void fail(j_common_ptr cinfo, enum outcome outcome)
 {
@@ -130,6 +137,16 @@ static long ceil_div(double value, int by)
     return (double)low * by < value ? low + 1 : low;
 }
 
+static void configure(j_decompress_ptr cinfo, const request *req)
+{
+    cinfo->scale_num = 1;
+    cinfo->scale_denom = (unsigned int)req->scale;
+    cinfo->out_color_space = req->channels == 1 ? JCS_GRAYSCALE : JCS_EXT_RGB;
+    cinfo->dct_method = JDCT_ISLOW;
+    cinfo->do_fancy_upsampling = TRUE;
+    jpeg_calc_output_dimensions(cinfo);
+}
+
 /* After the header: limits, colours, the scale, and the box in whole pixels of the scaled image. */
 static void plan(j_decompress_ptr cinfo, request *req, long *right, long *bottom)
 {
@@ -164,31 +181,78 @@ static void plan(j_decompress_ptr cinfo, request *req, long *right, long *bottom
     while (req->target_width > 0 && req->scale < 8 && width >= 2.0 * req->scale * (double)req->target_width &&
            height >= 2.0 * req->scale * (double)req->target_height)
         req->scale *= 2;
-    cinfo->scale_num = 1;
-    cinfo->scale_denom = (unsigned int)req->scale;
-    cinfo->out_color_space = req->channels == 1 ? JCS_GRAYSCALE : JCS_EXT_RGB;
-    cinfo->dct_method = JDCT_ISLOW;
-    cinfo->do_fancy_upsampling = TRUE;
+    configure(cinfo, req);
     req->x = floor_div(req->left, req->scale);
     req->y = floor_div(req->top, req->scale);
     *right = ceil_div(req->right, req->scale);
     *bottom = ceil_div(req->bottom, req->scale);
 }
 
-/* Progressive, arithmetic-coded and multi-scan files, and those with restart markers, are decoded whole: there is
- * nothing to gain, or the skipping of rows is not to be trusted. So are shrunken ones with rare sampling factors, whose
- * components libjpeg shrinks by different factors, and then upsamples the wrong rows and columns after a crop. */
+/* Progressive, arithmetic-coded and multi-scan files are decoded whole: there is nothing to gain, or the skipping of
+ * rows is not to be trusted. So are shrunken ones with rare sampling factors, whose components libjpeg shrinks by
+ * different factors, and then upsamples the wrong rows and columns after a crop. */
 static int can_crop(j_decompress_ptr cinfo)
 {
-    if (jpeg_has_multiple_scans(cinfo) || cinfo->arith_code || cinfo->restart_interval != 0)
+    if (jpeg_has_multiple_scans(cinfo) || cinfo->arith_code)
         return 0;
     return cinfo->scale_denom == 1 || (cinfo->max_h_samp_factor <= 2 && cinfo->max_v_samp_factor <= 2);
+}
+
+/* Go on with a small JPEG of the part that has the box, if that can be made and saves time: where it begins, in pixels
+ * of the scaled image, and the box in it. The part holds what upsampling looks at. */
+static int take_part(j_decompress_ptr cinfo, request *req, long *right, long *bottom, long origin[2])
+{
+    const int scale = req->scale;
+    double box[4] = {(double)(req->x > MARGIN ? req->x - MARGIN : 0) * scale,
+                     (double)(req->y > MARGIN ? req->y - MARGIN : 0) * scale, (double)(*right + MARGIN) * scale,
+                     (double)(*bottom + MARGIN) * scale};
+    J_COLOR_SPACE space = cinfo->jpeg_color_space;
+    size_t begins = (size_t)(cinfo->src->next_input_byte - req->data);
+    if (!find_part(&kept, cinfo, req->data, req->size, begins, req->entries, req->entries_size, box))
+        return 0;
+    jpeg_abort_decompress(cinfo);
+    splice_source(&kept);
+    jpeg_read_header(cinfo, TRUE);
+    cinfo->jpeg_color_space = space;
+    configure(cinfo, req);
+    origin[0] = (long)box[0] / scale;
+    origin[1] = (long)box[1] / scale;
+    req->x -= origin[0];
+    req->y -= origin[1];
+    *right -= origin[0];
+    *bottom -= origin[1];
+    return 1;
+}
+
+/* Pass over the rows above the box. Those of a part are few, and its restart markers libjpeg cannot skip. */
+static void pass_rows(j_decompress_ptr cinfo, request *req, int part)
+{
+    if (!part)
+        jpeg_skip_scanlines(cinfo, (JDIMENSION)req->y);
+    JSAMPROW row = req->out;
+    while (cinfo->output_scanline < (JDIMENSION)req->y)
+        if (jpeg_read_scanlines(cinfo, &row, 1) == 0)
+            ERREXIT(cinfo, JERR_CANT_SUSPEND); /* a source in memory never waits */
+}
+
+static void read_rows(j_decompress_ptr cinfo, request *req, size_t stride)
+{
+    for (long done = 0; done < req->height;) {
+        JSAMPROW rows[ROWS];
+        long count = req->height - done < ROWS ? req->height - done : ROWS;
+        for (long i = 0; i < count; i++)
+            rows[i] = req->out + stride * (size_t)(done + i);
+        JDIMENSION got = jpeg_read_scanlines(cinfo, rows, (JDIMENSION)count);
+        if (got == 0)
+            ERREXIT(cinfo, JERR_CANT_SUSPEND);
+        done += (long)got;
+    }
 }
 
 /* Everything between header and last row. Errors leave by longjmp. */
 static enum outcome work(j_decompress_ptr cinfo, request *req)
 {
-    long right = 0, bottom = 0;
+    long right = 0, bottom = 0, origin[2] = {0, 0};
     if (!req->partial && !complete(req)) {
         snprintf(req->message, JMSG_LENGTH_MAX, "premature end: no end-of-image marker");
         return DAMAGED;
@@ -196,12 +260,13 @@ static enum outcome work(j_decompress_ptr cinfo, request *req)
     jpeg_mem_src(cinfo, req->data, (unsigned long)req->size);
     jpeg_read_header(cinfo, TRUE);
     plan(cinfo, req, &right, &bottom);
-    jpeg_calc_output_dimensions(cinfo);
+    int crop = can_crop(cinfo), restarts = cinfo->restart_interval != 0;
+    int part = crop && !req->partial && take_part(cinfo, req, &right, &bottom, origin);
+    crop = crop && (part || !restarts);
     /* Before anything is decoded: is the memory large enough for the widest row that cropping can leave? */
     long align = cinfo->max_h_samp_factor * DCTSIZE + MARGIN;
     long from = req->x > align ? req->x - align : 0;
     long to = right + MARGIN < (long)cinfo->output_width ? right + MARGIN : (long)cinfo->output_width;
-    int crop = can_crop(cinfo);
     if (!crop) {
         from = req->y = 0;
         to = (long)cinfo->output_width;
@@ -219,7 +284,6 @@ static enum outcome work(j_decompress_ptr cinfo, request *req)
         width = (JDIMENSION)to - x;
         jpeg_crop_scanline(cinfo, &x, &width);
     }
-    req->x = (long)x;
     req->width = (long)cinfo->output_width;
     size_t stride = (size_t)cinfo->output_width * (size_t)cinfo->output_components;
     if (cinfo->output_components != req->channels || stride * (size_t)req->height > req->capacity) {
@@ -228,18 +292,10 @@ static enum outcome work(j_decompress_ptr cinfo, request *req)
         return DAMAGED;
     }
     if (req->y > 0)
-        jpeg_skip_scanlines(cinfo, (JDIMENSION)req->y);
-    long done = 0;
-    while (done < req->height) {
-        JSAMPROW rows[ROWS];
-        long count = req->height - done < ROWS ? req->height - done : ROWS;
-        for (long i = 0; i < count; i++)
-            rows[i] = req->out + stride * (size_t)(done + i);
-        JDIMENSION got = jpeg_read_scanlines(cinfo, rows, (JDIMENSION)count);
-        if (got == 0)
-            ERREXIT(cinfo, JERR_CANT_SUSPEND); /* a source in memory never waits */
-        done += (long)got;
-    }
+        pass_rows(cinfo, req, part);
+    read_rows(cinfo, req, stride);
+    req->x = (long)x + origin[0];
+    req->y += origin[1];
     return DONE; /* the rows below are never looked at */
 }
 
@@ -288,21 +344,21 @@ static PyObject *raised(enum outcome outcome, const request *req)
 
 PyDoc_STRVAR(decode_doc,
              "decode(data, out, left, top, right, bottom, target_height, target_width, channels, max_pixels, partial, "
-             "width, height)\n"
+             "width, height, entries)\n"
              "--\n\n"
              "Decode into `out`; (width, height, x, y, scale, image_width, image_height), or the bytes that are needed.");
 
 static PyObject *decode(PyObject *module, PyObject *args)
 {
-    Py_buffer data, out;
+    Py_buffer data, out, entries;
     request req;
     decoder all;
     memset(&req, 0, sizeof req);
     memset(&all, 0, sizeof all);
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*w*ddddlliKpll", &data, &out, &req.left, &req.top, &req.right, &req.bottom,
+    if (!PyArg_ParseTuple(args, "y*w*ddddlliKpllz*", &data, &out, &req.left, &req.top, &req.right, &req.bottom,
                           &req.target_height, &req.target_width, &req.channels, &req.max_pixels, &req.partial,
-                          &req.expected_width, &req.expected_height))
+                          &req.expected_width, &req.expected_height, &entries))
         return NULL;
     PyObject *result = NULL;
     int whole = req.right <= 0;
@@ -316,6 +372,8 @@ static PyObject *decode(PyObject *module, PyObject *args)
         req.size = (size_t)data.len;
         req.out = out.buf;
         req.capacity = (size_t)out.len;
+        req.entries = entries.buf;
+        req.entries_size = (size_t)entries.len;
         Py_BEGIN_ALLOW_THREADS
         outcome = run(&all, &req);
         Py_END_ALLOW_THREADS
@@ -329,6 +387,7 @@ static PyObject *decode(PyObject *module, PyObject *args)
     }
     PyBuffer_Release(&data);
     PyBuffer_Release(&out);
+    PyBuffer_Release(&entries);
     return result;
 }
 

@@ -79,7 +79,7 @@ def decode_image(
     `size` (width, height), which the caller has read. With `partial`, what is missing or damaged is gray or wrong
     instead of an error. Raises as this module says.
     """
-    arguments = (*_WHOLE, 0, 0, channels, _limit(max_pixels), partial, *(size or (0, 0)))
+    arguments = (*_WHOLE, 0, 0, channels, _limit(max_pixels), partial, *(size or (0, 0)), None)
     needed = _jpeg.decode(data, bytearray(0), *arguments)
     assert isinstance(needed, int)
     out = np.empty(needed, np.uint8)
@@ -96,6 +96,7 @@ def decode_box(
     channels: int = 3,
     max_pixels: int,
     size: tuple[int, int] | None = None,
+    entries: bytes | memoryview | None = None,
 ) -> Region:
     """The pixels of `box` (left, top, right, bottom), rounded outward to whole pixels.
 
@@ -103,7 +104,7 @@ def decode_box(
     the pixels of a decode of the whole image. The array lies in this thread's scratch: copy what you keep. The limit
     and `size` are those of `decode_image`. Raises as this module says.
     """
-    arguments = (*box, *target, channels, _limit(max_pixels), False, *(size or (0, 0)))
+    arguments = (*box, *target, channels, _limit(max_pixels), False, *(size or (0, 0)), entries)
     out = _free_scratch()
     done = _jpeg.decode(data, out, *arguments)
     if isinstance(done, int):

@@ -1,0 +1,321 @@
+/* Passing over coded data costs a table look-up for each group of symbols, and nothing is written: two
+ * thirds of what libjpeg's decoding of it takes. All that is not as it should be ends a walk, and the caller lets libjpeg decide.
+ */
+#include "scan.h"
+
+#include <string.h>
+
+#define MOST_AT_ONCE (LOOK + 15) /* bits of a group: one symbol may end behind the bits that were looked up */
+#define END_OF_BLOCK 128 /* added to the coefficients that a group passes */
+
+/* Reading. */
+
+/* Unstuff as much as the chunk has room for. */
+static void unstuff(reader *r)
+{
+    uint8_t *out = r->chunk + (r->stop - r->chunk), *limit = r->chunk + CHUNK;
+    while (out < limit && !r->last) {
+        size_t room = (size_t)(limit - out), left = (size_t)(r->end - r->raw);
+        size_t most = room < left ? room : left;
+        const uint8_t *found = memchr(r->raw, 0xFF, most);
+        size_t plain = found ? (size_t)(found - r->raw) : most;
+        memcpy(out, r->raw, plain);
+        out += plain;
+        r->raw += plain;
+        if (found && r->raw + 1 < r->end && r->raw[1] == 0) {
+            *out++ = 0xFF;
+            r->raw += 2;
+        } else if (found || r->raw == r->end)
+            r->last = 1;
+    }
+    r->stop = out;
+    memset(out, 0, BLOCK_BYTES + 16);
+}
+
+/* Where a byte of the chunk stands in the file. Asked for in ascending order. */
+static const uint8_t *raw_of(reader *r, size_t at)
+{
+    while (r->known < at) {
+        size_t most = at - r->known;
+        const uint8_t *found = memchr(r->known_raw, 0xFF, most);
+        size_t plain = found ? (size_t)(found - r->known_raw) : most;
+        r->known += plain + (found != NULL);
+        r->known_raw += plain + (found ? 2 : 0);
+    }
+    return r->known_raw;
+}
+
+/* Have so many bytes behind the next one in the chunk, or all that there are; zeros behind these. */
+void ensure(reader *r, size_t bytes)
+{
+    if ((size_t)(r->stop - r->next) >= bytes || r->last)
+        return;
+    /* Bits that have been read are still to be found in the chunk. */
+    size_t from = (size_t)(r->next - r->chunk) - (size_t)(r->count + 7) / 8;
+    size_t size = (size_t)(r->stop - r->chunk) - from;
+    r->known_raw = raw_of(r, from);
+    r->known = 0;
+    memmove(r->chunk, r->chunk + from, size);
+    r->next -= from;
+    r->stop = r->chunk + size;
+    unstuff(r);
+}
+
+/* Begin at a bit of the file. */
+void start_reader(reader *r, const uint8_t *data, size_t size, size_t byte, int bit)
+{
+    r->raw = r->known_raw = data + byte;
+    r->end = data + size;
+    r->known = 0;
+    r->last = 0;
+    r->next = r->stop = r->chunk;
+    r->bits = 0;
+    r->count = 0;
+    unstuff(r);
+    if (bit) {
+        r->bits = (uint64_t)*r->next++ << (56 + bit);
+        r->count = 8 - bit;
+    }
+}
+
+/* The next bits alone, which stay in registers. */
+typedef struct {
+    const uint8_t *next;
+    uint64_t bits;
+    int count;
+} cursor;
+
+/* At least 56 bits. What is read behind the end are zeros, and `pass_block` sees that it was too much. */
+static inline void refill(cursor *c)
+{
+    c->bits |= load64(c->next) >> c->count;
+    int bytes = (63 - c->count) >> 3;
+    c->next += bytes;
+    c->count += bytes << 3;
+}
+
+static inline void drop(cursor *c, int count)
+{
+    c->bits <<= count;
+    c->count -= count;
+}
+
+/* The next bit, counted from the beginning of the chunk. */
+size_t place(const reader *r)
+{
+    return (size_t)(r->next - r->chunk) * 8 - (size_t)r->count;
+}
+
+/* The next bit as a byte of the file, and a bit in it. */
+size_t raw_place(reader *r, const uint8_t *data, int *bit)
+{
+    size_t at = place(r);
+    *bit = (int)(at & 7);
+    return (size_t)(raw_of(r, at >> 3) - data);
+}
+
+/* Codes. */
+
+/* Length | symbol << 8 of the code in front of 16 bits; 0 if there is none. */
+static inline uint32_t symbol_of(const codes *c, uint32_t bits)
+{
+    int length = 1;
+    while (length <= 16 && bits >= c->beyond[length])
+        length++;
+    if (length > 16)
+        return 0;
+    int at = (int)(bits >> (16 - length)) + c->offset[length];
+    return (uint32_t)length | (uint32_t)c->symbols[at & 255] << 8;
+}
+
+/* The number that so many bits stand for. */
+static inline int extended(uint32_t bits, int size)
+{
+    return size && !(bits >> (size - 1)) ? (int)bits - (1 << size) + 1 : (int)bits;
+}
+
+/* Codes in front of the look-up bits: length | (difference + 32768) << 8, of a code and its bits. */
+static uint32_t whole_difference(const codes *c, uint32_t bits)
+{
+    uint32_t found = c->first[bits];
+    int length = found & 255, size = found >> 8;
+    if (!length || length + size > LOOK)
+        return 0;
+    uint32_t value = bits >> (LOOK - length - size) & ((1u << size) - 1);
+    return (uint32_t)(length + size) | (uint32_t)(extended(value, size) + 32768) << 8;
+}
+
+/* Bits | coefficients << 8 of as many symbols as fit; END_OF_BLOCK more where the last one ends the block. */
+static uint32_t whole_symbols(const codes *c, uint32_t bits)
+{
+    int used = 0, passed = 0;
+    for (;;) {
+        uint32_t found = c->first[bits << used & ((1 << LOOK) - 1)];
+        int length = found & 255, size = found >> 8 & 15, run = found >> 12;
+        if (!length || used + length > LOOK)
+            break;
+        if (size == 0 && run != 15)
+            return (uint32_t)(used + length) | (uint32_t)(passed + END_OF_BLOCK) << 8;
+        /* One symbol may end behind the bits: nobody looks at the value. */
+        if (used + length + size > LOOK && used)
+            break;
+        used += length + size;
+        passed += run + 1;
+        if (used >= LOOK || passed > 63)
+            break;
+    }
+    return used ? (uint32_t)used | (uint32_t)passed << 8 : 0;
+}
+
+static int make_codes(codes *c, const JHUFF_TBL *table, int ac)
+{
+    if (c->usable && !memcmp(c->counts, table->bits, 17) && !memcmp(c->symbols, table->huffval, 256))
+        return 1;
+    memcpy(c->counts, table->bits, 17);
+    memcpy(c->symbols, table->huffval, 256);
+    c->usable = 0;
+    memset(c->first, 0, sizeof c->first);
+    uint32_t code = 0;
+    int at = 0;
+    c->beyond[0] = 0;
+    for (int length = 1; length <= 16; length++) {
+        uint32_t count = c->counts[length];
+        c->offset[length] = at - (int)code;
+        /* As libjpeg has it: no code is all ones. */
+        if (code + count >= 1u << length || at + (int)count > 256)
+            return 0;
+        for (uint32_t i = 0; i < count; i++, at++, code++) {
+            if (!ac && c->symbols[at] > 15)
+                return 0;
+            uint32_t from = length <= LOOK ? code << (LOOK - length) : 0, copies = length <= LOOK ? 1u << (LOOK - length) : 0;
+            for (uint32_t k = 0; k < copies; k++)
+                c->first[from + k] = (uint16_t)(length | c->symbols[at] << 8);
+        }
+        c->beyond[length] = count ? code << (16 - length) : c->beyond[length - 1];
+        code <<= 1;
+    }
+    for (uint32_t bits = 0; bits < 1 << LOOK; bits++)
+        c->whole[bits] = ac ? whole_symbols(c, bits) : whole_difference(c, bits);
+    c->usable = 1;
+    return 1;
+}
+
+/* Passing over. */
+
+/* A DC code and its bits. 0 if there is no such code. */
+static inline int pass_dc(const codes *dc, cursor *c, int *difference)
+{
+    refill(c);
+    uint32_t found = dc->whole[c->bits >> (64 - LOOK)];
+    if (found) {
+        drop(c, (int)(found & 255));
+        *difference = (int)(found >> 8) - 32768;
+        return 1;
+    }
+    uint32_t symbol = symbol_of(dc, (uint32_t)(c->bits >> 48));
+    int size = (int)(symbol >> 8);
+    drop(c, (int)(symbol & 255));
+    *difference = size ? extended((uint32_t)(c->bits >> (64 - size)), size) : 0;
+    drop(c, size);
+    return symbol != 0;
+}
+
+/* The rest of a block. 0 for what is no block. */
+static inline int pass_ac(const codes *ac, cursor *c)
+{
+    unsigned k = 1;
+    for (;; refill(c))
+        while (c->count >= MOST_AT_ONCE) {
+            uint32_t found = ac->whole[c->bits >> (64 - LOOK)];
+            unsigned after = k + (found >> 8);
+            if (found && after < 64) {
+                drop(c, (int)(found & 255));
+                k = after;
+                continue;
+            }
+            if (found && (after == 64 || (after >= END_OF_BLOCK && after < END_OF_BLOCK + 64))) {
+                drop(c, (int)(found & 255));
+                return 1;
+            }
+            /* A long code, or a group that goes beyond the block. */
+            refill(c);
+            uint32_t symbol = symbol_of(ac, (uint32_t)(c->bits >> 48));
+            int size = (int)(symbol >> 8 & 15), run = (int)(symbol >> 12);
+            if (!symbol)
+                return 0;
+            drop(c, (int)(symbol & 255) + size);
+            if (size == 0 && run != 15)
+                return 1;
+            k += (unsigned)run + 1;
+            if (k >= 64)
+                return k == 64;
+            break;
+        }
+}
+
+/* Of a block, 1, or 0 where the data is not as it should be. */
+static inline int passed_block(const scan *s, reader *r, int component, int *difference, size_t *behind_dc)
+{
+    ensure(r, BLOCK_BYTES);
+    cursor c = {r->next, r->bits, r->count};
+    int passed = pass_dc(s->dc[component], &c, difference);
+    *behind_dc = (size_t)(c.next - r->chunk) * 8 - (size_t)c.count;
+    passed = passed && pass_ac(s->ac[component], &c);
+    r->next = c.next;
+    r->bits = c.bits;
+    r->count = c.count;
+    return passed && place(r) <= (size_t)(r->stop - r->chunk) * 8;
+}
+
+/* The same, and where the bits of its DC value end, as `place` counts. */
+int pass_block(const scan *s, reader *r, int component, int *difference, size_t *behind_dc)
+{
+    return passed_block(s, r, component, difference, behind_dc);
+}
+
+/* Pass over MCUs: 1, or 0 where the data is not as it should be. `dc` becomes that behind them. */
+int walk(const scan *s, reader *r, int dc[], long mcus)
+{
+    for (long n = 0; n < mcus; n++)
+        for (int block = 0; block < s->blocks; block++) {
+            int component = s->component[block], difference;
+            size_t behind_dc;
+            if (!passed_block(s, r, component, &difference, &behind_dc))
+                return 0;
+            dc[component] += difference;
+            if (dc[component] < -MOST_DC || dc[component] > MOST_DC)
+                return 0;
+        }
+    return 1;
+}
+
+/* What the header says of a scan; 0 for one of another kind. */
+int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo)
+{
+    memset(made, 0, sizeof *made);
+    if (cinfo->comps_in_scan != cinfo->num_components || cinfo->num_components > MAX_COMPS_IN_SCAN)
+        return 0;
+    made->components = cinfo->num_components;
+    int one = made->components == 1, most_wide = 1, most_high = 1;
+    for (int i = 0; i < made->components; i++) {
+        const jpeg_component_info *info = cinfo->cur_comp_info[i];
+        int wide = one ? 1 : info->h_samp_factor, high = one ? 1 : info->v_samp_factor;
+        most_wide = wide > most_wide ? wide : most_wide;
+        most_high = high > most_high ? high : most_high;
+        const JHUFF_TBL *dc = cinfo->dc_huff_tbl_ptrs[info->dc_tbl_no & 3];
+        const JHUFF_TBL *ac = cinfo->ac_huff_tbl_ptrs[info->ac_tbl_no & 3];
+        codes *own_dc = &tables->dc[info->dc_tbl_no & 3], *own_ac = &tables->ac[info->ac_tbl_no & 3];
+        if (info != &cinfo->comp_info[i] || made->blocks + wide * high > D_MAX_BLOCKS_IN_MCU || !dc || !ac ||
+            !make_codes(own_dc, dc, 0) || !make_codes(own_ac, ac, 1))
+            return 0;
+        made->dc[i] = own_dc;
+        made->ac[i] = own_ac;
+        for (int k = 0; k < wide * high; k++)
+            made->component[made->blocks++] = i;
+    }
+    made->mcu_width = most_wide * DCTSIZE;
+    made->mcu_height = most_high * DCTSIZE;
+    made->wide = ((long)cinfo->image_width + made->mcu_width - 1) / made->mcu_width;
+    made->high = ((long)cinfo->image_height + made->mcu_height - 1) / made->mcu_height;
+    return 1;
+}

@@ -1,0 +1,74 @@
+/* The coded data of a baseline JPEG: passed over without being decoded, several symbols at a time. */
+#ifndef PENSTOCK_SCAN_H
+#define PENSTOCK_SCAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <jpeglib.h>
+
+#define LOOK 11          /* bits that are looked up at once */
+#define CHUNK 8192       /* bytes that are read at once */
+#define MOST_DC 2047     /* of 8 bits */
+#define BLOCK_BYTES 256  /* no block takes more: 64 codes of 16 bits, each with 15 bits behind it, are 248 bytes */
+
+/* Huffman codes, and what they say about the next LOOK bits. */
+typedef struct {
+    uint8_t counts[17], symbols[256];
+    int usable;
+    uint32_t beyond[18];           /* by length: the first 16 bits behind all codes of it */
+    int32_t offset[18];            /* by length: what makes a code the place of its symbol */
+    uint16_t first[1 << LOOK];     /* length | symbol << 8 of the code in front; 0 where it is longer */
+    uint32_t whole[1 << LOOK];     /* what can be taken at once, see `make_codes`; 0 is nothing */
+} codes;
+
+/* The codes of the last files of a thread: most files have the same. */
+typedef struct {
+    codes dc[NUM_HUFF_TBLS], ac[NUM_HUFF_TBLS];
+} code_tables;
+
+/* Unstuffed bytes of the coded data, and the next bits of them. */
+typedef struct {
+    const uint8_t *raw, *end;      /* of the file, what has not been unstuffed */
+    const uint8_t *known_raw;      /* where the byte `known` of the chunk stands in the file */
+    size_t known;
+    int last;                      /* nothing comes behind the chunk: the file ends, or a marker follows */
+    const uint8_t *next, *stop;    /* in the chunk */
+    uint64_t bits;                 /* the next ones, the first in front */
+    int count;                     /* how many of them */
+    uint8_t chunk[CHUNK + BLOCK_BYTES + 16];
+} reader;
+
+/* What a scan is made of. */
+typedef struct {
+    int components, blocks;        /* blocks of an MCU */
+    int component[D_MAX_BLOCKS_IN_MCU];
+    const codes *dc[MAX_COMPS_IN_SCAN], *ac[MAX_COMPS_IN_SCAN];
+    long wide, high;               /* MCUs */
+    int mcu_width, mcu_height;     /* pixels */
+} scan;
+
+/* Eight bytes, the first one in front; one instruction or two. */
+static inline uint64_t load64(const uint8_t *p)
+{
+    return (uint64_t)p[0] << 56 | (uint64_t)p[1] << 48 | (uint64_t)p[2] << 40 | (uint64_t)p[3] << 32 |
+           (uint64_t)p[4] << 24 | (uint64_t)p[5] << 16 | (uint64_t)p[6] << 8 | p[7];
+}
+
+/* A place between two MCUs. */
+typedef struct {
+    size_t byte;                   /* of the file */
+    int bit;                       /* of that byte, from the front */
+    int dc[MAX_COMPS_IN_SCAN];     /* what the next DC values are differences to */
+} entry;
+
+int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo);
+void start_reader(reader *r, const uint8_t *data, size_t size, size_t byte, int bit);
+void ensure(reader *r, size_t bytes);
+int walk(const scan *s, reader *r, int dc[], long mcus);
+int pass_block(const scan *s, reader *r, int component, int *difference, size_t *behind_dc);
+size_t place(const reader *r);
+size_t raw_place(reader *r, const uint8_t *data, int *bit);
+
+#endif
