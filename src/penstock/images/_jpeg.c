@@ -50,6 +50,7 @@ typedef struct {
     long expected_width, expected_height; /* what the caller has read in the header; 0 is nothing */
     const unsigned char *entries; /* of this file, see splice.c; NULL is none */
     size_t entries_size;
+    long step; /* MCUs from one entry of a row to the next */
 
     size_t needed;
     long image_width, image_height;
@@ -250,7 +251,7 @@ static void read_rows(j_decompress_ptr cinfo, request *req, size_t stride)
 }
 
 /* Everything between header and last row. Errors leave by longjmp. */
-static enum outcome work(j_decompress_ptr cinfo, request *req)
+static enum outcome decode_box(j_decompress_ptr cinfo, request *req)
 {
     long right = 0, bottom = 0, origin[2] = {0, 0};
     if (!req->partial && !complete(req)) {
@@ -299,8 +300,22 @@ static enum outcome work(j_decompress_ptr cinfo, request *req)
     return DONE; /* the rows below are never looked at */
 }
 
+/* The entries of a file, for `find_part`. */
+static enum outcome find_entries(j_decompress_ptr cinfo, request *req)
+{
+    if (!complete(req))
+        return DAMAGED;
+    jpeg_mem_src(cinfo, req->data, (unsigned long)req->size);
+    jpeg_read_header(cinfo, TRUE);
+    if (jpeg_has_multiple_scans(cinfo) || cinfo->arith_code)
+        return UNSUPPORTED;
+    size_t begins = (size_t)(cinfo->src->next_input_byte - req->data);
+    req->needed = make_entries(&kept, cinfo, req->data, req->size, begins, req->step, req->out, req->capacity);
+    return req->needed == 0 ? UNSUPPORTED : req->needed > req->capacity ? TOO_SMALL : DONE;
+}
+
 /* Without the GIL. The only function with a setjmp. `all` is zeroed, so that destroying is right at any point. */
-static enum outcome run(decoder *all, request *req)
+static enum outcome run(decoder *all, request *req, enum outcome (*work)(j_decompress_ptr, request *))
 {
     all->cinfo.err = jpeg_std_error(&all->err.base);
     all->err.base.error_exit = on_error;
@@ -375,7 +390,7 @@ static PyObject *decode(PyObject *module, PyObject *args)
         req.entries = entries.buf;
         req.entries_size = (size_t)entries.len;
         Py_BEGIN_ALLOW_THREADS
-        outcome = run(&all, &req);
+        outcome = run(&all, &req, decode_box);
         Py_END_ALLOW_THREADS
         if (outcome == DONE)
             result = Py_BuildValue("lllllll", req.width, req.height, req.x, req.y, (long)req.scale, req.image_width,
@@ -391,7 +406,44 @@ static PyObject *decode(PyObject *module, PyObject *args)
     return result;
 }
 
-static PyMethodDef methods[] = {{"decode", decode, METH_VARARGS, decode_doc}, {NULL, NULL, 0, NULL}};
+PyDoc_STRVAR(entries_doc, "entries(data, out, step)\n"
+                          "--\n\n"
+                          "Write the entries of a file into `out`, every `step` MCUs of a row: their size, which may be "
+                          "more than there is room for; 0 for a file that has none.");
+
+static PyObject *entries(PyObject *module, PyObject *args)
+{
+    Py_buffer data, out;
+    request req;
+    decoder all;
+    memset(&req, 0, sizeof req);
+    memset(&all, 0, sizeof all);
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*w*l", &data, &out, &req.step))
+        return NULL;
+    PyObject *result = NULL;
+    if (req.step < 1 || req.step > 65535)
+        PyErr_SetString(PyExc_IndexError, "step");
+    else {
+        enum outcome outcome;
+        req.data = data.buf;
+        req.size = (size_t)data.len;
+        req.out = out.buf;
+        req.capacity = (size_t)out.len;
+        Py_BEGIN_ALLOW_THREADS
+        outcome = run(&all, &req, find_entries);
+        Py_END_ALLOW_THREADS
+        result = outcome == NO_MEMORY ? raised(outcome, &req)
+                                      : PyLong_FromSize_t(outcome == DONE || outcome == TOO_SMALL ? req.needed : 0);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+static PyMethodDef methods[] = {{"decode", decode, METH_VARARGS, decode_doc},
+                                {"entries", entries, METH_VARARGS, entries_doc},
+                                {NULL, NULL, 0, NULL}};
 
 static int fill(PyObject *module)
 {

@@ -31,7 +31,7 @@ try:
 except ImportError:  # built without compiler or headers, or libjpeg is not on this machine
     _jpeg = None  # type: ignore[assignment]
 
-__all__ = ["Region", "decode_box", "decode_image", "is_available"]
+__all__ = ["Region", "decode_box", "decode_image", "entries_of", "is_available"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -117,6 +117,22 @@ def decode_box(
     left, top = int(box[0] // scale), int(box[1] // scale)
     right, bottom = -int(-box[2] // scale), -int(-box[3] // scale)
     return Region(array[top - y : bottom - y, left - x : right - x], left, top, scale)
+
+
+def entries_of(data: Data, *, step: int = 8) -> bytes | None:
+    """The entries of a JPEG, at which its coded data can be begun: every `step` MCUs of each row; None if it has none.
+
+    `decode_box` decodes a box of the same data by them without reading what comes before. Progressive, arithmetic-coded
+    and damaged files have none, nor need those with restart markers any.
+
+    Cost: two fifths of a decode. 10 bytes an entry: with a `step` of 8, about 3 % of a photograph.
+    """
+    out = bytearray(max(4096, len(data) // 16))
+    size = _jpeg.entries(data, out, step)
+    if size > len(out):
+        out = bytearray(size)
+        size = _jpeg.entries(data, out, step)
+    return bytes(out[:size]) if size else None
 
 
 def _limit(max_pixels: int) -> int:

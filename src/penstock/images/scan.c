@@ -134,19 +134,8 @@ static inline int extended(uint32_t bits, int size)
     return size && !(bits >> (size - 1)) ? (int)bits - (1 << size) + 1 : (int)bits;
 }
 
-/* Codes in front of the look-up bits: length | (difference + 32768) << 8, of a code and its bits. */
-static uint32_t whole_difference(const codes *c, uint32_t bits)
-{
-    uint32_t found = c->first[bits];
-    int length = found & 255, size = found >> 8;
-    if (!length || length + size > LOOK)
-        return 0;
-    uint32_t value = bits >> (LOOK - length - size) & ((1u << size) - 1);
-    return (uint32_t)(length + size) | (uint32_t)(extended(value, size) + 32768) << 8;
-}
-
 /* Bits | coefficients << 8 of as many symbols as fit; END_OF_BLOCK more where the last one ends the block. */
-static uint32_t whole_symbols(const codes *c, uint32_t bits)
+static uint32_t group_of(const codes *c, uint32_t bits)
 {
     int used = 0, passed = 0;
     for (;;) {
@@ -173,7 +162,7 @@ static int make_codes(codes *c, const JHUFF_TBL *table, int ac)
         return 1;
     memcpy(c->counts, table->bits, 17);
     memcpy(c->symbols, table->huffval, 256);
-    c->usable = 0;
+    c->usable = c->grouped = 0;
     memset(c->first, 0, sizeof c->first);
     uint32_t code = 0;
     int at = 0;
@@ -187,32 +176,37 @@ static int make_codes(codes *c, const JHUFF_TBL *table, int ac)
         for (uint32_t i = 0; i < count; i++, at++, code++) {
             if (!ac && c->symbols[at] > 15)
                 return 0;
-            uint32_t from = length <= LOOK ? code << (LOOK - length) : 0, copies = length <= LOOK ? 1u << (LOOK - length) : 0;
-            for (uint32_t k = 0; k < copies; k++)
-                c->first[from + k] = (uint16_t)(length | c->symbols[at] << 8);
+            for (uint32_t k = 0; length <= LOOK && k < 1u << (LOOK - length); k++)
+                c->first[(code << (LOOK - length)) + k] = (uint16_t)(length | c->symbols[at] << 8);
         }
         c->beyond[length] = count ? code << (16 - length) : c->beyond[length - 1];
         code <<= 1;
     }
-    for (uint32_t bits = 0; bits < 1 << LOOK; bits++)
-        c->whole[bits] = ac ? whole_symbols(c, bits) : whole_difference(c, bits);
     c->usable = 1;
     return 1;
 }
 
+static void make_groups(codes *c)
+{
+    for (uint32_t bits = 0; bits < 1 << LOOK && !c->grouped; bits++)
+        c->groups[bits] = group_of(c, bits);
+    c->grouped = 1;
+}
+
 /* Passing over. */
+
+/* Length | symbol << 8 of the next code; 0 if there is none. */
+static inline uint32_t next_symbol(const codes *c, const cursor *at)
+{
+    uint32_t found = c->first[at->bits >> (64 - LOOK)];
+    return found ? found : symbol_of(c, (uint32_t)(at->bits >> 48));
+}
 
 /* A DC code and its bits. 0 if there is no such code. */
 static inline int pass_dc(const codes *dc, cursor *c, int *difference)
 {
     refill(c);
-    uint32_t found = dc->whole[c->bits >> (64 - LOOK)];
-    if (found) {
-        drop(c, (int)(found & 255));
-        *difference = (int)(found >> 8) - 32768;
-        return 1;
-    }
-    uint32_t symbol = symbol_of(dc, (uint32_t)(c->bits >> 48));
+    uint32_t symbol = next_symbol(dc, c);
     int size = (int)(symbol >> 8);
     drop(c, (int)(symbol & 255));
     *difference = size ? extended((uint32_t)(c->bits >> (64 - size)), size) : 0;
@@ -220,67 +214,79 @@ static inline int pass_dc(const codes *dc, cursor *c, int *difference)
     return symbol != 0;
 }
 
-/* The rest of a block. 0 for what is no block. */
-static inline int pass_ac(const codes *ac, cursor *c)
+/* An AC symbol and its bits; `k` becomes the next coefficient, 64 at the end of the block. 0 for what is none. */
+static inline int pass_symbol(const codes *ac, cursor *c, unsigned *k)
+{
+    refill(c);
+    uint32_t symbol = next_symbol(ac, c);
+    int size = (int)(symbol >> 8 & 15), run = (int)(symbol >> 12);
+    drop(c, (int)(symbol & 255) + size);
+    *k = size == 0 && run != 15 ? 64 : *k + (unsigned)run + 1;
+    return symbol && *k <= 64;
+}
+
+/* The rest of a block, by groups. 0 for what is no block. */
+static inline int pass_groups(const codes *ac, cursor *c)
 {
     unsigned k = 1;
     for (;; refill(c))
         while (c->count >= MOST_AT_ONCE) {
-            uint32_t found = ac->whole[c->bits >> (64 - LOOK)];
+            uint32_t found = ac->groups[c->bits >> (64 - LOOK)];
             unsigned after = k + (found >> 8);
-            if (found && after < 64) {
+            int ends = after == 64 || (after >= END_OF_BLOCK && after < END_OF_BLOCK + 64);
+            if (found && (ends || after < 64)) {
                 drop(c, (int)(found & 255));
+                if (ends)
+                    return 1;
                 k = after;
                 continue;
             }
-            if (found && (after == 64 || (after >= END_OF_BLOCK && after < END_OF_BLOCK + 64))) {
-                drop(c, (int)(found & 255));
-                return 1;
-            }
             /* A long code, or a group that goes beyond the block. */
-            refill(c);
-            uint32_t symbol = symbol_of(ac, (uint32_t)(c->bits >> 48));
-            int size = (int)(symbol >> 8 & 15), run = (int)(symbol >> 12);
-            if (!symbol)
+            if (!pass_symbol(ac, c, &k))
                 return 0;
-            drop(c, (int)(symbol & 255) + size);
-            if (size == 0 && run != 15)
+            if (k == 64)
                 return 1;
-            k += (unsigned)run + 1;
-            if (k >= 64)
-                return k == 64;
-            break;
         }
 }
 
-/* Of a block, 1, or 0 where the data is not as it should be. */
-static inline int passed_block(const scan *s, reader *r, int component, int *difference, size_t *behind_dc)
+static inline cursor cursor_of(const reader *r)
 {
-    ensure(r, BLOCK_BYTES);
-    cursor c = {r->next, r->bits, r->count};
-    int passed = pass_dc(s->dc[component], &c, difference);
-    *behind_dc = (size_t)(c.next - r->chunk) * 8 - (size_t)c.count;
-    passed = passed && pass_ac(s->ac[component], &c);
-    r->next = c.next;
-    r->bits = c.bits;
-    r->count = c.count;
-    return passed && place(r) <= (size_t)(r->stop - r->chunk) * 8;
+    return (cursor){r->next, r->bits, r->count};
 }
 
-/* The same, and where the bits of its DC value end, as `place` counts. */
+/* Go to a cursor: 0 if that is behind the data. */
+static inline int go(reader *r, const cursor *c)
+{
+    r->next = c->next;
+    r->bits = c->bits;
+    r->count = c->count;
+    return place(r) <= (size_t)(r->stop - r->chunk) * 8;
+}
+
+/* Pass over a block symbol by symbol: 1, or 0 where the data is not as it should be. Its DC value is a difference, whose
+ * bits end at `behind_dc`, as `place` counts. */
 int pass_block(const scan *s, reader *r, int component, int *difference, size_t *behind_dc)
 {
-    return passed_block(s, r, component, difference, behind_dc);
+    ensure(r, BLOCK_BYTES);
+    cursor c = cursor_of(r);
+    unsigned k = 1;
+    int passed = pass_dc(s->dc[component], &c, difference);
+    *behind_dc = (size_t)(c.next - r->chunk) * 8 - (size_t)c.count;
+    while (passed && k < 64)
+        passed = pass_symbol(s->ac[component], &c, &k);
+    return go(r, &c) && passed;
 }
 
-/* Pass over MCUs: 1, or 0 where the data is not as it should be. `dc` becomes that behind them. */
+/* Pass over MCUs: 1, or 0 where the data is not as it should be. `dc` becomes that behind them. For scans that were opened
+ * for it. */
 int walk(const scan *s, reader *r, int dc[], long mcus)
 {
     for (long n = 0; n < mcus; n++)
         for (int block = 0; block < s->blocks; block++) {
             int component = s->component[block], difference;
-            size_t behind_dc;
-            if (!passed_block(s, r, component, &difference, &behind_dc))
+            ensure(r, BLOCK_BYTES);
+            cursor c = cursor_of(r);
+            if (!pass_dc(s->dc[component], &c, &difference) || !pass_groups(s->ac[component], &c) || !go(r, &c))
                 return 0;
             dc[component] += difference;
             if (dc[component] < -MOST_DC || dc[component] > MOST_DC)
@@ -289,8 +295,8 @@ int walk(const scan *s, reader *r, int dc[], long mcus)
     return 1;
 }
 
-/* What the header says of a scan; 0 for one of another kind. */
-int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo)
+/* What the header says of a scan, which is to be walked over or not; 0 for one of another kind. */
+int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo, int to_walk)
 {
     memset(made, 0, sizeof *made);
     if (cinfo->comps_in_scan != cinfo->num_components || cinfo->num_components > MAX_COMPS_IN_SCAN)
@@ -308,6 +314,8 @@ int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_stru
         if (info != &cinfo->comp_info[i] || made->blocks + wide * high > D_MAX_BLOCKS_IN_MCU || !dc || !ac ||
             !make_codes(own_dc, dc, 0) || !make_codes(own_ac, ac, 1))
             return 0;
+        if (to_walk)
+            make_groups(own_ac);
         made->dc[i] = own_dc;
         made->ac[i] = own_ac;
         for (int k = 0; k < wide * high; k++)

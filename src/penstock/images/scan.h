@@ -16,11 +16,11 @@
 /* Huffman codes, and what they say about the next LOOK bits. */
 typedef struct {
     uint8_t counts[17], symbols[256];
-    int usable;
+    int usable, grouped;
     uint32_t beyond[18];           /* by length: the first 16 bits behind all codes of it */
     int32_t offset[18];            /* by length: what makes a code the place of its symbol */
     uint16_t first[1 << LOOK];     /* length | symbol << 8 of the code in front; 0 where it is longer */
-    uint32_t whole[1 << LOOK];     /* what can be taken at once, see `make_codes`; 0 is nothing */
+    uint32_t groups[1 << LOOK];    /* of AC codes, what can be passed at once, see `group_of`; 0 is nothing */
 } codes;
 
 /* The codes of the last files of a thread: most files have the same. */
@@ -63,7 +63,7 @@ typedef struct {
     int dc[MAX_COMPS_IN_SCAN];     /* what the next DC values are differences to */
 } entry;
 
-int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo);
+int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo, int to_walk);
 void start_reader(reader *r, const uint8_t *data, size_t size, size_t byte, int bit);
 void ensure(reader *r, size_t bytes);
 int walk(const scan *s, reader *r, int dc[], long mcus);

@@ -1,12 +1,10 @@
 /* The coded data of a box begins at an entry: a bit of the file, and the DC values that the next ones are differences
  * to. A segment from there on is a JPEG's data once the DC values of its first MCU are written anew, as differences to
- * zero; all other bits are the file's, shifted. Entries come from three places:
+ * zero; all other bits are the file's, shifted. Entries are those of an index, which has them for every few columns of
+ * each row of MCUs, or restart markers, where differences are to zero already and bytes begin.
  *
- *     a walk      over the rows above the box; one segment, all below is in it
- *     an index    entries of each row, and of every few columns: one segment a row
- *     markers     of restart, where differences are to zero already and bytes begin
- *
- * libjpeg decodes the small JPEG, so pixels are libjpeg's.
+ * libjpeg decodes the small JPEG, so pixels are libjpeg's. Without entries there is nothing to gain: to walk over the
+ * rows above a box takes as long as libjpeg takes to skip them.
  */
 #include "splice.h"
 
@@ -14,9 +12,10 @@
 
 #include <jerror.h>
 
-#define FEWEST_ROWS 2   /* to be passed over for less gains nothing */
+#define WORTH 16        /* a part that leaves out less than a sixteenth saves no time */
 #define SIZES 12        /* of DC values: 0 to 11 bits */
 #define ENTRIES_HEAD 16
+#define MOST_BYTES (1u << 29) /* of a file whose bits 32 bits count */
 
 /* Writing. */
 
@@ -182,11 +181,9 @@ static int begin_segment(splice *s)
     entry from = {0};
     size_t end = s->size;
     s->tail = 0;
-    if (s->row >= s->part.bottom || (s->from == WALKED && s->made))
+    if (s->row >= s->part.bottom)
         return 0;
-    if (s->from == WALKED)
-        from = s->walked;
-    else if (s->from == MARKERS) {
+    if (!s->entries) {
         long rows = s->groups ? 1 : s->step / s->scan.wide;
         if (!find_marker(s, s->groups ? s->row * s->groups + s->group : s->row / rows))
             return 0;
@@ -210,7 +207,7 @@ static int begin_segment(splice *s)
     }
     s->made++;
     start_reader(&s->reader, s->data, end < s->size ? end : s->size, from.byte, from.bit);
-    if (s->from != MARKERS && !rewrite(s, &from))
+    if (s->entries && !rewrite(s, &from))
         return 0;
     align(s);
     return 1;
@@ -326,11 +323,9 @@ static void write_header(splice *s)
         *s->out++ = (uint8_t)(n == 1 ? 0x11 : info->h_samp_factor << 4 | info->v_samp_factor);
         *s->out++ = (uint8_t)info->quant_tbl_no;
     }
-    if (s->interval) {
-        put_two(s, 0xFFDD);
-        put_two(s, 4);
-        put_two(s, s->interval);
-    }
+    put_two(s, 0xFFDD);
+    put_two(s, 4);
+    put_two(s, s->interval);
     put_two(s, 0xFFDA);
     put_two(s, 6 + 2 * n);
     *s->out++ = (uint8_t)n;
@@ -358,6 +353,13 @@ void splice_source(splicer *kept)
 
 /* Which part. */
 
+/* Bytes of the entries of an image: a head, one entry for each group of `step` MCUs of a row, and one behind the last. */
+static size_t entries_size(const scan *s, long step)
+{
+    size_t groups = (size_t)((s->wide + step - 1) / step);
+    return ENTRIES_HEAD + (groups * (size_t)s->high + 1) * entry_bytes(s);
+}
+
 static int use_entries(splice *s, const uint8_t *entries, size_t size)
 {
     if (size < ENTRIES_HEAD)
@@ -366,7 +368,6 @@ static int use_entries(splice *s, const uint8_t *entries, size_t size)
     if (load32(entries) != 1 || step < 1 || load32(entries + 8) != (uint32_t)s->scan.wide ||
         load32(entries + 12) != (uint32_t)s->scan.high || size != entries_size(&s->scan, step))
         return 0;
-    s->from = ENTRIES;
     s->entries = entries;
     s->step = step;
     s->groups = (s->scan.wide + step - 1) / step;
@@ -379,7 +380,6 @@ static int use_entries(splice *s, const uint8_t *entries, size_t size)
 
 static int use_markers(splice *s, long interval, size_t scan_begins)
 {
-    s->from = MARKERS;
     s->interval = (int)interval;
     s->step = interval;
     s->mark = s->data + scan_begins;
@@ -400,22 +400,6 @@ static int use_markers(splice *s, long interval, size_t scan_begins)
     return find_marker(s, s->groups ? s->part.top * s->groups + s->group : s->part.top * s->scan.wide / interval);
 }
 
-static int use_walk(splice *s, size_t scan_begins)
-{
-    if (s->part.top < FEWEST_ROWS)
-        return 0;
-    s->from = WALKED;
-    s->interval = 0;
-    s->part.left = 0;
-    s->part.right = s->scan.wide;
-    start_reader(&s->reader, s->data, s->size, scan_begins, 0);
-    memset(&s->walked, 0, sizeof s->walked);
-    if (!walk(&s->scan, &s->reader, s->walked.dc, s->part.top * s->scan.wide))
-        return 0;
-    s->walked.byte = raw_place(&s->reader, s->data, &s->walked.bit);
-    return 1;
-}
-
 /* Look for the part of an image that has a box, (left, top, right, bottom) in pixels: 1 if a small JPEG of it can be
  * made and is worth it. `box` becomes that of the part. The header has been read, and the data begins at `scan_begins`.
  */
@@ -423,7 +407,7 @@ int find_part(splicer *kept, struct jpeg_decompress_struct *cinfo, const uint8_t
               const uint8_t *entries, size_t entries_size, double box[4])
 {
     splice *s = &kept->splice;
-    if (!open_scan(&s->scan, &kept->tables, cinfo))
+    if ((!entries && !cinfo->restart_interval) || !open_scan(&s->scan, &kept->tables, cinfo, 0))
         return 0;
     s->data = data;
     s->size = size;
@@ -439,14 +423,14 @@ int find_part(splicer *kept, struct jpeg_decompress_struct *cinfo, const uint8_t
     s->part.bottom = (long)((box[3] + s->scan.mcu_height - 1) / s->scan.mcu_height);
     s->part.right = s->part.right < s->scan.wide ? s->part.right : s->scan.wide;
     s->part.bottom = s->part.bottom < s->scan.high ? s->part.bottom : s->scan.high;
-    int found = cinfo->restart_interval ? use_markers(s, (long)cinfo->restart_interval, scan_begins)
-                : entries               ? use_entries(s, entries, entries_size) || use_walk(s, scan_begins)
-                                        : use_walk(s, scan_begins);
-    if (!found)
+    long all = s->scan.wide * s->scan.high;
+    if (!(cinfo->restart_interval ? use_markers(s, (long)cinfo->restart_interval, scan_begins)
+                                  : use_entries(s, entries, entries_size)) ||
+        (s->part.right - s->part.left) * (s->part.bottom - s->part.top) * WORTH > all * (WORTH - 1))
         return 0;
     s->row = s->part.top;
     for (int i = 0; i < s->scan.components; i++)
-        if (s->from != MARKERS && !complete_codes(cinfo->dc_huff_tbl_ptrs[cinfo->comp_info[i].dc_tbl_no]))
+        if (s->entries && !complete_codes(cinfo->dc_huff_tbl_ptrs[cinfo->comp_info[i].dc_tbl_no]))
             return 0;
     box[0] = (double)(s->part.left * s->scan.mcu_width);
     box[1] = (double)(s->part.top * s->scan.mcu_height);
@@ -459,13 +443,6 @@ int find_part(splicer *kept, struct jpeg_decompress_struct *cinfo, const uint8_t
 
 /* Entries. */
 
-/* Bytes of the entries of an image: a head, one entry for each group of `step` MCUs of a row, and one behind the last. */
-size_t entries_size(const scan *s, long step)
-{
-    size_t groups = (size_t)((s->wide + step - 1) / step);
-    return ENTRIES_HEAD + (groups * (size_t)s->high + 1) * entry_bytes(s);
-}
-
 static uint8_t *store32(uint8_t *p, uint32_t value)
 {
     for (int i = 0; i < 4; i++)
@@ -473,22 +450,25 @@ static uint8_t *store32(uint8_t *p, uint32_t value)
     return p;
 }
 
-/* Write the entries of an image, of which the header has been read: 0 where the data is not as it should be. */
-int make_entries(splicer *kept, struct jpeg_decompress_struct *cinfo, const uint8_t *data, size_t size,
-                 size_t scan_begins, long step, uint8_t *out)
+/* The entries of an image, of which the header has been read: their size, or 0 for data that has none. Nothing is
+ * written where that is more than `capacity`. */
+size_t make_entries(splicer *kept, const struct jpeg_decompress_struct *cinfo, const uint8_t *data, size_t size,
+                    size_t scan_begins, long step, uint8_t *out, size_t capacity)
 {
     reader *r = &kept->splice.reader;
-    const scan *s = &kept->splice.scan;
+    scan *s = &kept->splice.scan;
     int dc[MAX_COMPS_IN_SCAN] = {0};
-    (void)cinfo;
+    if (cinfo->restart_interval || size >= MOST_BYTES || !open_scan(s, &kept->tables, cinfo, 1))
+        return 0;
+    size_t needed = entries_size(s, step);
+    if (needed > capacity)
+        return needed;
     out = store32(store32(store32(store32(out, 1), (uint32_t)step), (uint32_t)s->wide), (uint32_t)s->high);
     start_reader(r, data, size, scan_begins, 0);
     long groups = (s->wide + step - 1) / step, count = groups * s->high;
     for (long number = 0; number <= count; number++) {
         int bit;
         size_t byte = raw_place(r, data, &bit);
-        if (byte >= 1u << 29)
-            return 0;
         out = store32(out, (uint32_t)(byte << 3) | (uint32_t)bit);
         for (int i = 0; i < s->components; i++) {
             *out++ = (uint8_t)dc[i];
@@ -498,5 +478,5 @@ int make_entries(splicer *kept, struct jpeg_decompress_struct *cinfo, const uint
         if (number < count && !walk(s, r, dc, left < step ? left : step))
             return 0;
     }
-    return 1;
+    return needed;
 }

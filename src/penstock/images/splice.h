@@ -20,12 +20,9 @@ typedef struct {
     struct jpeg_decompress_struct *cinfo;
 
     mcus part;
-    /* Where segments come from: restart markers, entries, or what has been walked. */
-    enum { WALKED, ENTRIES, MARKERS } from;
-    const uint8_t *entries;
+    const uint8_t *entries;        /* of an index; NULL: restart markers are the entries */
     long step, groups;             /* MCUs of a segment of the file, and segments of a row */
-    int interval;                  /* MCUs between restart markers in the small JPEG; 0 for none */
-    entry walked;
+    int interval;                  /* MCUs between restart markers in the small JPEG */
 
     long row, group, made;         /* the next segment, and how many there were */
     const uint8_t *mark;           /* behind the marker in front of segment `marked` */
@@ -47,8 +44,7 @@ typedef struct {
 int find_part(splicer *kept, struct jpeg_decompress_struct *cinfo, const uint8_t *data, size_t size, size_t scan_begins,
               const uint8_t *entries, size_t entries_size, double box[4]);
 void splice_source(splicer *kept);
-size_t entries_size(const scan *s, long step);
-int make_entries(splicer *kept, struct jpeg_decompress_struct *cinfo, const uint8_t *data, size_t size,
-                 size_t scan_begins, long step, uint8_t *out);
+size_t make_entries(splicer *kept, const struct jpeg_decompress_struct *cinfo, const uint8_t *data, size_t size,
+                    size_t scan_begins, long step, uint8_t *out, size_t capacity);
 
 #endif
