@@ -1,7 +1,8 @@
 /* The coded data of a box begins at an entry: a bit of the file, and the DC values that the next ones are differences
- * to. A segment from there on is a JPEG's data once the DC values of its first MCU are written anew, as differences to
- * zero; all other bits are the file's, shifted. Entries are those of an index, which has them for every few columns of
- * each row of MCUs, or restart markers, where differences are to zero already and bytes begin.
+ * to. A segment from there on continues another one once the DC values of its first MCU are written anew; all other bits
+ * are the file's, shifted. Entries are those of an index, which has them for every few columns of each row of MCUs, or
+ * restart markers, where differences are to zero and bytes begin. These stay in the small JPEG, and libjpeg decodes what
+ * has restart markers more slowly.
  *
  * libjpeg decodes the small JPEG, so pixels are libjpeg's. Without entries there is nothing to gain: to walk over the
  * rows above a box takes as long as libjpeg takes to skip them.
@@ -136,7 +137,8 @@ static int find_marker(splice *s, long segment)
     return 1;
 }
 
-/* Write the first MCU of a segment with DC values as differences to zero. 0 for data that is not as it should be. */
+/* Write the first MCU of a segment with DC values as differences to those of the segment before. 0 for data that is not
+ * as it should be. */
 static int rewrite(splice *s, const entry *from)
 {
     reader *r = &s->reader;
@@ -149,7 +151,7 @@ static int rewrite(splice *s, const entry *from)
         if (!pass_block(&s->scan, r, component, &difference, &behind_dc))
             return 0;
         if (!seen[component]) {
-            int value = dc[component] + difference;
+            int value = dc[component] + difference - s->before[component];
             if (value < -MOST_DC || value > MOST_DC)
                 return 0;
             put_dc(s, s->cinfo->dc_huff_tbl_ptrs[s->cinfo->comp_info[component].dc_tbl_no], value);
@@ -178,7 +180,7 @@ static void align(splice *s)
 /* Begin the next segment: 0 if there is none, or it is not where it should be. */
 static int begin_segment(splice *s)
 {
-    entry from = {0};
+    entry from = {0}, behind = {0};
     size_t end = s->size;
     s->tail = 0;
     if (s->row >= s->part.bottom)
@@ -194,14 +196,14 @@ static int begin_segment(splice *s)
         }
     } else {
         from = read_entry(s, s->row * s->groups + s->part.left / s->step);
-        entry behind = read_entry(s, s->row * s->groups + (s->part.right + s->step - 1) / s->step);
+        behind = read_entry(s, s->row * s->groups + (s->part.right + s->step - 1) / s->step);
         if (behind.byte >= s->size || from.byte > behind.byte)
             return 0;
         s->tail = behind.bit;
         end = behind.byte + (behind.bit ? s->data[behind.byte] == 0xFF ? 2 : 1 : 0);
         s->row++;
     }
-    if (s->made) {
+    if (s->made && !s->entries) {
         *s->out++ = 0xFF;
         *s->out++ = (uint8_t)(JPEG_RST0 + ((s->made - 1) & 7));
     }
@@ -209,6 +211,7 @@ static int begin_segment(splice *s)
     start_reader(&s->reader, s->data, end < s->size ? end : s->size, from.byte, from.bit);
     if (s->entries && !rewrite(s, &from))
         return 0;
+    memcpy(s->before, behind.dc, sizeof s->before);
     align(s);
     return 1;
 }
@@ -237,6 +240,13 @@ static void pour_words(splice *s)
     s->bits = bits;
 }
 
+/* What libjpeg has in front of a marker: ones. */
+static void fill_byte(splice *s)
+{
+    if (s->count)
+        put(s, ~(uint64_t)0, 8 - s->count);
+}
+
 /* Write what is left of a segment, or as much as there is room for: 1 when it has ended. */
 static int pour(splice *s)
 {
@@ -251,8 +261,8 @@ static int pour(splice *s)
             int last = r->next + 1 == r->stop && s->tail;
             put(s, (uint64_t)*r->next << 56, last ? s->tail : 8);
         }
-        if (s->count)
-            put(s, ~(uint64_t)0, 8 - s->count);
+        if (!s->entries)
+            fill_byte(s);
         return 1;
     }
     return 0;
@@ -276,6 +286,7 @@ static boolean fill(j_decompress_ptr cinfo)
             s->open = !pour(s);
     }
     if (s->ended) {
+        fill_byte(s);
         *s->out++ = 0xFF;
         *s->out++ = JPEG_EOI;
     }
@@ -323,9 +334,11 @@ static void write_header(splice *s)
         *s->out++ = (uint8_t)(n == 1 ? 0x11 : info->h_samp_factor << 4 | info->v_samp_factor);
         *s->out++ = (uint8_t)info->quant_tbl_no;
     }
-    put_two(s, 0xFFDD);
-    put_two(s, 4);
-    put_two(s, s->interval);
+    if (s->interval) {
+        put_two(s, 0xFFDD);
+        put_two(s, 4);
+        put_two(s, s->interval);
+    }
     put_two(s, 0xFFDA);
     put_two(s, 6 + 2 * n);
     *s->out++ = (uint8_t)n;
@@ -374,7 +387,7 @@ static int use_entries(splice *s, const uint8_t *entries, size_t size)
     s->part.left = s->part.left / step * step;
     long right = (s->part.right + step - 1) / step * step;
     s->part.right = right < s->scan.wide ? right : s->scan.wide;
-    s->interval = (int)(s->part.right - s->part.left);
+    s->interval = 0;
     return 1;
 }
 
@@ -417,6 +430,7 @@ int find_part(splicer *kept, struct jpeg_decompress_struct *cinfo, const uint8_t
     s->open = s->ended = 0;
     s->bits = 0;
     s->count = 0;
+    memset(s->before, 0, sizeof s->before);
     s->part.left = (long)(box[0] / s->scan.mcu_width);
     s->part.top = (long)(box[1] / s->scan.mcu_height);
     s->part.right = (long)((box[2] + s->scan.mcu_width - 1) / s->scan.mcu_width);

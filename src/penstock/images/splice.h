@@ -22,12 +22,13 @@ typedef struct {
     mcus part;
     const uint8_t *entries;        /* of an index; NULL: restart markers are the entries */
     long step, groups;             /* MCUs of a segment of the file, and segments of a row */
-    int interval;                  /* MCUs between restart markers in the small JPEG */
+    int interval;                  /* MCUs between restart markers in the small JPEG; 0 for none */
 
     long row, group, made;         /* the next segment, and how many there were */
     const uint8_t *mark;           /* behind the marker in front of segment `marked` */
     long marked;
     int open, ended;
+    int before[MAX_COMPS_IN_SCAN]; /* DC values at the end of the segment before */
     int tail;                      /* bits of the segment's last byte that belong to it; 0 for all */
     uint64_t bits;                 /* to be written, the first in front */
     int count;                     /* how many: fewer than 8 */
