@@ -29,9 +29,10 @@ setup(
     ext_modules=[
         Extension(
             "penstock.images._jpeg",
-            ["src/penstock/images/_jpeg.c"],
+            ["src/penstock/images/_jpeg.c", "src/penstock/images/resize.c"],
+            depends=["src/penstock/images/resize.h"],
             libraries=["jpeg"],
-            extra_compile_args=["-O2", "-Wall", "-Wextra"],
+            extra_compile_args=["-O3", "-Wall", "-Wextra"],
             optional=True,
             py_limited_api=True,
         )
