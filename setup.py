@@ -29,10 +29,10 @@ setup(
     ext_modules=[
         Extension(
             "penstock.images._jpeg",
-            [f"src/penstock/images/{name}.c" for name in ("_jpeg", "splice", "scan")],
-            depends=[f"src/penstock/images/{name}.h" for name in ("splice", "scan")],
+            [f"src/penstock/images/{name}.c" for name in ("_jpeg", "splice", "scan", "resize")],
+            depends=[f"src/penstock/images/{name}.h" for name in ("splice", "scan", "resize")],
             libraries=["jpeg"],
-            extra_compile_args=["-O2", "-Wall", "-Wextra"],
+            extra_compile_args=["-O3", "-Wall", "-Wextra"],
             optional=True,
             py_limited_api=True,
         )

@@ -39,10 +39,10 @@ def has_headers() -> bool:
 
 
 def build(package: Path) -> bool:
-    source = package / "images" / "_jpeg.c"
+    sources = [str(package / "images" / name) for name in ("_jpeg.c", "splice.c", "scan.c", "resize.c")]
     output = package / "images" / "_jpeg.abi3.so"
     include = sysconfig.get_paths()["include"]
-    command = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *FLAGS, f"-I{include}", str(source)]
+    command = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *FLAGS, f"-I{include}", *sources]
     done = subprocess.run([*command, "-o", str(output), "-ljpeg"], capture_output=True, text=True)
     if done.returncode:
         print(done.stderr, file=sys.stderr)

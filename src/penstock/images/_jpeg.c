@@ -17,12 +17,14 @@
 
 #include <setjmp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <jpeglib.h>
 
 #include <jerror.h>
 
+#include "resize.h"
 #include "splice.h"
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000000
@@ -441,8 +443,97 @@ static PyObject *entries(PyObject *module, PyObject *args)
     return result;
 }
 
+/* Whether a buffer has so many dimensions, of these sizes. */
+static int has_shape(const Py_buffer *view, int dimensions, const Py_ssize_t *shape)
+{
+    if (view->ndim != dimensions)
+        return 0;
+    for (int i = 0; i < dimensions; i++)
+        if (view->shape[i] != shape[i])
+            return 0;
+    return 1;
+}
+
+/* The sizes of a job, from what holds its pixels; 0 if these do not go together. */
+static int fill_job(resize_job *job, const Py_buffer *source, const Py_buffer *out, const Py_buffer *table)
+{
+    if (source->ndim != 3 || source->itemsize != 1 || out->ndim != 3 || source->shape[0] > RESIZE_MOST ||
+        source->shape[1] > RESIZE_MOST || source->shape[2] > 4)
+        return 0;
+    int at = job->planar ? 1 : 0;
+    if (out->shape[at] > RESIZE_MOST || out->shape[at + 1] > RESIZE_MOST)
+        return 0;
+    job->height = (int)source->shape[0];
+    job->width = (int)source->shape[1];
+    job->pixel = (int)source->shape[2];
+    job->channels = job->pixel == 4 ? 3 : job->pixel;
+    job->out_height = (int)out->shape[at];
+    job->out_width = (int)out->shape[at + 1];
+    job->entry = (int)out->itemsize;
+    job->out = out->buf;
+    job->table = table ? table->buf : NULL;
+    Py_ssize_t entries[] = {job->channels, 256};
+    if (!resize_valid(job) || (uintptr_t)out->buf % (size_t)job->entry || (uintptr_t)job->table % (size_t)job->entry)
+        return 0;
+    return out->shape[job->planar ? 0 : 2] == job->channels && source->strides[2] == 1 &&
+           source->strides[1] == job->pixel && (!table || (has_shape(table, 2, entries) && table->itemsize == job->entry));
+}
+
+/* Without the GIL; 0 if there is no memory. */
+static int resized(const resize_job *job, const Py_buffer *source)
+{
+    void *scratch = malloc(resize_scratch(job));
+    if (!scratch)
+        return 0;
+    resize_plan plan;
+    resize_begin(&plan, job, scratch);
+    resize_rows(&plan, source->buf, source->strides[0], job->height);
+    free(scratch);
+    return 1;
+}
+
+PyDoc_STRVAR(resize_doc, "resize(source, out, left, top, right, bottom, bicubic, antialias, flip_x, flip_y, table, planar, "
+                         "simd)\n"
+                         "--\n\n"
+                         "Resize a box of `source` into `out`; a ValueError if their shapes and types do not go together.");
+
+static PyObject *resize(PyObject *module, PyObject *args)
+{
+    PyObject *from, *to, *entries;
+    Py_buffer source, out, table;
+    resize_job job;
+    (void)module;
+    memset(&job, 0, sizeof job);
+    if (!PyArg_ParseTuple(args, "OOddddppppOpp", &from, &to, &job.left, &job.top, &job.right, &job.bottom, &job.bicubic,
+                          &job.antialias, &job.flip_x, &job.flip_y, &entries, &job.planar, &job.simd))
+        return NULL;
+    if (PyObject_GetBuffer(from, &source, PyBUF_STRIDED_RO) < 0)
+        return NULL;
+    PyObject *result = NULL;
+    int looked_up = entries != Py_None;
+    if (PyObject_GetBuffer(to, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) == 0) {
+        if (!looked_up || PyObject_GetBuffer(entries, &table, PyBUF_C_CONTIGUOUS) == 0) {
+            if (fill_job(&job, &source, &out, looked_up ? &table : NULL)) {
+                int done;
+                Py_BEGIN_ALLOW_THREADS
+                done = resized(&job, &source);
+                Py_END_ALLOW_THREADS
+                result = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
+            } else {
+                PyErr_SetString(PyExc_ValueError, "source, box, table and result do not go together");
+            }
+            if (looked_up)
+                PyBuffer_Release(&table);
+        }
+        PyBuffer_Release(&out);
+    }
+    PyBuffer_Release(&source);
+    return result;
+}
+
 static PyMethodDef methods[] = {{"decode", decode, METH_VARARGS, decode_doc},
                                 {"entries", entries, METH_VARARGS, entries_doc},
+                                {"resize", resize, METH_VARARGS, resize_doc},
                                 {NULL, NULL, 0, NULL}};
 
 static int fill(PyObject *module)

@@ -18,3 +18,19 @@ def decode(
     height: int,
     /,
 ) -> int | tuple[int, int, int, int, int, int, int]: ...
+def resize(
+    source: Any,
+    out: Any,
+    left: float,
+    top: float,
+    right: float,
+    bottom: float,
+    bicubic: bool,
+    antialias: bool,
+    flip_x: bool,
+    flip_y: bool,
+    table: Any,
+    planar: bool,
+    simd: bool,
+    /,
+) -> None: ...

@@ -1,0 +1,583 @@
+/* Two passes over 8-bit images, as Pillow makes them: columns first, rounded to 8 bits, then rows.
+ *
+ * Weights are those of Pillow, rounded to 16 bits so that they add up to exactly one; sums have 32 bits. Results are
+ * within one level of Pillow's, because one pass has all of Pillow's 22 bits: of bilinear weights the second, which is
+ * the shorter one; of bicubic ones the first, as they overshoot, and so would what that has rounded otherwise. All
+ * arithmetic is in integers, so AVX2 and plain loops give the same bits. Other processors have what their compiler makes
+ * of the plain loops: vectors in the second pass, few in the first.
+ *
+ * Between the passes two rows lie interleaved, value by value (a0 b0 a1 b1 ...), 16 bits each, so that one multiply-add
+ * of pairs is two taps of the second pass. A ring holds as many of these pairs of rows as one row of the result needs.
+ */
+#include "resize.h"
+
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define HAVE_AVX2 1
+#define AVX2 __attribute__((target("avx2")))
+#define INLINED static inline __attribute__((always_inline, target("avx2")))
+#else
+#define HAVE_AVX2 0
+#endif
+
+#define ALIGN 64
+#define LOAD 16  /* bytes that the first pass loads at once */
+#define CHUNK 32 /* values that the second pass makes at once */
+#define FINE 22  /* bits of Pillow's weights: 255 << 22, and what negative weights add, fit into 32 bits */
+#define LOW 8    /* bits of these that are multiplied apart, where 16 bits are multiplied at once */
+
+static size_t rounded(size_t size)
+{
+    return (size + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+int resize_valid(const resize_job *job)
+{
+    int layout = (job->channels == 1 && job->pixel == 1) || (job->channels == 3 && (job->pixel == 3 || job->pixel == 4));
+    int sizes = job->width > 0 && job->height > 0 && job->out_width > 0 && job->out_height > 0 &&
+                job->width <= RESIZE_MOST && job->height <= RESIZE_MOST && job->out_width <= RESIZE_MOST &&
+                job->out_height <= RESIZE_MOST;
+    int entry = job->entry == 1 || (job->table && (job->entry == 2 || job->entry == 4 || job->entry == 8));
+    return layout && sizes && entry && 0 <= job->left && job->left < job->right && job->right <= job->width &&
+           0 <= job->top && job->top < job->bottom && job->bottom <= job->height;
+}
+
+/* Filters. ------------------------------------------------------------------------------------------------------- */
+
+static double support_of(const resize_job *job, double box, int out)
+{
+    double scale = box / out;
+    return (job->bicubic ? 2 : 1) * (job->antialias && scale > 1 ? scale : 1);
+}
+
+/* Room for the weights of one output: an even number of pairs, one weight more than there are taps. */
+static int room(const resize_job *job, double box, int out, int size)
+{
+    int taps = 2 * ((int)support_of(job, box, out) + 1) + 1;
+    taps = taps < size ? taps : size;
+    return (taps + 1 + 3) / 4 * 4;
+}
+
+static double triangle(double x)
+{
+    x = x < 0 ? -x : x;
+    return x < 1 ? 1 - x : 0;
+}
+
+static double cubic(double x)
+{
+    x = x < 0 ? -x : x;
+    if (x < 1)
+        return (1.5 * x - 2.5) * x * x + 1;
+    return x < 2 ? (((x - 5) * x + 8) * x - 4) * -0.5 : 0;
+}
+
+/* Real weights of the output around `centre`, which add up to 1. Those at the ends that are 0 are left out if `trim` says
+ * so. From one output to the next neither end may go back: the ring would have lost a row, or miss one at the end. Of a
+ * cubic, which is 0 in its middle too, this is so only where all outputs have the same weights. */
+static int weigh(double *k, const resize_job *job, double centre, double support, int size, int trim, int *first)
+{
+    double narrow = (job->bicubic ? 2 : 1) / support, sum = 0, low = centre - support + 0.5;
+    int from = low > 0 ? (int)low : 0, to = (int)(centre + support + 0.5), count = 0;
+    to = to < size ? to : size;
+    for (int i = from; i < to; i++) {
+        double x = (i - centre + 0.5) * narrow, w = job->bicubic ? cubic(x) : triangle(x);
+        if (w == 0 && count == 0 && trim)
+            continue;
+        if (count == 0)
+            *first = i;
+        k[count++] = w;
+        sum += w;
+    }
+    while (trim && k[count - 1] == 0)
+        count--;
+    sum = 1 / sum;
+    for (int i = 0; i < count; i++)
+        k[i] *= sum;
+    return count;
+}
+
+/* Real weights to integers, whose running sum is the rounded running sum, so that all of them add up to `unit`. */
+static void quantise(int32_t *weight, const double *k, int count, double unit)
+{
+    const int offset = 1 << 24; /* keeps what is truncated positive */
+    double sum = 0;
+    int done = 0;
+    for (int i = 0; i < count; i++) {
+        sum += k[i];
+        int now = (int)(sum * unit + offset + 0.5) - offset;
+        weight[i] = now - done;
+        done = now;
+    }
+}
+
+/* Each by itself, as in Pillow. */
+static void quantise_fine(int32_t *weight, const double *k, int count)
+{
+    for (int i = 0; i < count; i++)
+        weight[i] = (int32_t)(k[i] * (1 << FINE) + (k[i] < 0 ? -0.5 : 0.5));
+}
+
+/* The most bits that 16-bit weights can have, whose largest is this. */
+static int shift_for(double most)
+{
+    int shift = FINE;
+    while (most * (double)(1 << shift) > 32766)
+        shift--;
+    return shift;
+}
+
+/* One direction: `even` lets all outputs begin at even pixels; `k` is scratch for all real weights. */
+static void plan_axis(resize_axis *axis, const resize_job *job, double *k, double from, double to, int size, int out,
+                      int flip, int even, int fine)
+{
+    double scale = (to - from) / out, support = support_of(job, to - from, out), most = 0;
+    int trim = !job->bicubic || (scale == 1 && from == (int)from);
+    for (int i = 0; i < out; i++) {
+        int at = flip ? out - 1 - i : i, first = 0;
+        double *here = k + (size_t)at * axis->stride;
+        int count = weigh(here, job, from + (i + 0.5) * scale, support, size, trim, &first);
+        axis->first[at] = first;
+        axis->pairs[at] = count;
+        for (int t = 0; t < count; t++)
+            most = here[t] > most ? here[t] : most;
+    }
+    axis->shift = fine ? FINE : shift_for(most);
+    axis->most = 0;
+    memset(axis->weight, 0, (size_t)out * axis->stride * sizeof *axis->weight);
+    for (int i = 0; i < out; i++) {
+        int skip = even ? axis->first[i] & 1 : 0;
+        int32_t *weight = axis->weight + (size_t)i * axis->stride + skip;
+        if (fine)
+            quantise_fine(weight, k + (size_t)i * axis->stride, axis->pairs[i]);
+        else
+            quantise(weight, k + (size_t)i * axis->stride, axis->pairs[i], (double)(1 << axis->shift));
+        axis->first[i] -= skip;
+        axis->pairs[i] = (axis->pairs[i] + skip + 1) / 2;
+        axis->most = axis->pairs[i] > axis->most ? axis->pairs[i] : axis->most;
+    }
+}
+
+/* Plan. ---------------------------------------------------------------------------------------------------------- */
+
+/* The first pass makes two pixels at once, a vector of 4 pairs of weights for each: lanes[i / 2][pair][i % 2][4][2].
+ * Of fine weights there are two, high bits and low ones: lanes[i / 2][pair][2][i % 2][4][2].
+ * It loads 16 bytes for two pairs of taps. Near a row's end it reads these from a copy with some bytes behind. */
+static void plan_lanes(resize_plan *plan)
+{
+    const resize_job *job = &plan->job;
+    resize_axis *x = &plan->x;
+    x->most += x->most == 1 || x->most == 3 ? 0 : x->most & 1; /* `across_avx2` */
+    int row = job->width * job->pixel, reach = (x->most - 1) / 2 * 4 * job->pixel + LOAD, duos = (job->out_width + 1) / 2;
+    int parts = job->bicubic ? 2 : 1, low_bits = job->bicubic ? LOW : 0;
+    plan->tail = row;
+    plan->safe_from = duos;
+    plan->safe_to = 0;
+    memset(plan->lanes, 0, (size_t)duos * x->most * parts * 32);
+    plan->offset[2 * duos - 1] = 0;
+    for (int i = 0; i < job->out_width; i++) {
+        int move = x->first[i] + 2 * x->most - job->width, taps = 2 * x->pairs[i];
+        move = move < 0 ? 0 : move < x->first[i] ? move : x->first[i]; /* all weights' pixels are inside, if they can be */
+        plan->offset[i] = (x->first[i] - move) * job->pixel;
+        int16_t *lane = plan->lanes + ((size_t)(i / 2) * x->most * parts * 2 + (i & 1)) * 8;
+        const int32_t *weight = x->weight + (size_t)i * x->stride;
+        for (int t = 0; t < taps && t + move < 2 * x->most; t++) {
+            int16_t *to = lane + (t + move) / 2 * parts * 16 + ((t + move) & 1);
+            for (int c = 0; c < 8; c += 2) {
+                to[c] = (int16_t)(weight[t] >> low_bits);
+                if (low_bits)
+                    to[16 + c] = (int16_t)(weight[t] & ((1 << LOW) - 1));
+            }
+        }
+    }
+    if (job->out_width & 1)
+        plan->offset[job->out_width] = plan->offset[job->out_width - 1];
+    for (int duo = 0; duo < duos; duo++) {
+        int one = plan->offset[2 * duo], two = plan->offset[2 * duo + 1], low = one < two ? one : two;
+        if ((one < two ? two : one) + reach > row) {
+            plan->tail = low < plan->tail ? low : plan->tail;
+        } else {
+            plan->safe_from = duo < plan->safe_from ? duo : plan->safe_from;
+            plan->safe_to = duo + 1;
+        }
+    }
+    plan->safe_from = plan->safe_to ? plan->safe_from : 0;
+    plan->tail_bytes = row - plan->tail;
+}
+
+/* Where each part of the scratch lies, and how large all of it is; without `at` the size alone. */
+static size_t lay_out(resize_plan *plan, const resize_job *job, unsigned char *at, double **k)
+{
+    size_t used = 0, wide = (size_t)job->out_width, high = (size_t)job->out_height;
+    size_t xs = (size_t)room(job, job->right - job->left, job->out_width, job->width);
+    size_t ys = (size_t)room(job, job->bottom - job->top, job->out_height, job->height);
+    size_t values = (wide * (size_t)job->channels + CHUNK - 1) / CHUNK * CHUNK;
+    size_t row = (size_t)job->width * (size_t)job->pixel, tail = row + xs * (size_t)job->pixel + LOAD;
+    plan->x.stride = (int)xs;
+    plan->y.stride = (int)ys;
+    plan->ring_stride = 2 * values + 2 * LOAD;
+#define PART(pointer, size) (pointer) = at ? (void *)(at + used) : NULL, used += rounded(size)
+    PART(*k, (wide * xs > high * ys ? wide * xs : high * ys) * sizeof(double));
+    PART(plan->x.first, wide * sizeof(int32_t));
+    PART(plan->x.pairs, wide * sizeof(int32_t));
+    PART(plan->x.weight, wide * xs * sizeof(int32_t));
+    PART(plan->y.first, high * sizeof(int32_t));
+    PART(plan->y.pairs, high * sizeof(int32_t));
+    PART(plan->y.weight, high * ys * sizeof(int32_t));
+    PART(plan->offset, (wide + 1) * sizeof(int32_t));
+    PART(plan->lanes, (wide + 1) / 2 * (xs / 2) * 32 * (job->bicubic ? 2 : 1));
+    PART(plan->ring, ys / 2 * plan->ring_stride * sizeof(uint16_t));
+    PART(plan->sums, values * sizeof(int32_t));
+    PART(plan->line, values);
+    PART(plan->held, row);
+    PART(plan->tails[0], tail);
+    PART(plan->tails[1], tail);
+#undef PART
+    return used;
+}
+
+size_t resize_scratch(const resize_job *job)
+{
+    resize_plan plan;
+    double *k;
+    return lay_out(&plan, job, NULL, &k) + ALIGN;
+}
+
+void resize_begin(resize_plan *plan, const resize_job *job, void *scratch)
+{
+    double *k;
+    size_t past = (uintptr_t)scratch % ALIGN;
+    memset(plan, 0, sizeof *plan);
+    plan->job = *job;
+    lay_out(plan, job, (unsigned char *)scratch + (past ? ALIGN - past : 0), &k);
+    plan->values = job->out_width * job->channels;
+    plan_axis(&plan->x, job, k, job->left, job->right, job->width, job->out_width, job->flip_x, 0,
+              job->bicubic);
+    plan_axis(&plan->y, job, k, job->top, job->bottom, job->height, job->out_height, 0, 1,
+              !job->bicubic);
+    plan->first_row = plan->y.first[0];
+    plan->last_row = plan->y.first[job->out_height - 1] + 2 * plan->y.pairs[job->out_height - 1];
+    plan->last_row = plan->last_row < job->height ? plan->last_row : job->height;
+    memset(plan->ring, 0, (size_t)(plan->y.stride / 2) * plan->ring_stride * sizeof *plan->ring);
+#if HAVE_AVX2
+    plan->avx2 = job->simd && __builtin_cpu_supports("avx2");
+    if (plan->avx2 && job->channels == 3) {
+        plan_lanes(plan);
+        size_t reach = (size_t)plan->x.stride * (size_t)job->pixel + LOAD;
+        for (int i = 0; i < 2; i++)
+            memset(plan->tails[i] + plan->tail_bytes, 0, reach);
+    }
+#endif
+}
+
+/* First pass: two rows of the source to one of the ring. --------------------------------------------------------- */
+
+static uint8_t clipped(int32_t value)
+{
+    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+}
+
+static void across(const resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *to)
+{
+    const resize_axis *x = &plan->x;
+    int channels = plan->job.channels, pixel = plan->job.pixel, width = plan->job.width;
+    for (int i = 0; i < plan->job.out_width; i++) {
+        const int32_t *weight = x->weight + (size_t)i * x->stride;
+        int first = x->first[i], taps = 2 * x->pairs[i];
+        taps = first + taps <= width ? taps : width - first;
+        for (int c = 0; c < channels; c++) {
+            int32_t one = 1 << (x->shift - 1), two = one;
+            for (int t = 0; t < taps; t++) {
+                size_t at = (size_t)(first + t) * (size_t)pixel + (size_t)c;
+                one += weight[t] * a[at];
+                two += weight[t] * b[at];
+            }
+            *to++ = clipped(one >> x->shift);
+            *to++ = clipped(two >> x->shift);
+        }
+    }
+}
+
+#if HAVE_AVX2
+
+/* 16 bytes of one pixel's taps, and 16 of the next one's. */
+INLINED __m256i two_loads(const uint8_t *one, const uint8_t *two)
+{
+    __m128i low = _mm_loadu_si128((const __m128i *)one);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_loadu_si128((const __m128i *)two), 1);
+}
+
+/* Pixels 2 * from .. 2 * to - 1; `a` and `b` begin `skipped` bytes behind the beginning of their rows. `even` says that
+ * `pairs` is. What is constant is so that the compiler unrolls. */
+INLINED void duos(const resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped, uint16_t *restrict row,
+                  int from, int to, const int pairs, const int even, const int fine)
+{
+    const char p = (char)plan->job.pixel, q = (char)(2 * p);
+    /* Two pixels of three channels, or the two behind, as pairs of 16-bit numbers: R R G G B B 0 0. */
+    const __m128i some = _mm_setr_epi8(0, -1, p, -1, 1, -1, p + 1, -1, 2, -1, p + 2, -1, -1, -1, -1, -1);
+    const __m128i more = _mm_add_epi8(some, _mm_and_si128(_mm_cmpgt_epi8(some, _mm_set1_epi8(-1)), _mm_set1_epi8(q)));
+    const __m256i here = _mm256_broadcastsi128_si256(some), behind = _mm256_broadcastsi128_si256(more);
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+    const __m256i half = _mm256_set1_epi32(1 << (plan->x.shift - 1)), shift = _mm256_set1_epi32(plan->x.shift);
+    const __m256i white = _mm256_set1_epi16(255);
+    const int32_t *offset = plan->offset;
+    const int parts = fine ? 2 : 1;
+    const __m256i *lanes = (const __m256i *)plan->lanes + (size_t)from * (size_t)(pairs * parts);
+    row += (size_t)from * 12;
+    for (int i = from; i < to; i++, row += 12, lanes += pairs * parts) {
+        int one = offset[2 * i] - skipped, two = offset[2 * i + 1] - skipped;
+        __m256i sum_a = half, sum_b = half, high_a = _mm256_setzero_si256(), high_b = high_a;
+        for (int k = 0; k < pairs; k += 2, one += 2 * q, two += 2 * q) {
+            __m256i taps_a = two_loads(a + one, a + two), taps_b = two_loads(b + one, b + two);
+            for (int n = k; n < k + 2 && (even || n < pairs); n++) {
+                __m256i pair_a = _mm256_shuffle_epi8(taps_a, n == k ? here : behind);
+                __m256i pair_b = _mm256_shuffle_epi8(taps_b, n == k ? here : behind), weights = lanes[n * parts];
+                if (fine) {
+                    high_a = _mm256_add_epi32(high_a, _mm256_madd_epi16(pair_a, weights));
+                    high_b = _mm256_add_epi32(high_b, _mm256_madd_epi16(pair_b, weights));
+                    weights = lanes[n * parts + 1];
+                }
+                sum_a = _mm256_add_epi32(sum_a, _mm256_madd_epi16(pair_a, weights));
+                sum_b = _mm256_add_epi32(sum_b, _mm256_madd_epi16(pair_b, weights));
+            }
+        }
+        if (fine) {
+            sum_a = _mm256_add_epi32(sum_a, _mm256_slli_epi32(high_a, LOW));
+            sum_b = _mm256_add_epi32(sum_b, _mm256_slli_epi32(high_b, LOW));
+        }
+        __m256i both = _mm256_packus_epi32(_mm256_srav_epi32(sum_a, shift), _mm256_srav_epi32(sum_b, shift));
+        both = _mm256_shuffle_epi8(_mm256_min_epu16(both, white), order);
+        /* The last four bytes of each are of no pixel: the next one's overwrite them. */
+        _mm_storeu_si128((__m128i *)row, _mm256_castsi256_si128(both));
+        _mm_storeu_si128((__m128i *)(row + 6), _mm256_extracti128_si256(both, 1));
+    }
+}
+
+AVX2 static void across_avx2(const resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped, uint16_t *row,
+                             int from, int to)
+{
+    int pairs = plan->x.most;
+    if (plan->job.bicubic && pairs == 1)
+        duos(plan, a, b, skipped, row, from, to, 1, 0, 1);
+    else if (plan->job.bicubic && pairs == 2)
+        duos(plan, a, b, skipped, row, from, to, 2, 1, 1);
+    else if (plan->job.bicubic && pairs == 3)
+        duos(plan, a, b, skipped, row, from, to, 3, 0, 1);
+    else if (plan->job.bicubic)
+        duos(plan, a, b, skipped, row, from, to, pairs, 1, 1);
+    else if (pairs == 1)
+        duos(plan, a, b, skipped, row, from, to, 1, 0, 0);
+    else if (pairs == 2)
+        duos(plan, a, b, skipped, row, from, to, 2, 1, 0);
+    else if (pairs == 3)
+        duos(plan, a, b, skipped, row, from, to, 3, 0, 0);
+    else
+        duos(plan, a, b, skipped, row, from, to, pairs, 1, 0);
+}
+
+static void across_by_parts(const resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *row)
+{
+    int count = (plan->job.out_width + 1) / 2, from = plan->safe_from, to = plan->safe_to;
+    memcpy(plan->tails[0], a + plan->tail, (size_t)plan->tail_bytes);
+    memcpy(plan->tails[1], b + plan->tail, (size_t)plan->tail_bytes);
+    across_avx2(plan, plan->tails[0], plan->tails[1], plan->tail, row, 0, from);
+    across_avx2(plan, a, b, 0, row, from, to);
+    across_avx2(plan, plan->tails[0], plan->tails[1], plan->tail, row, to, count);
+}
+
+#endif
+
+/* Second pass: pairs of rows of the ring to one row of bytes. ---------------------------------------------------- */
+
+/* The k-th pair of rows that row y of the result is made of. */
+static inline const uint16_t *ring_at(const resize_plan *plan, int slot, int k)
+{
+    slot += k;
+    slot -= slot >= plan->y.stride / 2 ? plan->y.stride / 2 : 0;
+    return plan->ring + (size_t)slot * plan->ring_stride;
+}
+
+static int ring_slot(const resize_plan *plan, int pair)
+{
+    return pair % (plan->y.stride / 2);
+}
+
+static void down(const resize_plan *plan, int y, uint8_t *restrict to)
+{
+    const int32_t *weight = plan->y.weight + (size_t)y * plan->y.stride;
+    int32_t *restrict sums = plan->sums;
+    int slot = ring_slot(plan, plan->y.first[y] / 2), values = plan->values, shift = plan->y.shift;
+    for (int i = 0; i < values; i++)
+        sums[i] = 1 << (shift - 1);
+    for (int k = 0; k < plan->y.pairs[y]; k++) {
+        const uint16_t *rows = ring_at(plan, slot, k);
+        int32_t one = weight[2 * k], two = weight[2 * k + 1];
+        for (int i = 0; i < values; i++)
+            sums[i] += one * rows[2 * i] + two * rows[2 * i + 1];
+    }
+    for (int i = 0; i < values; i++)
+        to[i] = clipped(sums[i] >> shift);
+}
+
+#if HAVE_AVX2
+
+/* Two weights for each pair of values. */
+INLINED __m256i twice(int32_t one, int32_t two)
+{
+    return _mm256_set1_epi32((int32_t)((uint32_t)two << 16 | ((uint32_t)one & 0xFFFF)));
+}
+
+/* Sums of products of eight pairs. */
+INLINED __m256i add_pairs(__m256i sum, __m256i rows, __m256i weights)
+{
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(rows, weights));
+}
+
+INLINED void chunks(const resize_plan *plan, int y, uint8_t *restrict to, const int pairs, const int fine)
+{
+    const int32_t *weight = plan->y.weight + (size_t)y * plan->y.stride;
+    const __m256i half = _mm256_set1_epi32(1 << (plan->y.shift - 1)), shift = _mm256_set1_epi32(plan->y.shift);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    int slot = ring_slot(plan, plan->y.first[y] / 2), values = plan->values;
+    for (int i = 0; i < values; i += CHUNK) {
+        __m256i sums[4] = {half, half, half, half}, high[4];
+        for (int n = 0; n < 4; n++)
+            high[n] = _mm256_setzero_si256();
+        for (int k = 0; k < pairs; k++) {
+            const __m256i *rows = (const __m256i *)(ring_at(plan, slot, k) + 2 * (size_t)i);
+            int32_t one = weight[2 * k], two = weight[2 * k + 1];
+            if (fine) {
+                for (int n = 0; n < 4; n++)
+                    high[n] = add_pairs(high[n], rows[n], twice(one >> LOW, two >> LOW));
+                one &= (1 << LOW) - 1;
+                two &= (1 << LOW) - 1;
+            }
+            for (int n = 0; n < 4; n++)
+                sums[n] = add_pairs(sums[n], rows[n], twice(one, two));
+        }
+        for (int n = 0; n < 4; n++)
+            sums[n] = _mm256_srav_epi32(_mm256_add_epi32(sums[n], _mm256_slli_epi32(high[n], LOW)), shift);
+        __m256i low_half = _mm256_packs_epi32(sums[0], sums[1]), high_half = _mm256_packs_epi32(sums[2], sums[3]);
+        __m256i made = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low_half, high_half), order);
+        if (i + CHUNK <= values) {
+            _mm256_storeu_si256((__m256i *)(to + i), made);
+        } else {
+            uint8_t last[CHUNK];
+            _mm256_storeu_si256((__m256i *)last, made);
+            memcpy(to + i, last, (size_t)(values - i));
+        }
+    }
+}
+
+AVX2 static void down_avx2(const resize_plan *plan, int y, uint8_t *to)
+{
+    int pairs = plan->y.pairs[y];
+    if (plan->job.bicubic)
+        chunks(plan, y, to, pairs, 0);
+    else if (pairs == 1)
+        chunks(plan, y, to, 1, 1);
+    else if (pairs == 2)
+        chunks(plan, y, to, 2, 1);
+    else if (pairs == 3)
+        chunks(plan, y, to, 3, 1);
+    else
+        chunks(plan, y, to, pairs, 1);
+}
+
+#endif
+
+/* Result. -------------------------------------------------------------------------------------------------------- */
+
+/* A row of bytes as entries of the table, in either layout. */
+#define PLACE(NAME, TYPE)                                                                                              \
+    static void NAME(const resize_job *job, const uint8_t *line, int y)                                                \
+    {                                                                                                                  \
+        const TYPE *table = job->table;                                                                                \
+        size_t wide = (size_t)job->out_width, high = (size_t)job->out_height, channels = (size_t)job->channels;        \
+        for (size_t c = 0; c < channels; c++, table += 256) {                                                          \
+            size_t step = job->planar ? 1 : channels;                                                                  \
+            size_t at = job->planar ? (c * high + (size_t)y) * wide : (size_t)y * wide * channels + c;                 \
+            TYPE *restrict to = (TYPE *)job->out + at;                                                                 \
+            for (size_t i = 0; i < wide; i++)                                                                          \
+                to[i * step] = table[line[i * channels + c]];                                                          \
+        }                                                                                                              \
+    }
+
+PLACE(place_1, uint8_t)
+PLACE(place_2, uint16_t)
+PLACE(place_4, uint32_t)
+PLACE(place_8, uint64_t)
+
+static void place_bytes(const resize_job *job, const uint8_t *line, int y)
+{
+    size_t wide = (size_t)job->out_width, high = (size_t)job->out_height, channels = (size_t)job->channels;
+    for (size_t c = 0; c < channels; c++) {
+        uint8_t *to = (uint8_t *)job->out + (c * high + (size_t)y) * wide;
+        for (size_t i = 0; i < wide; i++)
+            to[i] = line[i * channels + c];
+    }
+}
+
+static void emit(resize_plan *plan, int y)
+{
+    const resize_job *job = &plan->job;
+    int at = job->flip_y ? job->out_height - 1 - y : y;
+    int direct = !job->table && (!job->planar || job->channels == 1);
+    uint8_t *line = direct ? (uint8_t *)job->out + (size_t)at * (size_t)plan->values : plan->line;
+#if HAVE_AVX2
+    if (plan->avx2)
+        down_avx2(plan, y, line);
+    else
+#endif
+        down(plan, y, line);
+    if (direct)
+        return;
+    if (!job->table)
+        place_bytes(job, line, at);
+    else if (job->entry == 1)
+        place_1(job, line, at);
+    else if (job->entry == 2)
+        place_2(job, line, at);
+    else if (job->entry == 4)
+        place_4(job, line, at);
+    else
+        place_8(job, line, at);
+}
+
+/* Two rows of the source, of which the second may be the first once more, at the end: its weights are 0 then. */
+static void take(resize_plan *plan, int pair, const uint8_t *a, const uint8_t *b)
+{
+    const resize_axis *y = &plan->y;
+    if (plan->done == plan->job.out_height || pair < y->first[plan->done] / 2)
+        return;
+    uint16_t *row = plan->ring + (size_t)ring_slot(plan, pair) * plan->ring_stride;
+#if HAVE_AVX2
+    if (plan->avx2 && plan->job.channels == 3)
+        across_by_parts(plan, a, b, row);
+    else
+#endif
+        across(plan, a, b, row);
+    while (plan->done < plan->job.out_height && y->first[plan->done] / 2 + y->pairs[plan->done] - 1 <= pair)
+        emit(plan, plan->done++);
+}
+
+void resize_rows(resize_plan *plan, const uint8_t *rows, ptrdiff_t stride, int count)
+{
+    for (; count > 0; count--, plan->row++, rows += stride) {
+        if (plan->row < plan->first_row || plan->row >= plan->last_row)
+            continue;
+        if (plan->row & 1) {
+            take(plan, plan->row / 2, plan->held, rows);
+        } else if (plan->row + 1 == plan->job.height) {
+            take(plan, plan->row / 2, rows, rows);
+        } else if (count > 1) {
+            take(plan, plan->row / 2, rows, rows + stride);
+            count--, plan->row++, rows += stride;
+        } else {
+            memcpy(plan->held, rows, (size_t)plan->job.width * (size_t)plan->job.pixel);
+        }
+    }
+}
