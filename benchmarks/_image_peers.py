@@ -274,9 +274,9 @@ def dali(task: Task, shards: bool = False) -> Pass:
         else:
             data, label = fn.readers.file(files=paths, labels=labels, random_shuffle=True)
         if task.small:
-            anchor = fn.random.uniform(values=list(range(-PADDING, PADDING + 1)), shape=[2])
-            form: dict[str, Any] = {"shape": [32, 32], "normalized_shape": False, "normalized_anchor": False}
-            images = fn.slice(fn.decoders.image(data), anchor, axes=[0, 1], out_of_bounds_policy="pad", **form)
+            shift = fn.cast(fn.random.uniform(values=list(range(-PADDING, PADDING + 1)), shape=[2]), dtype=types.INT32)
+            part: dict[str, Any] = {"start": shift, "shape": [32, 32], "axes": [0, 1], "out_of_bounds_policy": "pad"}
+            images = fn.slice(fn.decoders.image(data), **part)
         else:
             images = fn.decoders.image_random_crop(data, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
             images = fn.resize(images, resize_x=SIZE, resize_y=SIZE, interp_type=types.INTERP_LINEAR, antialias=True)
