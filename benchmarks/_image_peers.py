@@ -43,8 +43,12 @@ class Task:
     listing: Path
     work: Path
     """A folder of its own."""
-    small: bool = False
-    """Images of 32 x 32, which are padded and shifted instead of cropped and resized."""
+    kind: str = "as they are"
+
+    @property
+    def small(self) -> bool:
+        """Whether images are of 32 x 32, which are padded and shifted instead of cropped and resized."""
+        return self.kind == "small"
 
     def files(self) -> tuple[list[str], list[int]]:
         """Paths and labels."""
@@ -272,7 +276,8 @@ def dali(task: Task, shards: bool = False) -> Pass:
         if shards:
             data, label = fn.readers.webdataset(paths=task.shards(), ext=["jpg", "cls"], random_shuffle=True)
         else:
-            data, label = fn.readers.file(files=paths, labels=labels, random_shuffle=True)
+            cold = task.kind == "cold"  # what it has mapped would stay in the page cache, for all peers
+            data, label = fn.readers.file(files=paths, labels=labels, random_shuffle=True, dont_use_mmap=cold)
         if task.small:
             shift = fn.cast(fn.random.uniform(values=list(range(-PADDING, PADDING + 1)), shape=[2]), dtype=types.INT32)
             part: dict[str, Any] = {"start": shift, "shape": [32, 32], "axes": [0, 1], "out_of_bounds_policy": "pad"}
@@ -419,7 +424,7 @@ def main() -> None:
         import cv2
 
         cv2.setNumThreads(0)
-        batches = row.prepare(Task(Path(listing), Path(work), kind == "small"))
+        batches = row.prepare(Task(Path(listing), Path(work), kind))
         version = "here" if row.package == "penstock" else importlib.metadata.version(row.package)
         answer: dict[str, Any] = {"ready": version}
     except Exception as error:

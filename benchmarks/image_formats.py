@@ -44,7 +44,7 @@ def encoded(path: str, kind: str, how: dict[str, int | bool]) -> bytes:
     if kind == "jpeg":
         return data
     file = io.BytesIO()
-    Image.open(io.BytesIO(data)).convert("RGB").save(file, kind, **how)
+    Image.open(io.BytesIO(data)).convert("RGB").save(file, kind, icc_profile=None, **how)
     return file.getvalue()
 
 

@@ -11,7 +11,7 @@ turns bytes into pixels:
     ``imageio``                  JPEG, PNG, WebP, BMP, GIF
     ``torchvision``              JPEG, PNG, WebP, GIF
     ``torchcodec``               JPEG
-    ``imagecodecs``              PNG, in three quarters of OpenCV's time
+    ``imagecodecs``              PNG, in four fifths of OpenCV's time
 
 **Limits**: a back end is given a `limits.Limit`, and checks the size of the image before any pixel is made.
 
