@@ -1,36 +1,80 @@
 """The peers of ``images.py``: each in a process of its own, which makes a pass over the images whenever it is told to.
 
-Run by ``images.py``: ``python _image_peers.py NAME LISTING WORK``. It prints one line of JSON when it is ready, and one
-for each line that it reads: how many images the pass had, and how long it took. All do the same work: read a file,
+Run by ``images.py``: ``python _image_peers.py NAME LISTING WORK KIND``. It prints a line of JSON when it is ready, and
+one for each line that it reads: how many images the pass had, and how long it took. All do the same work: read a file,
 decode it, take a random crop of 8 to 100 % of the area and 3/4 to 4/3 of the shape to 224 x 224, mirror half of them,
-and deliver uint8 batches of 64 with labels. A peer whose package is not installed says so instead.
+and deliver uint8 batches of 64 with labels. Small images are padded by 4 pixels and cut to their own size instead. A
+peer whose package is not installed says so.
+
+A new row is a line in `ROWS`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import json
 import math
 import os
 import random
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-SIZE, BATCH, WORKERS = 224, 64, 2
+from _image_files import KINDS, read_listing
+
+SIZE, PADDING, BATCH, WORKERS = 224, 4, 64, 2
 Pass = Callable[[], Iterable[Any]]
 """Makes the batches of one pass: arrays or tensors whose first dimension is the batch."""
 
 
-def read_listing(path: Path) -> tuple[list[str], list[int]]:
-    """Paths and labels."""
-    pairs = [line.rsplit(" ", 1) for line in path.read_text().splitlines()]
-    return [name for name, _ in pairs], [int(label) for _, label in pairs]
+@dataclass(frozen=True)
+class Task:
+    """What a peer has to do."""
+
+    listing: Path
+    work: Path
+    """A folder of its own."""
+    kind: str = "as they are"
+
+    @property
+    def small(self) -> bool:
+        """Whether images are of 32 x 32, which are padded and shifted instead of cropped and resized."""
+        return self.kind == "small"
+
+    def files(self) -> tuple[list[str], list[int]]:
+        """Paths and labels."""
+        return read_listing(self.listing)
+
+    def shards(self) -> list[str]:
+        """Eight tar files, which all that read such files share."""
+        folder = self.listing.parent / "shards"
+        if not folder.exists():
+            folder.mkdir()
+            paths, labels = self.files()
+            each = -(-len(paths) // 8)
+            for first in range(0, len(paths), each):
+                write_tar(folder / f"{first // each:03d}.tar", paths[first : first + each], labels[first:], first)
+            os.sync()
+        return sorted(map(str, folder.glob("*.tar")))
+
+
+def write_tar(path: Path, files: list[str], labels: list[int], first: int) -> None:
+    """Samples as WebDataset has them: KEY.jpg and KEY.cls."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for number, (file, label) in enumerate(zip(files, labels, strict=False), first):
+            for extension, data in (("jpg", Path(file).read_bytes()), ("cls", str(label).encode())):
+                info = tarfile.TarInfo(f"{number:08d}.{extension}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
 
 
 def crop_box(width: int, height: int) -> tuple[int, int, int, int]:
@@ -45,49 +89,76 @@ def crop_box(width: int, height: int) -> tuple[int, int, int, int]:
     return (width - side) // 2, (height - side) // 2, side, side
 
 
-def opencv(data: bytes) -> np.ndarray[Any, Any]:
-    """(224, 224, 3) uint8 RGB of an encoded image. Pixel areas are averaged where the crop shrinks."""
-    import cv2
+@dataclass(frozen=True)
+class OpenCV:
+    """The work by OpenCV: an encoded image in, uint8 RGB out."""
 
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    left, top, w, h = crop_box(image.shape[1], image.shape[0])
-    method = cv2.INTER_AREA if w >= SIZE and h >= SIZE else cv2.INTER_LINEAR
-    image = cv2.resize(image[top : top + h, left : left + w], (SIZE, SIZE), interpolation=method)
-    image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-    return cv2.flip(image, 1) if random.random() < 0.5 else image
+    small: bool
+    shrink: str = "areas"
+    """How pixels become fewer: by "areas" (where both sides do), by Pillow's "filter", or "linear", as if they grew."""
+
+    def __call__(self, data: bytes) -> np.ndarray[Any, Any]:
+        import cv2
+
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        image = cv2.cvtColor(self.shifted(image) if self.small else self.cropped(image), cv2.COLOR_BGR2RGB)
+        return cv2.flip(image, 1) if random.random() < 0.5 else image
+
+    def shifted(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """RandomCrop(32, padding=4)."""
+        import cv2
+
+        top, left = random.randint(0, 2 * PADDING), random.randint(0, 2 * PADDING)
+        padded = cv2.copyMakeBorder(image, *[PADDING] * 4, cv2.BORDER_CONSTANT)
+        return padded[top : top + image.shape[0], left : left + image.shape[1]]
+
+    def cropped(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """RandomResizedCrop(224)."""
+        import cv2
+
+        left, top, w, h = crop_box(image.shape[1], image.shape[0])
+        part = image[top : top + h, left : left + w]
+        if self.shrink == "filter":
+            from PIL import Image
+
+            return np.asarray(Image.fromarray(part).resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+        smaller = self.shrink == "areas" and w >= SIZE and h >= SIZE
+        return cv2.resize(part, (SIZE, SIZE), interpolation=cv2.INTER_AREA if smaller else cv2.INTER_LINEAR)
+
+    def file(self, path: str) -> np.ndarray[Any, Any]:
+        with open(path, "rb") as file:
+            return self(file.read())
 
 
-def opencv_file(path: str) -> np.ndarray[Any, Any]:
-    with open(path, "rb") as file:
-        return opencv(file.read())
+def ours(
+    *, shards: bool = False, extension: bool = True, images: dict[str, Any] | None = None, **options: Any
+) -> Callable[[Task], Pass]:
+    """Penstock, with arguments for `ImageDataset`, and for the loader: two worker processes, unless these say else."""
+    options = {"num_workers": WORKERS, **options}
+    if options.get("executor") != "thread":
+        options["persistent_workers"] = True
+
+    def prepare(task: Task) -> Pass:
+        if not extension:  # as where there was no compiler: whole images are decoded
+            sys.modules["penstock.images._jpeg"] = None  # type: ignore[assignment]  # an ImportError from now on
+        import penstock as ps
+        from penstock.images import native
+        from penstock.images.transforms import HorizontalFlip, RandomCrop, RandomResizedCrop
+
+        assert native.is_available() == extension, "the extension is not built"
+        if shards:
+            source: Any = ps.ShardDataset(task.shards(), seed=0)
+        else:
+            source = ps.RankDataset(ps.Manifest.open(task.listing, cache_dir=task.work), seed=0)
+        crop = RandomCrop(32, padding=PADDING) if task.small else RandomResizedCrop(SIZE)
+        dataset = ps.ImageDataset(source, transform=[crop, HorizontalFlip()], **(images or {}))
+        loader: Any = ps.DataLoader(dataset, BATCH, **options)
+        return lambda: (batch for batch, _ in loader)
+
+    return prepare
 
 
-def penstock(listing: Path, work: Path, executor: str = "auto", processes: int = WORKERS) -> Pass:
-    import penstock as ps
-    from penstock.images.transforms import HorizontalFlip, RandomResizedCrop
-
-    manifest = ps.Manifest.open(listing, cache_dir=work)
-    dataset = ps.ImageDataset(ps.RankDataset(manifest, seed=0), transform=[RandomResizedCrop(SIZE), HorizontalFlip()])
-    more: dict[str, Any] = {} if executor == "auto" else {"executor": executor}
-    if processes < WORKERS:
-        more["threads_per_worker"] = WORKERS // processes
-    if executor != "thread":
-        more["persistent_workers"] = True
-    loader: Any = ps.DataLoader(dataset, BATCH, num_workers=processes, **more)
-    return lambda: (images for images, _ in loader)
-
-
-def penstock_without_extension(listing: Path, work: Path) -> Pass:
-    """As where there was no compiler: whole images are decoded."""
-    sys.modules["penstock.images._jpeg"] = None  # type: ignore[assignment]  # an ImportError from now on
-    batches = penstock(listing, work)
-    from penstock.images import native
-
-    assert not native.is_available()
-    return batches
-
-
-def decode_alone(listing: Path, work: Path) -> Pass:
+def decode_alone(task: Task) -> Pass:
     """What nobody who decodes whole images can be faster than: reading and decoding, nothing else."""
     import simplejpeg
 
@@ -95,7 +166,7 @@ def decode_alone(listing: Path, work: Path) -> Pass:
         with open(path, "rb") as file:
             return len(simplejpeg.decode_jpeg(file.read(), "RGB")) > 0
 
-    paths, _ = read_listing(listing)
+    paths, _ = task.files()
     pool = ThreadPoolExecutor(WORKERS)
 
     def batches() -> Iterator[list[int]]:
@@ -105,20 +176,22 @@ def decode_alone(listing: Path, work: Path) -> Pass:
     return batches
 
 
-def torch_loader(listing: Path, work: Path, kind: str) -> Pass:
+def torch_loader(task: Task, pillow: bool = False) -> Pass:
     import torch
     from torch.utils.data import DataLoader, Dataset
 
-    paths, labels = read_listing(listing)
+    paths, labels = task.files()
 
-    def pillow() -> Callable[[str], Any]:
+    def by_pillow() -> Callable[[str], Any]:
         from PIL import Image
         from torchvision.transforms import v2
 
-        chain = v2.Compose([v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+        crop = v2.RandomCrop(32, padding=PADDING) if task.small else v2.RandomResizedCrop(SIZE)
+        chain = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()])
         return lambda path: chain(Image.open(path).convert("RGB"))
 
-    make = pillow() if kind == "pillow" else lambda path: torch.from_numpy(opencv_file(path)).permute(2, 0, 1)
+    decode = OpenCV(task.small)
+    make = by_pillow() if pillow else lambda path: torch.from_numpy(decode.file(path)).permute(2, 0, 1)
 
     class Images(Dataset[Any]):
         def __len__(self) -> int:
@@ -131,33 +204,28 @@ def torch_loader(listing: Path, work: Path, kind: str) -> Pass:
     return lambda: (images for images, _ in loader)
 
 
-def webdataset(listing: Path, work: Path) -> Pass:
+def webdataset(task: Task) -> Pass:
     import webdataset as wds
 
-    paths, labels = read_listing(listing)
-    if not list(work.glob("wds-*.tar")):
-        with wds.ShardWriter(f"{work}/wds-%03d.tar", maxcount=max(1, len(paths) // 8), verbose=0) as writer:
-            for number, (path, label) in enumerate(zip(paths, labels, strict=True)):
-                writer.write({"__key__": f"{number:08d}", "jpg": Path(path).read_bytes(), "cls": label})
-    shards = sorted(map(str, work.glob("wds-*.tar")))
+    shards = task.shards()
     dataset = wds.WebDataset(shards, shardshuffle=len(shards), empty_check=False).shuffle(256).to_tuple("jpg", "cls")
-    dataset = dataset.map_tuple(opencv, int).batched(BATCH)
+    dataset = dataset.map_tuple(OpenCV(task.small), int).batched(BATCH)
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=WORKERS, persistent_workers=True, prefetch_factor=4)
     return lambda: (batch[0] for batch in loader)
 
 
-def litdata(listing: Path, work: Path) -> Pass:
+def litdata(task: Task) -> Pass:
     import litdata as ld
 
-    paths, labels = read_listing(listing)
-    folder = work / "litdata"
+    folder = task.work / "litdata"
     if not folder.exists():
-        pairs = list(zip(paths, labels, strict=True))
+        pairs = list(zip(*task.files(), strict=True))
         ld.optimize(read_pair, pairs, str(folder), chunk_bytes="16MB", num_workers=1, verbose=False)
 
     dataset = ld.StreamingDataset(str(folder), shuffle=True)
     more: dict[str, Any] = {"num_workers": WORKERS, "prefetch_factor": 4, "persistent_workers": True}
-    loader = ld.StreamingDataLoader(dataset, batch_size=BATCH, collate_fn=decode_pairs, **more)
+    collate = partial(decode_pairs, OpenCV(task.small))
+    loader = ld.StreamingDataLoader(dataset, batch_size=BATCH, collate_fn=collate, **more)
     return lambda: (images for images, _ in loader)
 
 
@@ -165,31 +233,32 @@ def read_pair(pair: tuple[str, int]) -> dict[str, Any]:
     return {"image": Path(pair[0]).read_bytes(), "label": pair[1]}
 
 
-def decode_pairs(items: list[dict[str, Any]]) -> Any:
+def decode_pairs(decode: OpenCV, items: list[dict[str, Any]]) -> Any:
     """A batch, made in a worker."""
-    return np.stack([opencv(item["image"]) for item in items]), [item["label"] for item in items]
+    return np.stack([decode(item["image"]) for item in items]), [item["label"] for item in items]
 
 
-def grain(listing: Path, work: Path) -> Pass:
+def grain(task: Task, shrink: str = "areas") -> Pass:
     import grain
 
-    paths, labels = read_listing(listing)
-    source = grain.MapDataset.source(list(zip(paths, labels, strict=True))).seed(0).shuffle()
-    mapped = source.map(lambda pair: (opencv_file(pair[0]), pair[1])).batch(BATCH)
+    decode = OpenCV(task.small, shrink)
+    source = grain.MapDataset.source(list(zip(*task.files(), strict=True))).seed(0).shuffle()
+    mapped = source.map(lambda pair: (decode.file(pair[0]), pair[1])).batch(BATCH)
     options = grain.ReadOptions(num_threads=WORKERS, prefetch_buffer_size=8)
     return lambda: (images for images, _ in mapped.to_iter_dataset(options))
 
 
-def spdl(listing: Path, work: Path) -> Pass:
+def spdl(task: Task) -> Pass:
     from spdl.pipeline import PipelineBuilder
 
-    paths, _ = read_listing(listing)
+    paths, _ = task.files()
+    decode = OpenCV(task.small)
 
     def shuffled() -> Iterator[str]:
         yield from random.sample(paths, len(paths))
 
     def batches() -> Iterator[Any]:
-        builder = PipelineBuilder().add_source(shuffled()).pipe(opencv_file, concurrency=WORKERS)
+        builder = PipelineBuilder().add_source(shuffled()).pipe(decode.file, concurrency=WORKERS)
         pipeline = builder.aggregate(BATCH).pipe(np.stack).add_sink(4).build(num_threads=WORKERS)
         with pipeline.auto_stop():
             yield from pipeline
@@ -197,16 +266,25 @@ def spdl(listing: Path, work: Path) -> Pass:
     return batches
 
 
-def dali(listing: Path, work: Path) -> Pass:
+def dali(task: Task, shards: bool = False) -> Pass:
     from nvidia.dali import fn, pipeline_def, types
 
-    paths, labels = read_listing(listing)
+    paths, labels = task.files()
 
     @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None, prefetch_queue_depth=2)
     def pipe() -> Any:
-        data, label = fn.readers.file(files=paths, labels=labels, random_shuffle=True, name="files")
-        images = fn.decoders.image_random_crop(data, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
-        images = fn.resize(images, resize_x=SIZE, resize_y=SIZE, interp_type=types.INTERP_LINEAR, antialias=True)
+        if shards:
+            data, label = fn.readers.webdataset(paths=task.shards(), ext=["jpg", "cls"], random_shuffle=True)
+        else:
+            cold = task.kind == "cold"  # what it has mapped would stay in the page cache, for all peers
+            data, label = fn.readers.file(files=paths, labels=labels, random_shuffle=True, dont_use_mmap=cold)
+        if task.small:
+            shift = fn.cast(fn.random.uniform(values=list(range(-PADDING, PADDING + 1)), shape=[2]), dtype=types.INT32)
+            part: dict[str, Any] = {"start": shift, "shape": [32, 32], "axes": [0, 1], "out_of_bounds_policy": "pad"}
+            images = fn.slice(fn.decoders.image(data), **part)
+        else:
+            images = fn.decoders.image_random_crop(data, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
+            images = fn.resize(images, resize_x=SIZE, resize_y=SIZE, interp_type=types.INTERP_LINEAR, antialias=True)
         return fn.flip(images, horizontal=fn.random.coin_flip()), label
 
     pipeline = pipe()
@@ -226,48 +304,84 @@ def dali(listing: Path, work: Path) -> Pass:
     return batches
 
 
-def ffcv(listing: Path, work: Path) -> Pass:
+def ffcv(task: Task) -> Pass:
     from ffcv.fields import IntField, RGBImageField
-    from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder
+    from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import RandomHorizontalFlip
+    from ffcv.transforms import RandomHorizontalFlip, RandomTranslate
     from ffcv.writer import DatasetWriter
 
-    paths, labels = read_listing(listing)
-    where = work / "images.beton"
-    if not where.exists():
+    paths, labels = task.files()
+    where = task.work / "images.beton"
+
+    class Images:
+        def __len__(self) -> int:
+            return len(paths)
+
+        def __getitem__(self, index: int) -> Any:
+            return Path(paths[index]).read_bytes(), labels[index]
+
+    def as_it_is(destination: Any, data: bytes, malloc: Callable[[int], Any]) -> None:
+        """A field of FFCV encodes pixels anew; the file is kept here."""
         import cv2
 
-        class Images:
-            def __len__(self) -> int:
-                return len(paths)
+        encoded = np.frombuffer(data, np.uint8)
+        destination["mode"] = 0  # JPEG
+        destination["height"], destination["width"] = cv2.imdecode(encoded, cv2.IMREAD_COLOR).shape[:2]
+        destination["data_ptr"], memory = malloc(len(encoded))
+        memory[:] = encoded
 
-            def __getitem__(self, index: int) -> Any:
-                return cv2.cvtColor(cv2.imread(paths[index]), cv2.COLOR_BGR2RGB), labels[index]
-
-        fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=95), "label": IntField()}
-        DatasetWriter(str(where), fields, num_workers=1).from_indexed_dataset(Images())
-    chain = [RandomResizedCropRGBImageDecoder((SIZE, SIZE)), RandomHorizontalFlip()]
+    if not where.exists():
+        image = RGBImageField(write_mode="jpg")
+        image.encode = as_it_is
+        DatasetWriter(str(where), {"image": image, "label": IntField()}, num_workers=1).from_indexed_dataset(Images())
+    chain: list[Any] = [RandomResizedCropRGBImageDecoder((SIZE, SIZE)), RandomHorizontalFlip()]
+    if task.small:
+        chain = [SimpleRGBImageDecoder(), RandomHorizontalFlip(), RandomTranslate(padding=PADDING)]
     loader = Loader(str(where), BATCH, WORKERS, order=OrderOption.RANDOM, os_cache=True, pipelines={"image": chain})
     return lambda: (images for images, _ in loader)
 
 
-PEERS: dict[str, tuple[str, Callable[[Path, Path], Pass]]] = {
-    "penstock": ("penstock", penstock),
-    "penstock, one process": ("penstock", lambda listing, work: penstock(listing, work, "process", processes=1)),
-    "penstock, thread": ("penstock", lambda listing, work: penstock(listing, work, "thread")),
-    "penstock, no extension": ("penstock", penstock_without_extension),
-    "decode alone": ("simplejpeg", decode_alone),
-    "torch + Pillow": ("torch", lambda listing, work: torch_loader(listing, work, "pillow")),
-    "torch + OpenCV": ("torch", lambda listing, work: torch_loader(listing, work, "opencv")),
-    "WebDataset": ("webdataset", webdataset),
-    "LitData": ("litdata", litdata),
-    "Grain": ("grain", grain),
-    "SPDL": ("spdl", spdl),
-    "DALI, CPU": ("nvidia-dali-cuda120", dali),
-    "FFCV": ("ffcv", ffcv),
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    package: str
+    """Whose version is printed."""
+    antialias: str
+    """Whether crops that shrink are antialiased, and how."""
+    prepare: Callable[[Task], Pass]
+    kinds: frozenset[str] = frozenset(KINDS) - {"shards"}
+    """Which files it is measured with."""
+
+    @property
+    def here(self) -> bool:
+        """Whether it runs in Penstock's environment."""
+        return self.package in ("penstock", "simplejpeg")
+
+
+_SHARDS, _WARM = frozenset({"shards"}), frozenset(KINDS) - {"shards", "cold"}
+ROWS: dict[str, Row] = {
+    "penstock": Row("penstock", "yes", ours()),
+    "penstock, one process": Row("penstock", "yes", ours(num_workers=1, threads_per_worker=WORKERS)),
+    "penstock, thread": Row("penstock", "yes", ours(executor="thread")),
+    "penstock, auto": Row("penstock", "yes", ours(num_workers="auto")),
+    "penstock, no extension": Row("penstock", "yes", ours(extension=False)),
+    "penstock, shards": Row("penstock", "yes", ours(shards=True), _SHARDS),
+    "decode alone": Row("simplejpeg", "", decode_alone, frozenset(KINDS)),
+    "torch + Pillow": Row("torch", "yes", partial(torch_loader, pillow=True)),
+    "torch + OpenCV": Row("torch", "areas", torch_loader),
+    "WebDataset": Row("webdataset", "areas", webdataset, frozenset(KINDS)),
+    "LitData": Row("litdata", "areas", litdata, _WARM),
+    "Grain": Row("grain", "areas", grain),
+    "Grain, antialiased": Row("grain", "yes", partial(grain, shrink="filter"), _WARM - {"small"}),
+    "Grain, linear": Row("grain", "no", partial(grain, shrink="linear"), _WARM - {"small"}),
+    "SPDL": Row("spdl", "areas", spdl),
+    "DALI, CPU": Row("nvidia-dali-cuda120", "yes", dali),
+    "DALI, tar": Row("nvidia-dali-cuda120", "yes", partial(dali, shards=True), _SHARDS),
+    "FFCV": Row("ffcv", "areas", ffcv, _WARM),
 }
-"""By name: the package whose version is printed, and what prepares a peer."""
+"""By name, in the order in which they take turns. The first of ours that is measured is what others are compared to."""
 
 
 def one_round(batches: Pass, least: int) -> dict[str, Any]:
@@ -302,16 +416,17 @@ def training(batches: Pass, least: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    name, listing, work = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    name, listing, work, kind = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what packages print is no answer
-    package, prepare = PEERS[name]
+    row = ROWS[name]
     try:
         import cv2
 
         cv2.setNumThreads(0)
-        batches = prepare(listing, work)
-        answer: dict[str, Any] = {"ready": importlib.metadata.version(package) if package != "penstock" else "here"}
+        batches = row.prepare(Task(Path(listing), Path(work), kind))
+        version = "here" if row.package == "penstock" else importlib.metadata.version(row.package)
+        answer: dict[str, Any] = {"ready": version}
     except Exception as error:
         answer = {"missing": f"{type(error).__name__}: {error}"}
     print(json.dumps(answer), file=answers, flush=True)

@@ -6,7 +6,12 @@ idle. A round is a pass over at least ``--images`` images: the list names each f
 epoch of 500 images would mostly measure how a pass begins and ends. Workers are started, and caches filled, in a pass
 that does not count. Processor time and memory are those of the process and all that it started (Pss: what processes
 share counts once). "step" is how many times longer a step of a small model in the main process takes while batches are
-made (waiting for batches does not count).
+made (waiting for batches does not count). "antialias" says whether crops that shrink are antialiased: by a filter as
+Pillow's, by averages over pixel areas where both sides shrink, or not at all. "ours / it" compares the first of ours
+with each, round by round.
+
+Kinds of files: as they are, as the web has them, mosaics, CIFAR-10's small ones (which are padded and cut to their own
+size), files that are not in the page cache (of which "MiB read" says how much came from the disk), and tar shards.
 
 Peers need not be where Penstock is: ``--peers`` names a Python that has them, and one that is not installed is named in
 the table with the reason.
@@ -14,19 +19,19 @@ the table with the reason.
     python benchmarks/images.py --data ~/imagenet-sample --peers /tmp/peers/bin/python
     python benchmarks/images.py --data ~/imagenet-sample --peers /tmp/peers/bin/python --kind web
     python benchmarks/images.py --data ~/imagenet-sample --peers /tmp/peers/bin/python --kind "11 megapixels"
+    python benchmarks/images.py --data ~/cifar10-jpg.tar.xz --peers /tmp/peers/bin/python --kind small --images 50000
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import math
 import os
-import random
 import statistics
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -34,17 +39,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
 import psutil
 
-from _common import arguments, folder, parse, smaps_rollup, spread, table
-from _image_peers import PEERS
+from _common import arguments, folder, parse, remark, smaps_rollup, spread, table
+from _image_files import KINDS, drop, read_listing, write_listing
+from _image_peers import ROWS
 
 _HERE = Path(__file__).parent
-_EXAMPLES = _HERE.parent / "examples" / "data" / "cifar10-small.tar.xz"
 _OURS = "penstock"
-_MOSAICS = {"2.4 megapixels": (1272, 1888), "11 megapixels": (2704, 4064)}
+_BY_HAND = (_OURS, f"{_OURS}, one process", f"{_OURS}, thread")
+_TUNING = 15.0
+_COLUMNS = ["peer", "version", "antialias", "images/s: min", "median", "max", "CPU ms/image", "memory, MiB", "step"]
+_COLUMNS += ["ours / it", "by CPU"]
 
 
 @dataclass
@@ -53,6 +59,9 @@ class Round:
 
     rate: float
     cpu: float
+    """Milliseconds an image."""
+    read: float
+    """MiB that came from the disk."""
 
 
 @dataclass
@@ -80,7 +89,7 @@ class Peer:
         if self.missing:
             return None
         assert self.process.stdin is not None
-        before = cpu_seconds(self.process.pid)
+        before, read = cpu_seconds(self.process.pid), bytes_read(self.process.pid)
         self.process.stdin.write(f"{images}\n")
         self.process.stdin.flush()
         with self._watched():
@@ -88,7 +97,8 @@ class Peer:
         if self.missing:
             return None
         spent = cpu_seconds(self.process.pid) - before
-        return Round(found["images"] / found["seconds"], 1e3 * spent / found["images"])
+        read = bytes_read(self.process.pid) - read
+        return Round(found["images"] / found["seconds"], 1e3 * spent / found["images"], read / 2**20)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -140,6 +150,15 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
+def bytes_read(pid: int) -> int:
+    """Bytes that a process and all that it started had the disk read."""
+    total = 0
+    for process in tree(pid):
+        with contextlib.suppress(psutil.Error):
+            total += process.io_counters().read_bytes
+    return total
+
+
 def pss(pid: int) -> int:
     """Bytes of memory of a process and all that it started."""
     total = 0
@@ -149,12 +168,12 @@ def pss(pid: int) -> int:
     return total
 
 
-def start(name: str, listing: Path, work: Path, python: str, cores: set[int]) -> Peer:
+def start(name: str, listing: Path, work: Path, python: str, cores: set[int], kind: str) -> Peer:
     """A peer, when it is ready or has said what is missing."""
     mine = work / name.replace(" ", "").replace(",", "-").replace("+", "-")
     mine.mkdir(exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [python, str(_HERE / "_image_peers.py"), name, str(listing), str(mine)]
+    command = [python, str(_HERE / "_image_peers.py"), name, str(listing), str(mine), kind]
     with (mine / "log.txt").open("w") as log:
         process = subprocess.Popen(
             command,
@@ -182,108 +201,120 @@ def settle(peers: list[Peer], longest: float = 60.0) -> None:
         before = now
 
 
-def write_listing(data: Path | None, where: Path, kind: str, count: int, least: int) -> tuple[int, int]:
-    """Absolute paths of the JPEGs in a folder, or of others that are made of them, each with a label, over and over
-    until there are `least` lines; the number of files, and of lines.
-    """
-    data = examples(where.parent / "examples") if data is None else data
-    files = sorted(path for path in data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    if not files:
-        raise SystemExit(f"{data}: no JPEG files")
-    if kind != "as they are":
-        (where.parent / "made").mkdir()
-        files = list(made(files, where.parent / "made", kind, count))
-    times = -(-least // len(files))
-    where.write_text("".join(f"{path.absolute()} {number}\n" for number, path in enumerate(files)) * times)
-    return len(files), len(files) * times
-
-
-def examples(to: Path) -> Path:
-    """Mosaics of the small images of examples/data, 512 x 384, for want of photographs."""
-    to.mkdir()
-    with tarfile.open(_EXAMPLES) as archive:
-        members = [archive.extractfile(info) for info in archive if info.name.endswith(".jpg")]
-        data = [np.frombuffer(member.read(), np.uint8) for member in members if member is not None]
-    tiles = [cv2.imdecode(one, cv2.IMREAD_COLOR) for one in data]
-    for number in range(500):
-        chosen = np.random.default_rng(number).choice(len(tiles), (12, 16))
-        mosaic = np.concatenate([np.concatenate([tiles[k] for k in row], 1) for row in chosen])
-        cv2.imwrite(str(to / f"{number:03d}.jpg"), mosaic, [cv2.IMWRITE_JPEG_QUALITY, 90])
-    return to
-
-
-def made(files: list[Path], to: Path, kind: str, count: int) -> Iterator[Path]:
-    """Other images: the same ones as the web has them (quality 60 to 75), or mosaics of 2.4 or 11 megapixels."""
-    chosen = random.Random(0)
-    for number in range(len(files) if kind == "web" else count):
-        if kind == "web":
-            image, quality = cv2.imread(str(files[number])), chosen.randint(60, 75)
-        else:
-            (height, width), quality = _MOSAICS[kind], 90
-            tiles = [cv2.resize(cv2.imread(str(chosen.choice(files))), (width // 4, height // 4)) for _ in range(16)]
-            image = np.concatenate([np.concatenate(tiles[row : row + 4], axis=1) for row in range(0, 16, 4)])
-        path = to / f"{number:05d}.jpg"
-        cv2.imwrite(str(path), image, [cv2.IMWRITE_JPEG_QUALITY, quality])
-        yield path
-
-
-def report(peers: list[Peer], title: str) -> None:
-    """The table."""
-    rates = {peer.name: [r.rate for r in peer.rounds] for peer in peers if peer.rounds}
+def report(peers: list[Peer], title: str, kind: str) -> None:
+    """The table, and what the bars of images are about."""
+    mine = next((peer for peer in peers if peer.name.startswith(_OURS) and peer.rounds), None)
     rows = []
-    for peer in sorted(peers, key=lambda p: -statistics.median(rates.get(p.name, [0]))):
-        if peer.name not in rates:
+    for peer in sorted(peers, key=lambda p: -statistics.median([r.rate for r in p.rounds] or [0])):
+        if not peer.rounds:
             reason = peer.missing.splitlines()[0][:60] if peer.missing else "no round"
-            rows.append((peer.name, f"not measured: {reason}", *[""] * 7))
+            rows.append((peer.name, f"not measured: {reason}", *[""] * (len(_COLUMNS) - 2)))
             continue
-        # Rounds of all peers stand beside each other, so ratios are taken round by round.
-        ratios = [o / t for o, t in zip(rates.get(_OURS, []), rates[peer.name], strict=False)]
-        ratio = f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
-        cpu = statistics.median(r.cpu for r in peer.rounds)
         figures = (
-            *spread(rates[peer.name], 4),
-            f"{cpu:.2f}",
+            "" if kind == "small" else ROWS[peer.name].antialias,
+            *spread([r.rate for r in peer.rounds], 4),
+            f"{statistics.median(r.cpu for r in peer.rounds):.3g}",
             f"{peer.memory / 2**20:.0f}",
             "" if math.isnan(peer.slower) else f"{peer.slower:.2f}x",
-            ratio,
+            *(ratio(mine, peer).texts() if mine else ("", "")),
         )
-        rows.append((peer.name, peer.version, *figures))
-    header = ["peer", "version", "images/s: min", "median", "max", "CPU ms/image", "memory, MiB", "step", "ours / it"]
-    table(title, header, rows, peer="torch + OpenCV")
+        read = statistics.median(r.read for r in peer.rounds)
+        rows.append((peer.name, peer.version, *figures, *([f"{read:.0f}"] if kind == "cold" else [])))
+    table(title, [*_COLUMNS, *(["MiB read"] if kind == "cold" else [])], rows, peer="torch + OpenCV")
+    if mine:
+        remarks(mine, [peer for peer in peers if peer.rounds])
+
+
+@dataclass
+class Ratio:
+    """How many times as fast one is as another, round by round: rounds of all stand beside each other."""
+
+    wall: list[float]
+    cpu: list[float]
+
+    def texts(self) -> tuple[str, str]:
+        """Median, least and largest of both."""
+        wall, cpu = (f"{statistics.median(v):.2f}x ({min(v):.2f} to {max(v):.2f})" for v in (self.wall, self.cpu))
+        return wall, cpu
+
+
+def ratio(one: Peer, other: Peer) -> Ratio:
+    """By the clock, and by processor time an image."""
+    pairs = list(zip(one.rounds, other.rounds, strict=False))
+    return Ratio([a.rate / b.rate for a, b in pairs], [b.cpu / a.cpu for a, b in pairs])
+
+
+def remarks(mine: Peer, peers: list[Peer]) -> None:
+    """Ours beside plain decoding and the best of the others; "auto" beside the best by hand."""
+    for peer in peers:
+        if peer.name == "decode alone":
+            remark(
+                "{} / decode alone: {} by the clock, {} by processor time.".format(
+                    mine.name, *ratio(mine, peer).texts()
+                )
+            )
+    others = [peer for peer in peers if not ROWS[peer.name].here]
+    for name, found in (("peer", others), ("antialiased peer", [p for p in others if ROWS[p.name].antialias != "no"])):
+        if found:
+            best = min(found, key=lambda peer: statistics.median(r.cpu for r in peer.rounds))
+            texts = ratio(mine, best).texts()
+            remark(f"{mine.name} / best {name} ({best.name}): {texts[0]} by the clock, {texts[1]} by processor time.")
+    auto = next((peer for peer in peers if peer.name == f"{_OURS}, auto"), None)
+    by_hand = [peer for peer in peers if peer.name in _BY_HAND]
+    if auto and by_hand:
+        best = max(by_hand, key=lambda peer: statistics.median(r.rate for r in peer.rounds))
+        remark(f'num_workers="auto" / best by hand ({best.name}): {ratio(auto, best).texts()[0]} by the clock.')
+
+
+def warm(peer: Peer, images: int) -> None:
+    """A pass that does not count; for "auto", until it has had the time to choose."""
+    peer.run(1)
+    until = time.monotonic() + (_TUNING if peer.name.endswith("auto") else 0)
+    while time.monotonic() < until and peer.run(images) is not None:
+        pass
+
+
+def measure(peers: list[Peer], options: argparse.Namespace, listing: Path) -> None:
+    """Rounds, one peer after the other in each; then how much a step of training takes beside each."""
+    for _ in range(options.repeat):
+        for peer in peers:
+            settle(peers)
+            if options.kind == "cold":
+                drop([*read_listing(listing)[0], *(listing.parent / "shards").glob("*.tar")])
+            measured = peer.run(options.images)
+            if measured is not None:
+                peer.rounds.append(measured)
+    for peer in peers:
+        settle(peers)
+        peer.train(options.images // 2)
 
 
 def main() -> None:
     parser = arguments(__doc__, repeat=5)
-    parser.add_argument("--data", type=Path, help="folder of JPEG files (default: mosaics of examples/data)")
+    parser.add_argument("--data", type=Path, help="folder or archive of JPEG files (default: made of examples/data)")
     parser.add_argument("--images", type=int, default=5000, help="least images of a round (default: %(default)s)")
-    parser.add_argument("--kind", choices=["as they are", "web", *_MOSAICS], default="as they are")
+    parser.add_argument("--kind", choices=list(KINDS), default="as they are")
     parser.add_argument("--count", type=int, default=200, help="mosaics to be made (default: %(default)s)")
     parser.add_argument("--peers", default=sys.executable, help="Python that has the peers (default: this one)")
-    parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS), metavar="PEER")
+    parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW")
     options = parse(parser, {"repeat": 1, "images": 128, "only": ["penstock", "decode alone", "torch + OpenCV"]})
     cores = set(sorted(os.sched_getaffinity(0))[:2])
     with folder(options.dir) as where:
-        files, images = write_listing(options.data, where / "files.txt", options.kind, options.count, options.images)
+        listing = where / "files.txt"
+        files, images = write_listing(options.data, listing, options.kind, options.count, options.images)
         peers: list[Peer] = []
         try:
             for name in options.only:
-                python = sys.executable if name.startswith(_OURS) or name == "decode alone" else options.peers
-                peers.append(start(name, where / "files.txt", where, python, cores))
-                peers[-1].run(1)  # a pass that does not count
-            began = time.time()
-            for _ in range(options.repeat):
-                for peer in peers:
-                    settle(peers)
-                    measured = peer.run(options.images)
-                    if measured is not None:
-                        peer.rounds.append(measured)
-            for peer in peers:
-                settle(peers)
-                peer.train(options.images // 2)
-            seconds = time.time() - began
-            title = f"{files} files ({options.kind}), {images} images a round, {options.repeat} rounds, "
-            title += f"{seconds:.0f} s in all, {len(cores)} cores"
-            report(peers, title + ": random-resized-crop 224, flip, uint8 batches of 64")
+                if options.kind in ROWS[name].kinds:
+                    python = sys.executable if ROWS[name].here else options.peers
+                    peers.append(start(name, listing, where, python, cores, options.kind))
+                    warm(peers[-1], options.images)
+            began = time.monotonic()
+            measure(peers, options, listing)
+            title = f"{files} files ({KINDS[options.kind]}), {images} images a round, {options.repeat} rounds, "
+            title += f"{time.monotonic() - began:.0f} s in all, {len(cores)} cores: "
+            title += "random crop 32 of 40" if options.kind == "small" else "random-resized-crop 224"
+            report(peers, title + ", flip, uint8 batches of 64", options.kind)
         finally:
             for peer in peers:
                 peer.end()

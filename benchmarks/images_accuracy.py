@@ -37,7 +37,7 @@ from torch.nn.functional import cross_entropy
 
 import penstock as ps
 from _common import arguments, folder, parse, table
-from images import _EXAMPLES, _MOSAICS, write_listing
+from _image_files import CIFAR, MOSAICS, write_listing
 from penstock.images import native
 from penstock.images.region import Box, decode_region
 from penstock.images.transforms import HorizontalFlip, Normalize, RandomResizedCrop, Resize, ToTensor
@@ -318,9 +318,9 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--part", choices=["psnr", "cifar", "both"], default="both", help="(default: %(default)s)")
     parser.add_argument("--data", type=Path, help="folder of JPEG files (default: mosaics of examples/data)")
-    parser.add_argument("--kind", choices=["as they are", "web", *_MOSAICS], default="as they are")
+    parser.add_argument("--kind", choices=["as they are", "web", *MOSAICS], default="as they are")
     parser.add_argument("--count", type=int, default=100, help="mosaics to be made (default: %(default)s)")
-    parser.add_argument("--cifar", type=Path, default=_EXAMPLES, help="archive of train/CLASS/*.jpg, test/...")
+    parser.add_argument("--cifar", type=Path, default=CIFAR, help="archive of train/CLASS/*.jpg, test/...")
     parser.add_argument("--side", type=int, default=SIDE, help="enlarge its images to this (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=4, help="(default: %(default)s)")

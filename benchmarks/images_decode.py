@@ -28,7 +28,7 @@ import numpy as np
 import simplejpeg
 
 from _common import folder, interleave, parse, spread, table
-from images import write_listing
+from _image_files import write_listing
 from penstock.images import native
 from penstock.images.decode import decode
 from penstock.images.headers import size_from_header

@@ -1,11 +1,12 @@
 """Make docs/performance.md from performance.md, which is written by hand, and the results in results/.
 
 In performance.md the lines between ``<!-- results: NAME -->`` and ``<!-- end -->`` stand where the tables of
-results/NAME.json go, with date, machine, versions and command; as long as there is no such file they are kept.
+results/NAME.json go, with date, machine, versions and command; as long as there is no such file they are kept. The
+picture docs/images-peers.svg is made of results/images.json.
 
-    python benchmarks/render.py                         # write docs/performance.md
+    python benchmarks/render.py                         # write docs/performance.md and the picture
     python benchmarks/render.py --take .bench           # take over what was measured, then the same
-    python benchmarks/render.py --check                 # exit code 1 if docs/performance.md is not what comes out
+    python benchmarks/render.py --check                 # exit code 1 if they are not what comes out
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # whoever loads this as a file
+from _picture import picture
+
 HERE = Path(__file__).resolve().parent
 RESULTS, NOTES, PAGE = HERE / "results", HERE / "performance.md", HERE.parent / "docs" / "performance.md"
+PICTURE = HERE.parent / "docs" / "images-peers.svg"
 _HEAD = "<!-- Made by benchmarks/render.py of benchmarks/performance.md and benchmarks/results; edit those. -->\n\n"
 _BLOCK = re.compile(r"^<!-- results: (\w+) -->\n(.*?)^<!-- end -->\n", re.MULTILINE | re.DOTALL)
 
@@ -87,7 +92,7 @@ def take(folder: Path) -> None:
 
 
 def main() -> int:
-    """Write or check the page; the exit code."""
+    """Write or check the page and the picture; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--take", type=Path, metavar="FOLDER", help="take over the results of a run first")
     parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 if the page would differ")
@@ -95,16 +100,18 @@ def main() -> int:
     try:
         if options.take is not None:
             take(options.take)
-        page = render(NOTES.read_text(encoding="utf-8"), stored())
+        results = stored()
+        made = {PAGE: render(NOTES.read_text(encoding="utf-8"), results), PICTURE: picture(results["images"])}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
     if not options.check:
-        PAGE.write_text(page, encoding="utf-8")
+        for path, text in made.items():
+            path.write_text(text, encoding="utf-8")
         return 0
-    same = PAGE.read_text(encoding="utf-8") == page
-    print("docs/performance.md is up to date" if same else "docs/performance.md differs: run benchmarks/render.py")
-    return 0 if same else 1
+    differs = [path.name for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
+    print(f"docs: {', '.join(differs)} differ: run benchmarks/render.py" if differs else "docs are up to date")
+    return 1 if differs else 0
 
 
 if __name__ == "__main__":

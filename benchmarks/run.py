@@ -53,15 +53,19 @@ class Job:
         return 0.3 if options.quick else self.full_minutes if options.all or self.subset is None else self.minutes
 
 
-_KINDS = '--kind "{}" --repeat 3 --images {} --count {}'
+_KINDS = '--kind "{}" --images {} --count {}'
 JOBS = [
     Job("loader_overhead", "loader_overhead", "--parts large small --repeat 3 --seconds 0.7", 1.5, "", 6),
     Job("loader_undeclared", "loader_undeclared", None, 0, "", 6),
     Job("loader_first", "loader_overhead", None, 0, "--parts first second --repeat 3", 5),
-    Job("images", "images", "--images 1000 --repeat 3", 3.5, "", 10, data="imagenet-sample"),
-    Job("images_web", "images", None, 0, "--kind web --repeat 3 --images 3000", 4, "imagenet-sample"),
-    Job("images_2", "images", None, 0, _KINDS.format("2.4 megapixels", 400, 100), 5, "imagenet-sample"),
-    Job("images_11", "images", None, 0, _KINDS.format("11 megapixels", 120, 40), 5, "imagenet-sample"),
+    Job("images", "images", "--images 1000 --repeat 3", 3.5, "", 14, data="imagenet-sample"),
+    Job("images_web", "images", None, 0, "--kind web", 9, "imagenet-sample"),
+    Job("images_2", "images", None, 0, _KINDS.format("2.4 megapixels", 400, 100), 10, "imagenet-sample"),
+    Job("images_11", "images", None, 0, _KINDS.format("11 megapixels", 120, 40), 10, "imagenet-sample"),
+    Job("images_small", "images", None, 0, "--kind small --images 50000", 12, "cifar10-jpg.tar.xz"),
+    Job("images_cold", "images", None, 0, "--kind cold", 12, "imagenet-sample"),
+    Job("images_shards", "images", None, 0, "--kind shards", 4, "imagenet-sample"),
+    Job("image_formats", "image_formats", None, 0, "", 6, "imagenet-sample"),
     Job("images_decode", "images_decode", None, 0, "--images 2000", 8, "imagenet-sample"),
     Job("images_accuracy", "images_accuracy", None, 0, "--part psnr", 3, "imagenet-sample"),
     Job("shards", "shards", "--lines 5000 --repeat 3", 1.2, "", 5, ""),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -87,6 +88,20 @@ def test_performance_page_is_made_of_the_stored_results(renderer: ModuleType) ->
     """`make bench-docs` writes it; edit benchmarks/performance.md."""
     page = (ROOT / "docs" / "performance.md").read_text()
     assert page == renderer.render((ROOT / "benchmarks" / "performance.md").read_text(), renderer.stored())
+
+
+def test_the_picture_is_made_of_the_stored_results(renderer: ModuleType) -> None:
+    """Every peer that was measured has its bar and its figure; `make bench-docs` draws it."""
+    result = renderer.stored()["images"]
+    drawn = (ROOT / "docs" / "images-peers.svg").read_text()
+    assert drawn == renderer.picture(result)
+    table = result["tables"][0]
+    rate = table["columns"].index("median")
+    measured = {row[0]: float(row[rate].replace(",", "")) for row in table["rows"] if row[rate]}
+    texts = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    for name, images in measured.items():
+        assert texts[texts.index(name) + 1] == f"{images:,.0f}"
+    assert drawn.count("<rect") == 1 + len(measured)
 
 
 def test_every_job_has_a_place_on_the_page(renderer: ModuleType, runner: ModuleType, result: dict[str, Any]) -> None:

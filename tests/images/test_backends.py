@@ -53,6 +53,11 @@ def reading(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("name", "kind"), pairs)
 
 
+def of_jpeg() -> list[str]:
+    """Those that are installed and read JPEG."""
+    return [name for name in installed() if BACKENDS[name].reads("jpeg")]
+
+
 every = pytest.mark.parametrize("name", installed())
 
 
@@ -100,7 +105,7 @@ class TestContract:
         check(decode(data.tobytes(), backend=name), picture(), 0)
 
     @pytest.mark.parametrize("space", ["CMYK", "YCCK"])
-    @pytest.mark.parametrize("name", [name for name in installed() if not name.startswith("torch")])
+    @pytest.mark.parametrize("name", [name for name in of_jpeg() if not name.startswith("torch")])
     def test_cmyk(self, name: str, space: str) -> None:
         """torchvision and torchcodec have an idea of their own."""
         black = np.full((40, 64, 1), 180, np.uint8)
@@ -135,15 +140,25 @@ class TestContract:
 
         assert np.array_equal(turned, np.asarray(ImageOps.exif_transpose(by_hand)))
 
-    @every
+    @reading("jpeg", "png")
     @pytest.mark.parametrize("cut", [2, 40, 300])
-    def test_truncated(self, name: str, cut: int) -> None:
-        data = encoded("jpeg", quality=95)
-        with pytest.raises(ImageError, match=r"image 'a\.jpg' is truncated"):
-            decode(data[:-cut], path="a.jpg", backend=name)
-        if BACKENDS[name].reads("png"):
+    def test_truncated(self, name: str, kind: str, cut: int) -> None:
+        if kind == "jpeg":
+            data = encoded("jpeg", quality=95)
+            with pytest.raises(ImageError, match=r"image 'a\.jpg' is truncated"):
+                decode(data[:-cut], path="a.jpg", backend=name)
+        else:
             with pytest.raises(ImageError, match=r"image 'a\.png'"):
                 decode(encoded("png")[: -cut - 30], path="a.png", backend=name)
+
+    @reading("png")
+    def test_a_damaged_png(self, name: str, kind: str) -> None:
+        """A byte of the pixels is another: the check sum behind them says so."""
+        noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+        data = bytearray(encoded("png", noise))
+        data[len(data) // 2] ^= 1
+        with pytest.raises(ImageError, match=r"image 'a\.png' cannot be decoded"):
+            decode(bytes(data), path="a.png", backend=name)
 
     @reading(*FORMATS)
     def test_partial(self, name: str, kind: str) -> None:
@@ -163,7 +178,7 @@ class TestContract:
         assert not np.array_equal(part[last], whole[last])
         assert np.array_equal(decode(data, backend=name, partial=True), whole)
 
-    @every
+    @pytest.mark.parametrize("name", of_jpeg())
     def test_a_trailer_behind_the_image_is_not_looked_at(self, name: str) -> None:
         data = encoded("jpeg")
         check(decode(data + bytes(10_000), backend=name), decode(data, backend=name), 0)
@@ -188,7 +203,7 @@ class TestReal:
         files = sorted((data_dir / "imagenet-sample").glob("*.JPEG"))
         assert len(files) == 500
         files = files[:: 1 if FULL else 5]
-        others = [name for name in installed() if name != "simplejpeg"]
+        others = [name for name in of_jpeg() if name != "simplejpeg"]
         worst = dict.fromkeys(others, 0)
         for path in files:
             data = path.read_bytes()
@@ -204,7 +219,8 @@ class TestReal:
 class TestChoice:
     def test_names(self) -> None:
         assert choose("auto", "jpeg").name == "simplejpeg"
-        assert choose("auto", "png").name == "opencv"
+        assert choose("auto", "png").name == ("imagecodecs" if "imagecodecs" in installed() else "opencv")
+        assert choose("auto", "webp").name == "opencv"
         assert {"simplejpeg", "opencv"} <= set(installed())
         with pytest.raises(ConfigError, match="'auto' or one of native, simplejpeg"):
             decode(encoded("png"), backend="libpng")
@@ -217,6 +233,16 @@ class TestChoice:
             with pytest.raises(ConfigError, match="not installed here"):
                 decode(encoded("png"), backend=name)
         assert "imageio" not in installed()
+
+    def test_the_fastest_for_png_where_it_is_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backends, "_is_installed", lambda name: True)
+        assert choose("auto", "png").name == "imagecodecs"
+        assert {choose("auto", kind).name for kind in ("webp", "gif", "bmp", "tiff", "other")} == {"opencv"}
+        assert choose("auto", "png", True).name == "pillow"
+        with pytest.raises(ConfigError, match="reads no webp"):
+            choose("imagecodecs", "webp")
+        monkeypatch.setattr(backends, "_is_installed", lambda name: name != "imagecodecs")
+        assert choose("auto", "png").name == "opencv"
 
     def test_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
@@ -233,7 +259,7 @@ class TestChoice:
         for name in ("auto", "pillow"):
             with pytest.raises(ImageError, match="'a'"):
                 decode(b"no image at all", path="a", backend=name, partial=True)
-        monkeypatch.setattr(backends, "_is_installed", lambda name: name != "pillow")
+        monkeypatch.setattr(backends, "_is_installed", lambda name: name not in ("pillow", "imagecodecs"))
         assert {choose("auto", kind, True).name for kind in ("png", "bmp", "gif", "tiff", "other")} == {"opencv"}
 
 

@@ -7,8 +7,8 @@ A size from another parser is a way past `max_pixels`: a file of some hundred by
     our C extension                 libjpeg's header, within the call that decodes
     others of JPEG                  simplejpeg's header call, which is libjpeg's (`check_jpeg`)
     Pillow                          its open image (`open_pillow`); for JPEG libjpeg, too
-    OpenCV, torchvision             nothing: they have no such call, so `penstock.images.headers` reads the header of
-                                    other formats, strictly, and what it does not read is refused (`check_without_call`)
+    OpenCV, torchvision,            nothing: they have no such call, so `penstock.images.headers` reads the header of
+    imagecodecs                     other formats, strictly, and what it does not read is refused (`check_without_call`)
 
 A decoder that finds another size than callers were told is refused as well: crops are drawn from that one.
 """
