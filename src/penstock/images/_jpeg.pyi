@@ -16,8 +16,10 @@ def decode(
     partial: bool,
     width: int,
     height: int,
+    entries: bytes | memoryview | None,
     /,
 ) -> int | tuple[int, int, int, int, int, int, int]: ...
+def entries(data: bytes | bytearray | memoryview, out: bytearray, step: int, /) -> int: ...
 def resize(
     source: Any,
     out: Any,
