@@ -74,6 +74,19 @@ def mutate(rng: random.Random, files: list[bytes]) -> bytes:
     return bytes(data)
 
 
+def entries_for(rng: random.Random, data: bytes, files: list[bytes]) -> bytes | None:
+    """Entries of the file, of another one, some that are damaged, or none."""
+    found = native.entries_of(rng.choice((data, rng.choice(files))), step=rng.choice((1, 2, 99)))
+    if found is None or rng.random() < 0.3:
+        return None
+    if rng.random() < 0.5:
+        damaged = bytearray(found)
+        for _ in range(rng.randint(1, 3)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        found = bytes(damaged[: rng.choice((len(damaged), len(damaged), rng.randrange(len(damaged))))])
+    return found
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_mutated_files(part: int) -> None:
     rng, files = random.Random(part), seeds()
@@ -89,8 +102,9 @@ def test_mutated_files(part: int) -> None:
             box = (0.0, 0.0, 0.0, 0.0)
         target, channels = rng.choice(((1, 1), (4, 4), (10, 10), (99, 99))), rng.choice((1, 3))
         size = rng.choice(((0, 0), (0, 0), (0, 0), (40, 24), (24, 40)))
+        partial, entries = rng.random() < 0.3, entries_for(rng, data, files)
         try:
-            done = native._jpeg.decode(data, out, *box, *target, channels, 1 << 20, rng.random() < 0.3, *size)
+            done = native._jpeg.decode(data, out, *box, *target, channels, 1 << 20, partial, *size, entries)
         except REFUSED:
             refused += 1
             continue
@@ -122,7 +136,7 @@ def test_any_arguments() -> None:
         limit = rng.choice((0, 1, 959, 960, 2**32, 2**63, 2**64 - 1))
         arguments = (*box, *sizes[:2], rng.choice((1, 3, 0, -1, 4)), limit, rng.random() < 0.5, *sizes[2:])
         try:
-            done = native._jpeg.decode(rng.choice(files), out, *arguments)
+            done = native._jpeg.decode(rng.choice(files), out, *arguments, None)
         except REFUSED:
             continue
         decoded += 1
@@ -132,8 +146,8 @@ def test_any_arguments() -> None:
 
 
 def test_a_damaged_file_that_passes_has_the_same_pixels_in_a_box() -> None:
-    """Damage that no decoder notices changes the picture, but not what a box of it is."""
-    rng, files, same = random.Random(7), seeds(), 0
+    """Damage that no decoder notices changes the picture, but not what a box of it is, with entries or without."""
+    rng, files, same, entered = random.Random(7), seeds(), 0, 0
     for _ in range(20_000):
         data = mutate(rng, files)
         try:
@@ -143,8 +157,11 @@ def test_a_damaged_file_that_passes_has_the_same_pixels_in_a_box() -> None:
         height, width = whole.shape[:2]
         left, top = rng.uniform(0, width - 0.5), rng.uniform(0, height - 0.5)
         right, bottom = rng.uniform(left + 0.1, width), rng.uniform(top + 0.1, height)
-        region = native.decode_box(data, (left, top, right, bottom), target=(9999, 9999), max_pixels=1 << 16)
         part = whole[int(top) : int(np.ceil(bottom)), int(left) : int(np.ceil(right))]
-        assert np.array_equal(region.array, part), data
+        for entries in (None, native.entries_of(data, step=1)):
+            box = (left, top, right, bottom)
+            region = native.decode_box(data, box, target=(9999, 9999), max_pixels=1 << 16, entries=entries)
+            assert np.array_equal(region.array, part), data
         same += 1
-    assert same > 2000
+        entered += entries is not None
+    assert min(same, entered) > 2000

@@ -163,6 +163,12 @@ static int rewrite(splice *s, const entry *from)
     return 1;
 }
 
+/* How many bits of the reader's next byte belong to the segment. */
+static int bits_of_next(const splice *s)
+{
+    return s->tail && s->reader.last && s->reader.next + 1 == s->reader.stop ? s->tail : 8;
+}
+
 /* Give the bits that have been read back, and take those up to the next byte. */
 static void align(splice *s)
 {
@@ -172,7 +178,8 @@ static void align(splice *s)
     r->count = 0;
     r->next = r->chunk + (at >> 3);
     if (at & 7) {
-        put(s, (uint64_t)*r->next << (56 + (at & 7)), 8 - (int)(at & 7));
+        int bits = bits_of_next(s) - (int)(at & 7);
+        put(s, (uint64_t)*r->next << (56 + (at & 7)), bits > 0 ? bits : 0);
         r->next++;
     }
 }
@@ -257,10 +264,8 @@ static int pour(splice *s)
             pour_words(s);
             continue;
         }
-        for (; r->next < r->stop; r->next++) {
-            int last = r->next + 1 == r->stop && s->tail;
-            put(s, (uint64_t)*r->next << 56, last ? s->tail : 8);
-        }
+        for (; r->next < r->stop; r->next++)
+            put(s, (uint64_t)*r->next << 56, bits_of_next(s));
         if (!s->entries)
             fill_byte(s);
         return 1;
