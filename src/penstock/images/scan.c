@@ -308,9 +308,12 @@ int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_stru
         int wide = one ? 1 : info->h_samp_factor, high = one ? 1 : info->v_samp_factor;
         most_wide = wide > most_wide ? wide : most_wide;
         most_high = high > most_high ? high : most_high;
-        const JHUFF_TBL *dc = cinfo->dc_huff_tbl_ptrs[info->dc_tbl_no & 3];
-        const JHUFF_TBL *ac = cinfo->ac_huff_tbl_ptrs[info->ac_tbl_no & 3];
-        codes *own_dc = &tables->dc[info->dc_tbl_no & 3], *own_ac = &tables->ac[info->ac_tbl_no & 3];
+        if (info->dc_tbl_no < 0 || info->dc_tbl_no >= NUM_HUFF_TBLS || info->ac_tbl_no < 0 ||
+            info->ac_tbl_no >= NUM_HUFF_TBLS)
+            return 0;
+        const JHUFF_TBL *dc = cinfo->dc_huff_tbl_ptrs[info->dc_tbl_no];
+        const JHUFF_TBL *ac = cinfo->ac_huff_tbl_ptrs[info->ac_tbl_no];
+        codes *own_dc = &tables->dc[info->dc_tbl_no], *own_ac = &tables->ac[info->ac_tbl_no];
         if (info != &cinfo->comp_info[i] || made->blocks + wide * high > D_MAX_BLOCKS_IN_MCU || !dc || !ac ||
             !make_codes(own_dc, dc, 0) || !make_codes(own_ac, ac, 1))
             return 0;

@@ -21,7 +21,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from penstock.images import native
 from penstock.images.region import Box
+from penstock.images.resize import resize
 
 __all__ = ["Filter", "Pixels", "View", "render"]
 
@@ -110,6 +112,9 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
     height, width = view.size
     if out is None:
         out = np.empty((height, width, source.shape[2]), source.dtype)
+    if native.is_available() and view.interpolation != "nearest" and source.dtype == np.uint8 and _is_picture(source):
+        resize(source, box, out, interpolation=view.interpolation, antialias=view.antialias, flipped=view.flipped)
+        return out
     source, box = _shrink(source, (float(box[0]), float(box[1]), float(box[2]), float(box[3])), view)
     if view.interpolation == "bilinear" and view.antialias:
         source, box = _blend(source, box, view)
@@ -130,6 +135,10 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
         code = -1 if sideways and upside_down else 1 if sideways else 0
         cv2.flip(_flat(out), code, dst=_flat(out))
     return out
+
+
+def _is_picture(source: Pixels) -> bool:
+    return source.shape[2] in (1, 3)
 
 
 def _blend(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
