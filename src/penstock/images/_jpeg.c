@@ -1,13 +1,15 @@
 /* JPEG: the pixels of a box, at 1/1, 1/2, 1/4 or 1/8 of their size, into memory of the caller. Over libjpeg-turbo.
  *
- * One function, `decode`; penstock/images/native.py is its only caller and says what it means. Promises:
+ * `decode` is called by penstock/images/native.py, which says what it means; so is `entries` (splice.c). `resize` is that
+ * of resize.c, for penstock/images/resize.py. Promises:
  *
  * - Pixels are those of a full decode. libjpeg upsamples colour without its neighbours at the edge of a cropped row, so
  *   two columns more than asked for are decoded on either side, and the caller cuts them off.
  * - Nothing is written outside the caller's memory: its size is checked against the size that libjpeg announces.
  * - No error ends the process: libjpeg's error exit jumps back to `run`. All that was allocated is libjpeg's own and is
  *   freed by jpeg_destroy_decompress on every way out.
- * - The GIL is released from the header to the last row. There is no state between calls, so threads need no locks.
+ * - The GIL is released from the header to the last row. What a thread keeps between calls (`kept`) is memory and
+ *   tables that are made again where they differ, so threads need no locks.
  * - Memory: a few rows and tables (some 100 KB at ordinary widths); of a file in several scans (progressive) all
  *   coefficients, 2 bytes each. Pixels and the number of scans are limited.
  */

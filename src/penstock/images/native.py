@@ -10,7 +10,8 @@ extension and with other formats. What cannot be decoded here raises, and the ca
 `OverflowError`        a limit: more pixels than `max_pixels`, or more scans than any honest progressive file has
 =====================  ==============================================================================================
 
-Progressive and arithmetic-coded files and those with restart markers are decoded whole (shrunk all the same).
+Progressive and arithmetic-coded files are decoded whole (shrunk all the same), and those with restart markers where these
+do not fall on rows. Where they do, and with `entries_of` a file, decoding begins near the box (`splice.c`).
 
 Threads: the GIL is released; there is no shared state. Memory: the result, and one scratch of at most 32 MiB per
 thread, in which results of `decode_box` lie until the next call: it is replaced, not overwritten, while somebody still
@@ -101,7 +102,8 @@ def decode_box(
     """The pixels of `box` (left, top, right, bottom), rounded outward to whole pixels.
 
     They are shrunk by 2, 4 or 8 where the box stays at least as large as `target` (height, width). At scale 1 they are
-    the pixels of a decode of the whole image. The array lies in this thread's scratch: copy what you keep. The limit
+    the pixels of a decode of the whole image. `entries` are those of the same data, from `entries_of`: with others the
+    pixels are wrong, or it raises. The array lies in this thread's scratch: copy what you keep. The limit
     and `size` are those of `decode_image`. Raises as this module says.
     """
     arguments = (*box, *target, channels, _limit(max_pixels), False, *(size or (0, 0)), entries)
