@@ -20,14 +20,14 @@ import torch
 from penstock.errors import ConfigError, ImageError
 from penstock.images.decode import MAX_PIXELS, decode, read_bytes
 from penstock.images.headers import TruncatedHeader, size_from_header
-from penstock.images.region import Box, decode_region
+from penstock.images.region import decode_region, draw_region
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
 from penstock.images.transforms.targets import close_target, open_canvas
-from penstock.images.transforms.view import Pixels
+from penstock.images.transforms.view import Pixels, View, render
 from penstock.manifest import Record
 from penstock.random import generator, shown_record
-from penstock.stages import stage
+from penstock.stages import spent, stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
 
@@ -62,12 +62,23 @@ class Encoded:
             size = self._pixels.shape[1], self._pixels.shape[0]
         self.size = size[1], size[0]
 
-    def region(self, box: Box, target: tuple[int, int]) -> tuple[Pixels, Box]:
-        """The pixels that hold a box, decoded."""
-        if self._pixels is not None:
-            return self._pixels, box
-        with stage("decode"):
-            return decode_region(self._data, box, target=target, path=self._path, max_pixels=self._max_pixels)
+    def draw(self, view: View, out: Pixels | None) -> Pixels:
+        """The pixels of a view, of the part of the image that it needs."""
+        if out is None or out.shape[2] != 3:
+            out = np.empty((*view.size, 3), np.uint8)
+        height, width = self.size
+        how: dict[str, Any] = {"path": self._path, "max_pixels": self._max_pixels, "size": (width, height)}
+        if self._pixels is None:
+            with stage("decode"):
+                resizing = draw_region(self._data, view, out, **how)
+                if resizing is not None:
+                    spent("resize", resizing)
+                    return out
+                pixels, box = decode_region(self._data, view.box, target=view.size, **how)
+        else:
+            pixels, box = self._pixels, view.box
+        with stage("resize"):
+            return render(pixels, box, view, out=out)
 
 
 class LoadImage:

@@ -19,6 +19,25 @@ def decode(
     entries: bytes | memoryview | None,
     /,
 ) -> int | tuple[int, int, int, int, int, int, int]: ...
+def draw(
+    data: bytes | bytearray | memoryview,
+    out: Any,
+    left: float,
+    top: float,
+    right: float,
+    bottom: float,
+    bicubic: bool,
+    antialias: bool,
+    flip_x: bool,
+    flip_y: bool,
+    table: Any,
+    planar: bool,
+    max_pixels: int,
+    width: int,
+    height: int,
+    entries: bytes | memoryview | None,
+    /,
+) -> int: ...
 def entries(data: bytes | bytearray | memoryview, out: bytearray, step: int, /) -> int: ...
 def resize(
     source: Any,

@@ -10,8 +10,8 @@ extension and with other formats. What cannot be decoded here raises, and the ca
 `OverflowError`        a limit: more pixels than `max_pixels`, or more scans than any honest progressive file has
 =====================  ==============================================================================================
 
-Progressive and arithmetic-coded files are decoded whole (shrunk all the same), and those with restart markers where these
-do not fall on rows. Where they do, and with `entries_of` a file, decoding begins near the box (`splice.c`).
+Progressive and arithmetic-coded files are decoded whole (shrunk all the same), and those with restart markers where
+these do not fall on rows. Where they do, and with `entries_of` a file, decoding begins near the box (`splice.c`).
 
 Threads: the GIL is released; there is no shared state. Memory: the result, and one scratch of at most 32 MiB per
 thread, in which results of `decode_box` lie until the next call: it is replaced, not overwritten, while somebody still
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ try:
 except ImportError:  # built without compiler or headers, or libjpeg is not on this machine
     _jpeg = None  # type: ignore[assignment]
 
-__all__ = ["Region", "decode_box", "decode_image", "entries_of", "is_available"]
+__all__ = ["Region", "decode_box", "decode_image", "draw_box", "entries_of", "is_available"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -119,6 +119,30 @@ def decode_box(
     left, top = int(box[0] // scale), int(box[1] // scale)
     right, bottom = -int(-box[2] // scale), -int(-box[3] // scale)
     return Region(array[top - y : bottom - y, left - x : right - x], left, top, scale)
+
+
+def draw_box(
+    data: Data,
+    box: tuple[float, float, float, float],
+    out: npt.NDArray[Any],
+    *,
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear",
+    antialias: bool = True,
+    flipped: tuple[bool, bool] = (False, False),
+    table: npt.NDArray[Any] | None = None,
+    planar: bool = False,
+    max_pixels: int,
+    size: tuple[int, int] | None = None,
+    entries: bytes | memoryview | None = None,
+) -> float:
+    """Decode `box` and resize it into `out`: what `decode_box` and `resize` do, without an image in between.
+
+    Rows are resized as they are decoded. Arguments are those of the two. Returns the seconds that resizing took. Raises
+    as this module says; `out` may have been written to then.
+    """
+    how = interpolation == "bicubic", antialias, *flipped
+    spent = _jpeg.draw(data, out, *box, *how, table, planar, _limit(max_pixels), *(size or (0, 0)), entries)
+    return spent / 1e9
 
 
 def entries_of(data: Data, *, step: int = 8) -> bytes | None:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.images.region import Box
 from penstock.images.transforms.output import Conversion, convert
 from penstock.images.transforms.view import Filter, Pixels, View, render
 from penstock.stages import stage
@@ -28,8 +27,8 @@ class Source(Protocol):
     size: tuple[int, int]
     """(height, width) of the whole."""
 
-    def region(self, box: Box, target: tuple[int, int]) -> tuple[Pixels, Box]:
-        """Pixels that hold a box which is to be resized to `target`, and the box in them."""
+    def draw(self, view: View, out: Pixels | None) -> Pixels:
+        """The pixels of a view: in `out` if that is given and has their shape and type, else in new memory."""
 
 
 class Array:
@@ -39,9 +38,14 @@ class Array:
         self.pixels = pixels
         self.size = pixels.shape[0], pixels.shape[1]
 
-    def region(self, box: Box, target: tuple[int, int]) -> tuple[Pixels, Box]:
-        """All of them."""
-        return self.pixels, box
+    def draw(self, view: View, out: Pixels | None) -> Pixels:
+        """The pixels of a view."""
+        if out is not None and (out.shape[2] != self.pixels.shape[2] or out.dtype != self.pixels.dtype):
+            out = None
+        if out is not None and np.may_share_memory(out, self.pixels):
+            out = None
+        with stage("resize"):
+            return render(self.pixels, view.box, view, out=out)
 
 
 class Canvas:
@@ -200,16 +204,11 @@ class Canvas:
 
     def _render(self) -> None:
         view, out, into = self.view, self.out, None
-        pixels, box = self._source.region(view.box, view.size)
-        shape = (*view.size, pixels.shape[2])
-        if out is not None and self.conversion is None and out.dtype is torch.uint8 and out.shape == shape:
+        if out is not None and self.conversion is None and out.dtype is torch.uint8 and out.shape[:2] == view.size:
             into = out.numpy()
-            if pixels.dtype != np.uint8 or np.may_share_memory(into, pixels):
-                into = None
-        with stage("resize"):
-            made = render(pixels, box, view, out=into)
+        made = self._source.draw(view, into)
         self.pixels = made
-        self._into = into
+        self._into = into if made is into else None
 
     def _settle(self) -> None:
         """Give masks and boxes the geometry that the image has got."""
