@@ -24,9 +24,7 @@ def apart(
 ) -> np.ndarray:
     region = native.decode_box(data, box, target=size, channels=channels, max_pixels=LIMIT, entries=entries)
     scale = region.scale
-    height, width = region.array.shape[:2]
-    left, top = box[0] / scale - region.x, box[1] / scale - region.y
-    inner = left, top, min(left + (box[2] - box[0]) / scale, width), min(top + (box[3] - box[1]) / scale, height)
+    inner = tuple(edge / scale - first for edge, first in zip(box, (region.x, region.y) * 2, strict=True))
     out = np.empty((*size, channels), np.uint8)
     resize(region.array, inner, out, **how)
     return out

@@ -259,12 +259,11 @@ static enum outcome draw_rows(j_decompress_ptr cinfo, request *req, long x, long
     size_t pixel = (size_t)cinfo->output_components, stride = (size_t)cinfo->output_width * pixel;
     job->width = (int)(right - x);
     job->height = (int)(bottom - y);
-    job->left = req->left / req->scale - (double)(long)(req->left / req->scale);
-    job->top = req->top / req->scale - (double)(long)(req->top / req->scale);
-    job->right = job->left + (req->right - req->left) / req->scale;
-    job->bottom = job->top + (req->bottom - req->top) / req->scale;
-    job->right = job->right < job->width ? job->right : job->width;
-    job->bottom = job->bottom < job->height ? job->bottom : job->height;
+    double first_x = (double)(long)(req->left / req->scale), first_y = (double)(long)(req->top / req->scale);
+    job->left = req->left / req->scale - first_x;
+    job->top = req->top / req->scale - first_y;
+    job->right = req->right / req->scale - first_x;
+    job->bottom = req->bottom / req->scale - first_y;
     if (!resize_valid(job))
         return OUTSIDE;
     resize_plan plan;

@@ -113,7 +113,8 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
     if out is None:
         out = np.empty((height, width, source.shape[2]), source.dtype)
     if native.is_available() and view.interpolation != "nearest" and source.dtype == np.uint8 and _is_picture(source):
-        resize(source, box, out, interpolation=view.interpolation, antialias=view.antialias, flipped=view.flipped)
+        part, inner = _outward(source, box)
+        resize(part, inner, out, interpolation=view.interpolation, antialias=view.antialias, flipped=view.flipped)
         return out
     source, box = _shrink(source, (float(box[0]), float(box[1]), float(box[2]), float(box[3])), view)
     if view.interpolation == "bilinear" and view.antialias:
@@ -137,6 +138,13 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
     return out
 
 
+def _outward(source: Pixels, box: Box) -> tuple[Pixels, Box]:
+    """The whole pixels that hold a box, which is all that is decoded of a file, and the box in them."""
+    left, top, right, bottom = box
+    x, y = math.floor(left), math.floor(top)
+    return source[y : math.ceil(bottom), x : math.ceil(right)], (left - x, top - y, right - x, bottom - y)
+
+
 def _is_picture(source: Pixels) -> bool:
     return source.shape[2] in (1, 3)
 
@@ -154,11 +162,9 @@ def _blend(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
     across, down = (max(0.0, (step * step - 1) / 12) for step in steps)
     if max(across, down) < _FAINT:
         return source, box
-    x0, y0 = math.floor(left), math.floor(top)
-    part = source[y0 : math.ceil(bottom), x0 : math.ceil(right)]
+    part, inner = _outward(source, box)
     row, column = (np.array([share, 1 - 2 * share, share]) for share in (across, down))
     made = cv2.sepFilter2D(part, -1, row, column, borderType=cv2.BORDER_REPLICATE)
-    inner = left - x0, top - y0, right - x0, bottom - y0
     return made if made.ndim == 3 else made[:, :, None], inner
 
 
