@@ -1,7 +1,7 @@
 /* JPEG: the pixels of a box, at 1/1, 1/2, 1/4 or 1/8 of their size, into memory of the caller. Over libjpeg-turbo.
  *
- * `decode` is called by penstock/images/native.py, which says what it means; so is `entries` (splice.c). `resize` is that
- * of resize.c, for penstock/images/resize.py. Promises:
+ * `decode` is called by penstock/images/native.py, which says what it means; so are `draw`, which resizes rows as they
+ * are decoded, and `entries` (splice.c). `resize` is that of resize.c, for penstock/images/resize.py. Promises:
  *
  * - Pixels are those of a full decode. libjpeg upsamples colour without its neighbours at the edge of a cropped row, so
  *   two columns more than asked for are decoded on either side, and the caller cuts them off.
