@@ -58,6 +58,18 @@ class TestBoxes:
         data = jpeg(noise(height, width, seed), subsampling, quality)
         check(data, simplejpeg.decode_jpeg(data, "RGB"), native.entries_of(data, step=step), seed, 4)
 
+    @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+    @pytest.mark.parametrize("width", [33, 34, 35, 36, 37, 49, 51, 52])
+    def test_the_last_columns(self, subsampling: str, width: int) -> None:
+        """libjpeg upsamples colours of one or two columns in another way."""
+        data = jpeg(noise(40, width), subsampling, 30)
+        whole = simplejpeg.decode_jpeg(data, "RGB")
+        entries = native.entries_of(data, step=1)
+        for left in range(width - 9, width):
+            box = (left, 0, width, 40)
+            region = native.decode_box(data, box, target=FAR, max_pixels=LIMIT, entries=entries)
+            assert np.array_equal(region.array, whole[:, left:]), left
+
     @pytest.mark.parametrize("seed", range(8))
     def test_tables_that_lack_codes(self, seed: int) -> None:
         data = by_opencv(smooth(150, 170, seed), *OPTIMIZED, cv2.IMWRITE_JPEG_QUALITY, 40 + 8 * seed)

@@ -442,6 +442,9 @@ int find_part(splicer *kept, struct jpeg_decompress_struct *cinfo, const uint8_t
     s->part.bottom = (long)((box[3] + s->scan.mcu_height - 1) / s->scan.mcu_height);
     s->part.right = s->part.right < s->scan.wide ? s->part.right : s->scan.wide;
     s->part.bottom = s->part.bottom < s->scan.high ? s->part.bottom : s->scan.high;
+    /* Colours of two columns or fewer libjpeg upsamples in another way: a part has more, where the image has. */
+    if (s->part.left > 0 && (long)cinfo->image_width - s->part.left * s->scan.mcu_width < s->scan.mcu_width)
+        s->part.left--;
     long all = s->scan.wide * s->scan.high;
     if (!(cinfo->restart_interval ? use_markers(s, (long)cinfo->restart_interval, scan_begins)
                                   : use_entries(s, entries, entries_size)) ||
