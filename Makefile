@@ -27,7 +27,7 @@ help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.x] [WORKERS=$(WORKERS)] [ARGS='...']"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml constraints.txt setup.py src/penstock/images/_jpeg.c
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/penstock/images/*.[ch])
 	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 with venv found; install python3 and python3-venv," \
 		"or say which: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
@@ -59,7 +59,7 @@ format: $(STAMP) ## format the code and mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-$(PEERS_STAMP): benchmarks/peers.txt pyproject.toml setup.py src/penstock/images/_jpeg.c
+$(PEERS_STAMP): benchmarks/peers.txt pyproject.toml setup.py $(wildcard src/penstock/images/*.[ch])
 	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 with venv found; say which: make PYTHON=..." >&2; exit 1; }
 	@test -x $(PEERS)/bin/python || { echo "creating $(PEERS) with $(PYTHON)"; "$(PYTHON)" -m venv $(PEERS); }
 	@echo "installing the benchmarks' peers into $(PEERS) (some minutes and 7 GB the first time)"
