@@ -178,6 +178,11 @@ class Manifest:
         return self._range
 
     @property
+    def whole(self) -> Manifest:
+        """All rows; of a view, those of what it is a view of. `Record.row` counts these."""
+        return self if self._range == self._whole else self._view(self._whole)
+
+    @property
     def root(self) -> str | None:
         """What is joined to relative paths."""
         return self._root
