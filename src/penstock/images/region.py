@@ -41,6 +41,7 @@ def decode_region(
     path: str | os.PathLike[str] | None = None,
     mode: Literal["rgb", "gray"] = "rgb",
     max_pixels: int = MAX_PIXELS,
+    entries: bytes | memoryview | None = None,
 ) -> tuple[npt.NDArray[np.uint8], Box]:
     """The pixels of an encoded image that hold `box`, and the box in their coordinates.
 
@@ -48,11 +49,15 @@ def decode_region(
     a uint8 array, (h, w, 3) RGB or (h, w, 1) gray, whose rows need not be adjacent in memory, and `box` in pixels of
     that array. The array may lie in this thread's scratch and keep it from being used again: copy what you keep.
 
+    `entries` are those of this very `data` (see `penstock.images.entries`), with which the extension begins to decode
+    near the box. The pixels are the same; with those of another file they would be wrong.
+
     Raises `ImageError`, which names `path`, as `decode` does, also for an image of more than `max_pixels`, and
     `ConfigError` for a box that is empty or not inside the image. A JPEG that is damaged below the box may pass; one
     that ends too early does not.
 
-    Cost: entropy decoding down to the box's lower edge, the rest for the box only; a whole decode for other formats.
+    Cost: entropy decoding down to the box's lower edge, with `entries` that of the box alone, the rest for the box
+    only; a whole decode for other formats.
     """
     left, top, right, bottom = box
     if not (0 <= left < right < math.inf and 0 <= top < bottom < math.inf) or target[0] < 1 or target[1] < 1:
@@ -61,7 +66,9 @@ def decode_region(
         try:
             channels = 1 if mode == "gray" else 3
             size = size_of_file(data)  # which the box was chosen by
-            region = native.decode_box(data, box, target=target, channels=channels, max_pixels=max_pixels, size=size)
+            region = native.decode_box(
+                data, box, target=target, channels=channels, max_pixels=max_pixels, size=size, entries=entries
+            )
         except (ValueError, NotImplementedError):
             pass  # a whole decode forgives stray bytes, converts CMYK, and knows how to name what is wrong
         except OverflowError as error:
