@@ -134,14 +134,14 @@ def write_index(
 
     try:
         with write_atomically(target) as file:
-            writer = _Writer(file, len(manifest.whole))
+            writer = _Writer(file, _whole_rows(manifest))
             for part, found in map_blocks(find, images, block=_BLOCK, workers=workers):
                 writer.add(found)
                 if progress is not None:
                     progress(part.stop, images)
             if not writer.indexed:
                 raise _nothing(images, writer.errors)
-            writer.finish(step, manifest.whole.fingerprint)
+            writer.finish(step, manifest.whole_fingerprint)
     except ManifestIOError:  # of the manifest itself
         raise
     except OSError as error:
@@ -207,8 +207,7 @@ class ImageIndex:
         Raises `ManifestIOError` (missing), `ManifestError` (another kind of file, or a damaged one), `StateError`
         (another manifest).
         """
-        whole = manifest.whole
-        return cls(Path(path), whole.fingerprint, len(whole))
+        return cls(Path(path), manifest.whole_fingerprint, _whole_rows(manifest))
 
     def __len__(self) -> int:
         return self.rows
@@ -249,6 +248,11 @@ class ImageIndex:
                 stacklevel=2,
             )
         return None
+
+
+def _whole_rows(manifest: Manifest) -> int:
+    """The rows of what it is a view of."""
+    return sum(part.rows for part in manifest.parts)
 
 
 def _hash(data: bytes | bytearray | memoryview, entries: bytes) -> int:

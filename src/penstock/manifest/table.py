@@ -178,11 +178,6 @@ class Manifest:
         return self._range
 
     @property
-    def whole(self) -> Manifest:
-        """All rows; of a view, those of what it is a view of. `Record.row` counts these."""
-        return self if self._range == self._whole else self._view(self._whole)
-
-    @property
     def root(self) -> str | None:
         """What is joined to relative paths."""
         return self._root
@@ -215,8 +210,13 @@ class Manifest:
 
         Neither paths, root nor times are part of it, so a copy on another machine has the same one.
         """
-        whole = combine([part.fingerprint for part in self._parts])
+        whole = self.whole_fingerprint
         return whole if self._range == self._whole else view_fingerprint(whole, self._range)
+
+    @property
+    def whole_fingerprint(self) -> str:
+        """The fingerprint of what this is a view of: of the rows that `Record.row` counts."""
+        return combine([part.fingerprint for part in self._parts])
 
     def prefix_fingerprint(self, rows: int) -> str:
         """The fingerprint that this manifest had when it ended after its first ``rows`` rows, if it ever did.
