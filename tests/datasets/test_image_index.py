@@ -147,6 +147,12 @@ def test_it_travels_as_a_path(generated: Manifest) -> None:
     assert torch.equal(other[3][0], dataset[3][0])
 
 
+def test_without_the_extension_it_does_nothing(generated: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_jpeg", None)
+    dataset = ImageDataset(generated, transform=CHAINS["centers"], index=True)
+    assert torch.equal(dataset[3][0], ImageDataset(generated, transform=CHAINS["centers"])[3][0])
+
+
 class TestOtherImages:
     def test_a_file_that_changed_is_decoded_without_and_noticed(self, tmp_path: Path, used: list[bool]) -> None:
         """The new file is as long as the old one, and with its entries would give the old one's level."""
