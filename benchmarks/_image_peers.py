@@ -131,9 +131,9 @@ class OpenCV:
 
 
 def ours(
-    *, shards: bool = False, extension: bool = True, images: dict[str, Any] | None = None, **options: Any
+    *, shards: bool = False, extension: bool = True, index: bool = False, **options: Any
 ) -> Callable[[Task], Pass]:
-    """Penstock, with arguments for `ImageDataset`, and for the loader: two worker processes, unless these say else."""
+    """Penstock, with arguments for the loader: two worker processes, unless these say else."""
     options = {"num_workers": WORKERS, **options}
     if options.get("executor") != "thread":
         options["persistent_workers"] = True
@@ -146,12 +146,18 @@ def ours(
         from penstock.images.transforms import HorizontalFlip, RandomCrop, RandomResizedCrop
 
         assert native.is_available() == extension, "the extension is not built"
+        entries = None
         if shards:
             source: Any = ps.ShardDataset(task.shards(), seed=0)
         else:
-            source = ps.RankDataset(ps.Manifest.open(task.listing, cache_dir=task.work), seed=0)
+            manifest = ps.Manifest.open(task.listing, cache_dir=task.work)
+            source = ps.RankDataset(manifest, seed=0)
+            if index:
+                from penstock.images.entries import write_index
+
+                entries = write_index(manifest, path=Path(task.work, "train.entries")).path
         crop = RandomCrop(32, padding=PADDING) if task.small else RandomResizedCrop(SIZE)
-        dataset = ps.ImageDataset(source, transform=[crop, HorizontalFlip()], **(images or {}))
+        dataset = ps.ImageDataset(source, transform=[crop, HorizontalFlip()], index=entries)
         loader: Any = ps.DataLoader(dataset, BATCH, **options)
         return lambda: (batch for batch, _ in loader)
 
@@ -363,6 +369,7 @@ class Row:
 _SHARDS, _WARM = frozenset({"shards"}), frozenset(KINDS) - {"shards", "cold"}
 ROWS: dict[str, Row] = {
     "penstock": Row("penstock", "yes", ours()),
+    "penstock, index": Row("penstock", "yes", ours(index=True), _WARM - {"small"}),
     "penstock, one process": Row("penstock", "yes", ours(num_workers=1, threads_per_worker=WORKERS)),
     "penstock, thread": Row("penstock", "yes", ours(executor="thread")),
     "penstock, auto": Row("penstock", "yes", ours(num_workers="auto")),

@@ -32,6 +32,7 @@ MISSING: dict[str, list[str]] = {
     "manifest build": [NOBODY],
     "manifest sizes": [NOBODY],
     "manifest warm": [NOBODY],
+    "images index": [NOBODY],
     "shards index": [NOBODY],
     "shards info": [NOBODY],
     "shards ls": [NOBODY],
@@ -57,6 +58,7 @@ MISSING: dict[str, list[str]] = {
 UNWRITABLE: dict[str, list[str]] = {
     "manifest sizes": ["train.txt", "--output", f"{NOBODY}/sizes"],
     "manifest build": ["train.txt", "--cache-dir", "file/cache"],
+    "images index": ["train.txt", "--out", f"{NOBODY}/entries"],
     "shards index": ["a.tar", "--out", "file/folder"],
     "shards pack": ["train.txt", "file/folder"],
     "shards split": ["a.tar", f"{NOBODY}/%d.tar"],

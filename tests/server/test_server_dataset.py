@@ -30,6 +30,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import penstock as ps
 from penstock import DataLoader, ImageDataset, Manifest, MPDataset, RankDataset, RankServerDataset, ServerDataset
 from penstock.errors import ConfigError, ServerForkError
+from penstock.images import native
+from penstock.images.entries import write_index
+from penstock.images.transforms import CenterCrop
 from penstock.server import Client, Server
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.* has no state_dict")
@@ -260,6 +263,28 @@ class TestLoaders:
                 assert got == expected
             with pytest.raises(ConfigError, match="this ServerDataset has a load="):
                 ImageDataset(ServerDataset(server.address, load=draw_load))
+
+    @pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+    def test_images_by_an_index_of_entries(self, tmp_path: Path) -> None:
+        """That of the files, also where a view of them is served."""
+        for i in range(6):
+            image = np.random.default_rng(i).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+            cv2.imwrite(str(tmp_path / f"{i}.jpg"), image)
+        (tmp_path / "images.txt").write_text("".join(f"{i}.jpg {i}\n" for i in range(6)))
+        manifest = Manifest.open(tmp_path / "images.txt", root=tmp_path)
+        path = write_index(manifest).path
+        chain = [CenterCrop(10)]
+        with Server({"images": manifest, "some": manifest[1:6:2]}) as server:
+            for name, rows in (("images", range(6)), ("some", range(1, 6, 2))):
+                served = ServerDataset(server.address, name)
+                images = ImageDataset(served, transform=chain, index=path)
+                for number, row in enumerate(rows):
+                    data = (tmp_path / f"{row}.jpg").read_bytes()
+                    assert images.load.index is not None
+                    assert images.load.index.entries(row, data) is not None
+                    assert torch.equal(images[number][0], ImageDataset(manifest, transform=chain)[row][0])
+            with pytest.raises(ConfigError, match="a manifest of a server has no one place"):
+                ImageDataset(served, transform=chain, index=True)
 
 
 def started_how(record: Any) -> str:

@@ -23,6 +23,7 @@ from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
 from penstock.images.decode import MAX_PIXELS
+from penstock.images.entries import ImageIndex, index_path
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
 from penstock.manifest import Manifest, Record
@@ -54,12 +55,16 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
             or `ShardSet` (the first image of each sample, and its ``cls``), a `TableDataset` or `TableFiles` (the first
             column of images, and the label), an `MDSDataset` or `MDSFolder` with ``images="bytes"`` (the same), or an
             `MPDataset` (the result is then iterable-style).
+        index: the path of an index of entries (`penstock images index`), or True for the one beside the manifest: with
+            it crops are decoded in less time, to the same pixels. Workers open it by its path.
         size, flip, row, transform, target, max_pixels: see `LoadImage`.
         storage: how images at remote addresses are reached; by default as the manifest was told.
 
     Raises:
-        ConfigError: a source that yields no records, or one with a ``load`` of its own; arguments as in `LoadImage`.
-        ManifestError: the manifest cannot be opened.
+        ConfigError: a source that yields no records, or one with a ``load`` of its own; an index for records that are
+            not a manifest's; arguments as in `LoadImage`.
+        ManifestError: the manifest cannot be opened, or the index.
+        StateError: the index is that of another manifest.
         ImageError: (on access) an image that is missing or cannot be decoded; it names the path.
 
     Items are ``(image, label)``, with ``row=True`` also the row: a uint8 tensor (3, height, width), RGB, with
@@ -80,6 +85,7 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
         """A stream over a stream, else a map-style data set."""
         if isinstance(source, MPDataset):
             options.setdefault("storage", _storage(source.samples))
+            options["index"] = _index(source, options.get("index"))
             return cast(ImageDataset, _ImageStream(source, LoadImage(**options)))
         return super().__new__(cls)
 
@@ -94,13 +100,14 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
         transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None = None,
         target: Callable[[Any], dict[str, Any]] | None = None,
         max_pixels: int = MAX_PIXELS,
+        index: str | os.PathLike[str] | bool | None = None,
     ) -> None:
         self.source: _Records = _records(source, storage)
         """What gives the records, with their order, place and state."""
         self._mds = _mds_images(source)
         storage = storage if storage is not None else _storage(self.source)
         how: dict[str, Any] = {"size": size, "flip": flip, "row": row, "transform": transform, "target": target}
-        self.load = LoadImage(storage=storage, max_pixels=max_pixels, **how)
+        self.load = LoadImage(storage=storage, max_pixels=max_pixels, index=_index(self.source, index), **how)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.source!r}"
@@ -302,6 +309,18 @@ def _storage(source: Any) -> Storage | None:
     """What the manifest under a source was told of remote addresses."""
     manifest = getattr(source, "manifest", source)
     return manifest.storage if isinstance(manifest, Manifest) else None
+
+
+def _index(source: Any, index: str | os.PathLike[str] | bool | None) -> ImageIndex | None:
+    """The index of entries of the manifest under a source."""
+    if index is None or index is False:
+        return None
+    manifest = getattr(source, "manifest", source)
+    if not isinstance(manifest, Manifest):
+        raise ConfigError(
+            f"index= is for images of a manifest, and a {type(source).__name__} is made of none: leave index= out"
+        )
+    return ImageIndex.open(index_path(manifest) if index is True else index, manifest)
 
 
 def _records(source: Any, storage: Storage | None = None) -> _Records:

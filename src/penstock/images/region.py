@@ -50,25 +50,30 @@ def decode_region(
     mode: Literal["rgb", "gray"] = "rgb",
     max_pixels: int = MAX_PIXELS,
     size: tuple[int, int] | None = None,
+    entries: bytes | memoryview | None = None,
 ) -> tuple[npt.NDArray[np.uint8], Box]:
     """The pixels of an encoded image that hold `box`, and the box in their coordinates.
 
     `box` is in the stored image's pixels, `target` the (height, width) that the box is resized to afterwards, `size`
-    what `size_of_file` says of the data, if that is known. Returns
-    a uint8 array, (h, w, 3) RGB or (h, w, 1) gray, whose rows need not be adjacent in memory, and `box` in pixels of
-    that array. The array may lie in this thread's scratch and keep it from being used again: copy what you keep.
+    what `size_of_file` says of the data, if that is known. Returns a uint8 array, (h, w, 3) RGB or (h, w, 1) gray,
+    whose rows need not be adjacent in memory, and `box` in pixels of that array. The array may lie in this thread's
+    scratch and keep it from being used again: copy what you keep.
+
+    `entries` are those of this very `data` (see `penstock.images.entries`), with which the extension begins to decode
+    near the box. The pixels are the same; with those of another file they would be wrong.
 
     Raises `ImageError`, which names `path`, as `decode` does, also for an image of more than `max_pixels`, and
     `ConfigError` for a box that is empty or not inside the image. A JPEG that is damaged below the box may pass; one
     that ends too early does not.
 
-    Cost: entropy decoding down to the box's lower edge, the rest for the box only; a whole decode for other formats.
+    Cost: entropy decoding down to the box's lower edge, with `entries` that of the box alone, the rest for the box
+    only; a whole decode for other formats.
     """
     left, top, right, bottom = box
     if not (0 <= left < right < math.inf and 0 <= top < bottom < math.inf) or target[0] < 1 or target[1] < 1:
         raise ConfigError(f"no region of an image: box {box!r} (left, top, right, bottom), target {target!r}")
     channels = 1 if mode == "gray" else 3
-    how: dict[str, Any] = {"target": target, "channels": channels, "max_pixels": max_pixels}
+    how: dict[str, Any] = {"target": target, "channels": channels, "max_pixels": max_pixels, "entries": entries}
     how["size"] = size or size_of_file(data)
     region = _by_extension(lambda: native.decode_box(data, box, **how), data, box, path)
     if region is not None:
@@ -91,17 +96,18 @@ def draw_region(
     path: str | os.PathLike[str] | None = None,
     max_pixels: int = MAX_PIXELS,
     size: tuple[int, int] | None = None,
+    entries: bytes | memoryview | None = None,
 ) -> float | None:
     """Draw a view of an encoded image into `out`, (height, width, 3) or (height, width, 1), in one call.
 
     What is drawn is what `view.render` makes of `decode_region`. Returns the seconds that resizing took; None where it
     cannot be done: without the extension, for other formats, for what another library has to decode, and for the
-    nearest pixels. Raises as `decode_region` does.
+    nearest pixels. `entries` are those of `decode_region`, which also raises the same.
     """
     if view.interpolation == "nearest":
         return None
     how: dict[str, Any] = {"interpolation": view.interpolation, "antialias": view.antialias, "flipped": view.flipped}
-    how |= {"max_pixels": max_pixels, "size": size or size_of_file(data)}
+    how |= {"max_pixels": max_pixels, "size": size or size_of_file(data), "entries": entries}
     return _by_extension(lambda: native.draw_box(data, view.box, out, **how), data, view.box, path)
 
 

@@ -210,8 +210,13 @@ class Manifest:
 
         Neither paths, root nor times are part of it, so a copy on another machine has the same one.
         """
-        whole = combine([part.fingerprint for part in self._parts])
+        whole = self.whole_fingerprint
         return whole if self._range == self._whole else view_fingerprint(whole, self._range)
+
+    @property
+    def whole_fingerprint(self) -> str:
+        """The fingerprint of what this is a view of: of the rows that `Record.row` counts."""
+        return combine([part.fingerprint for part in self._parts])
 
     def prefix_fingerprint(self, rows: int) -> str:
         """The fingerprint that this manifest had when it ended after its first ``rows`` rows, if it ever did.

@@ -71,9 +71,9 @@ def open(source: Source, **options: Any) -> Any:
         source: a path or an address; see above. Shards, manifests and the like may be several (a list, braces,
             patterns, ``::``).
         options: of that data set; of a manifest also those of `Manifest.open`. Where the source holds images, any
-            option of `LoadImage` (``size``, ``transform``, ``flip``, ``target``, ``row``, ``max_pixels``) makes an
-            `ImageDataset`: items are ``(image, label)``, and ``dataset.classes[label]`` is the name of the class where
-            the source says it. ``size=None`` keeps the size of each file.
+            option of `LoadImage` (``size``, ``transform``, ``flip``, ``target``, ``row``, ``max_pixels``,
+            ``index``) makes an `ImageDataset`: items are ``(image, label)``, and ``dataset.classes[label]`` is the name
+            of the class where the source says it. ``size=None`` keeps the size of each file.
 
     Raises:
         ConfigError: nothing that is known, or an option that this kind of source does not take. The message says what

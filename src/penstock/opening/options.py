@@ -177,6 +177,7 @@ class ImageOptions(ShareOptions, total=False):
     transform: Compose | Sequence[Callable[..., Any]] | Callable[..., Any] | None
     target: Callable[[Any], dict[str, Any]] | None
     max_pixels: int
+    index: Source | bool | None
     format: str
     root: Source | None
     columns: Columns
@@ -213,7 +214,7 @@ ACCEPTED: dict[str, frozenset[str]] = {
     "tokens": _names(TokenOptions),
 }
 """The options that each kind of source takes, beside those of `IMAGES`."""
-IMAGES = frozenset({"size", "flip", "row", "transform", "target", "max_pixels"})
+IMAGES = frozenset({"size", "flip", "row", "transform", "target", "max_pixels", "index"})
 """The options that decode images. Any of them makes an `ImageDataset`."""
 OF_IMAGES = ("a folder of images", "manifests", "shards", "MDS folders", "tables")
 """The kinds that may hold images."""
@@ -235,6 +236,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "token_type": ((str,), "a type of integers, such as 'int64'"),
     **dict.fromkeys(("sequence_length", "stride", "end_token", "pad_token"), ((Integral,), "an integer")),
     "max_pixels": ((Integral,), "a number of pixels"),
+    "index": ((*_PATH, bool), "the path of an index of entries, or True"),
     **dict.fromkeys(("cache_bytes", "buffer_bytes"), ((Integral,), "a number of bytes")),
     **dict.fromkeys(("flip", "row", "preload", "copy", "allow_pickle", "progress"), ((bool,), "True or False")),
     "columns": ((list, tuple, Mapping), "a list of names, or a mapping of them"),
@@ -315,7 +317,7 @@ def check_options(kind: str, source: str, options: Mapping[str, Any]) -> None:
 def _instead(kind: str, name: str, accepted: frozenset[str]) -> str:
     """Say what somebody may have meant by an option that this kind does not take, and what it does take."""
     hints = []
-    if name in IMAGES and kind == "compressed shards":
+    if name in IMAGES - {"index"} and kind == "compressed shards":
         hints.append(f"they are a stream, which takes load=penstock.LoadImage({name}=...)")
     elif name in IMAGES:
         hints.append(f"it is for {_listing(map(_phrase, OF_IMAGES))}")

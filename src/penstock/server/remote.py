@@ -72,6 +72,11 @@ class RemoteManifest(Manifest):
         """The same as of the files."""
         return replace(self._fetch.layout, view=self._range).fingerprint
 
+    @property
+    def whole_fingerprint(self) -> str:
+        """The same as of the files."""
+        return self._fetch.layout.whole
+
     def prefix_fingerprints(self, rows: int) -> list[str]:
         """See `Manifest.prefix_fingerprints`; the server reads its file."""
         if self._range != self._whole:
