@@ -26,6 +26,7 @@ from penstock.images.decode import MAX_PIXELS, decode, image_size
 from penstock.images.headers import size_from_header, size_of_file
 from penstock.images.jpeg import MAX_SCANS, scans
 from penstock.images.limits import open_pillow
+from penstock.images.transforms.view import View
 
 LARGE = (30_000, 30_000)
 FRAME = b"\xff\xc0"
@@ -148,7 +149,7 @@ class TestJpeg:
             height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
             assert source.size == (height, width)
         with pytest.raises(ImageError, match=r"'a\.jpg'.* more than the limit"):
-            Encoded(large_for_libjpeg(), "a.jpg", 1 << 20).region((0, 0, 9, 9), (9, 9))
+            Encoded(large_for_libjpeg(), "a.jpg", 1 << 20).draw(View((0, 0, 9, 9), (9, 9)), None)
 
     @pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
     def test_the_extension_refuses_another_size_than_the_caller_s(self) -> None:
