@@ -27,6 +27,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Imported before ranks join: later it would keep their group, whose threads can then abort a process that ends.
+import torch.distributed.nn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel

@@ -21,6 +21,9 @@ from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
+
+# Imported before ranks join: later it would keep their group, whose threads can then abort a process that ends.
+import torch.distributed.nn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch import Tensor, nn

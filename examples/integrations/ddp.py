@@ -12,6 +12,9 @@ import os
 
 import torch
 import torch.distributed as dist
+
+# Imported before ranks join: later it would keep their group, whose threads can then abort a process that ends.
+import torch.distributed.nn
 from common import Log, Network, arguments, images
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel

@@ -15,6 +15,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+
+# Imported before ranks join: later it would keep their group, whose threads can then abort a process that ends.
+import torch.distributed.nn
 from common import Log, Network, arguments, images
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh

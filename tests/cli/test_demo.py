@@ -108,6 +108,25 @@ def test_quick_demo(tmp_path: Path) -> None:
     assert processes_with(str(tmp_path)) == []
 
 
+def test_no_thread_of_the_ranks_outlives_their_group(tmp_path: Path) -> None:
+    """One that does may want the interpreter's lock while that ends, and aborts the process."""
+    program = (
+        "import os, sys, torch, train_ddp\n"
+        "import torch.distributed as dist\n"
+        "train_ddp.join_ranks(None)\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "torch.optim.AdamW(model.parameters())\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "dist.destroy_process_group()\n"
+        "names = [open(f'/proc/self/task/{task}/comm').read() for task in os.listdir('/proc/self/task')]\n"
+        "sys.exit(sum('gloo' in name for name in names))\n"
+    )
+    environment = {**PLAIN, "PYTHONPATH": os.pathsep.join([str(CHECKOUT / "examples"), str(CHECKOUT / "src")])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, done.stderr
+
+
 @full_only("a training on two ranks; test_commands.py interrupts a command")
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), *([(signal.SIGTERM, 143)] if FULL else [])])
