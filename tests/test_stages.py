@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.stages import by_clock, collect, stage
+from penstock.images import native
+from penstock.images.transforms import RandomResizedCrop
+from penstock.stages import by_clock, collect, spent, stage
 
 pytestmark = pytest.mark.clock
 
@@ -107,6 +109,28 @@ def test_the_cost_of_a_stage_does_not_matter_for_a_sample() -> None:
                 pass
         best = min(best, (time.perf_counter() - start) / 1000)
     assert best < 5e-6
+
+
+def test_a_part_of_a_stage_counts_for_another_one() -> None:
+    with stage("outer"), stage("decode"):
+        time.sleep(0.03)
+        spent("resize", 0.02)
+    seconds = collect()
+    assert seconds.keys() == {"outer", "decode", "resize"}
+    assert seconds["resize"] == 0.02
+    assert 0.01 <= seconds["decode"] < 0.1
+    assert seconds["outer"] < 0.01
+
+
+@pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+def test_a_crop_in_one_call_counts_as_decoding_and_resizing(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "image.jpg"), np.zeros((64, 64, 3), np.uint8))
+    (tmp_path / "meta.txt").write_text("image.jpg 3\n")
+    manifest = ps.Manifest.open(tmp_path / "meta.txt", root=tmp_path)
+    ps.ImageDataset(manifest, transform=[RandomResizedCrop(16)])[0]
+    seconds = collect()
+    assert {"decode", "resize"} <= seconds.keys()
+    assert min(seconds["decode"], seconds["resize"]) > 0
 
 
 def test_images_name_their_stages(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def test_the_picture_is_made_of_the_stored_results(renderer: ModuleType) -> None
 def test_every_job_has_a_place_on_the_page(renderer: ModuleType, runner: ModuleType, result: dict[str, Any]) -> None:
     notes = (ROOT / "benchmarks" / "performance.md").read_text()
     for job in runner.JOBS:
-        renderer.render(notes, {job.name: {**result, "quick": False}})
+        page = renderer.render(notes, {job.name: {**result, "quick": False}})
+        assert page.count(f"Measured on {result['date'][:10]}") == 1 + notes.count(f"Measured on {result['date'][:10]}")
 
 
 def test_results_take_the_place_of_what_stood_there(renderer: ModuleType, result: dict[str, Any]) -> None:

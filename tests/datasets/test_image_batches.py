@@ -13,9 +13,11 @@ import pytest
 import torch
 from full_run import full_only
 from interpreter_support import METHODS
+from PIL import Image
 
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, MPDataset, RankDataset
 from penstock.errors import ConfigError, ImageError
+from penstock.images import native
 from penstock.images.decode import read_image
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import (
@@ -107,6 +109,38 @@ def test_decoding_the_crop_gives_what_cropping_the_image_gives(manifest: Manifes
             assert torch.equal(image, chain(pixels))
         compared += 1
     assert compared > 5
+
+
+@pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("form", ["jpeg", "progressive", "png", "cmyk"])
+def test_tensors_are_drawn_in_one_call(
+    form: str, kind: torch.dtype, last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of JPEGs; of what the extension leaves to others, the same values are made of pixels."""
+    image = cv2.resize(np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8), (120, 90))
+    path = tmp_path / f"image.{'png' if form == 'png' else 'jpg'}"
+    if form == "cmyk":
+        Image.fromarray(image).convert("CMYK").save(path)
+    else:
+        cv2.imwrite(str(path), image, [cv2.IMWRITE_JPEG_PROGRESSIVE, int(form == "progressive")])
+    drawn: list[bool] = []
+    draw_box = native.draw_box
+
+    def draw(*arguments: Any, **options: Any) -> Any:
+        drawn.append(options["table"] is not None)
+        return draw_box(*arguments, **options)
+
+    monkeypatch.setattr(native, "draw_box", draw)
+    chain = Compose([RandomResizedCrop(48), HorizontalFlip(), ToTensor(kind, channels_last=last), Normalize(MEAN, STD)])
+    for key in range(4):
+        with sample_scope(key):
+            found, _ = LoadImage(transform=chain)(Record(str(path), 1, 0, {}))
+        with sample_scope(key):
+            assert torch.equal(found, chain(read_image(path)))
+    assert found.dtype is kind
+    assert drawn == {"png": []}.get(form, [True] * 4)
 
 
 class TestNoCopies:

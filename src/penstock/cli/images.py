@@ -16,6 +16,7 @@ from penstock.cli.layout import App
 from penstock.cli.manifest_options import (
     Json,
     Reading,
+    Workers,
     bar,
     byte_size,
     console,
@@ -58,9 +59,7 @@ def index(
     out: Annotated[
         Path | None, typer.Option(help="Where to write, instead of FILE.entries.", show_default=False)
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Threads; by default 4 for each CPU, at most 32.", show_default=False)
-    ] = None,
+    workers: Workers = None,
     examples: Annotated[int, typer.Option("--examples", min=0, help="Images that cannot be read to show.")] = 10,
     as_json: Json = False,
 ) -> None:

@@ -17,6 +17,7 @@ from penstock.cli.layout import App
 from penstock.cli.manifest_options import (
     Json,
     Reading,
+    Workers,
     bar,
     byte_size,
     console,
@@ -49,9 +50,6 @@ Files = Annotated[
         help="Manifests, read as one in this order; quoted patterns work. Or a folder of images.",
         show_default=False,
     ),
-]
-Workers = Annotated[
-    int | None, typer.Option(min=1, help="Threads; by default 4 for each CPU, at most 32.", show_default=False)
 ]
 
 

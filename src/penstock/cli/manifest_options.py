@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Json",
     "Reading",
+    "Workers",
     "bar",
     "byte_size",
     "console",
@@ -53,6 +54,9 @@ __all__ = [
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Threads; by default 4 for each CPU, at most 32.", show_default=False)
+]
 
 
 class _Header(StrEnum):

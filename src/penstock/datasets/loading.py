@@ -16,6 +16,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from penstock.errors import ConfigError, ImageError
@@ -25,6 +26,7 @@ from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.region import decode_region, draw_region
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
+from penstock.images.transforms.output import Conversion, as_bits, look_up_table, place
 from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.images.transforms.view import Pixels, View, render
 from penstock.manifest import Record
@@ -65,6 +67,7 @@ class Encoded:
         self._find_entries = entries
         self._entries: bytes | None = None
         self._pixels: Pixels | None = None
+        self._drawn = True  # until the extension leaves it to others
         try:
             size = size_from_header(data)
         except TruncatedHeader:
@@ -82,22 +85,38 @@ class Encoded:
         """The pixels of a view, of the part of the image that it needs."""
         if out is None or out.shape[2] != 3:
             out = np.empty((*view.size, 3), np.uint8)
-        height, width = self.size
-        how: dict[str, Any] = {"path": self._path, "max_pixels": self._max_pixels, "size": (width, height)}
-        if self._pixels is None:
+        if self._draw(view, out):
+            return out
+        pixels, box = self._pixels, view.box
+        if pixels is None:
             with stage("decode"):
-                if self._find_entries is not None:
-                    self._entries, self._find_entries = self._find_entries(), None
-                how["entries"] = self._entries
-                resizing = draw_region(self._data, view, out, **how)
-                if resizing is not None:
-                    spent("resize", resizing)
-                    return out
-                pixels, box = decode_region(self._data, view.box, target=view.size, **how)
-        else:
-            pixels, box = self._pixels, view.box
+                pixels, box = decode_region(self._data, view.box, target=view.size, **self._how())
         with stage("resize"):
             return render(pixels, box, view, out=out)
+
+    def draw_converted(self, view: View, conversion: Conversion, out: torch.Tensor | None) -> torch.Tensor | None:
+        """The memory of what becomes of a view's pixels, where the extension draws that in one call."""
+        memory = place(conversion, view.size, 3, out)
+        how = {"table": look_up_table(conversion, 3), "planar": not conversion.channels_last}
+        return memory if self._draw(view, as_bits(memory), **how) else None
+
+    def _draw(self, view: View, out: npt.NDArray[Any], **how: Any) -> bool:
+        """Whether the extension has drawn a view."""
+        if self._pixels is not None or not self._drawn:
+            return False
+        with stage("decode"):
+            resizing = draw_region(self._data, view, out, **how, **self._how())
+            if resizing is not None:
+                spent("resize", resizing)
+        self._drawn = resizing is not None
+        return self._drawn
+
+    def _how(self) -> dict[str, Any]:
+        if self._find_entries is not None:
+            self._entries, self._find_entries = self._find_entries(), None
+        height, width = self.size
+        known = {"size": (width, height), "entries": self._entries}
+        return {"path": self._path, "max_pixels": self._max_pixels, **known}
 
 
 class LoadImage:

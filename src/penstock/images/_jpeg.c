@@ -421,6 +421,15 @@ static int is_box(const request *req)
            req->bottom < 65536;
 }
 
+/* The file, and what is known of it. */
+static void take_data(request *req, const Py_buffer *data, const Py_buffer *entries)
+{
+    req->data = data->buf;
+    req->size = (size_t)data->len;
+    req->entries = entries ? entries->buf : NULL;
+    req->entries_size = entries ? (size_t)entries->len : 0;
+}
+
 PyDoc_STRVAR(decode_doc,
              "decode(data, out, left, top, right, bottom, target_height, target_width, channels, max_pixels, partial, "
              "width, height, entries)\n"
@@ -444,12 +453,9 @@ static PyObject *decode(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_IndexError, "channels or box");
     } else {
         enum outcome outcome;
-        req.data = data.buf;
-        req.size = (size_t)data.len;
+        take_data(&req, &data, &entries);
         req.out = out.buf;
         req.capacity = (size_t)out.len;
-        req.entries = entries.buf;
-        req.entries_size = (size_t)entries.len;
         Py_BEGIN_ALLOW_THREADS
         outcome = run(&all, &req, decode_box);
         Py_END_ALLOW_THREADS
@@ -487,8 +493,7 @@ static PyObject *entries(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_IndexError, "step");
     else {
         enum outcome outcome;
-        req.data = data.buf;
-        req.size = (size_t)data.len;
+        take_data(&req, &data, NULL);
         req.out = out.buf;
         req.capacity = (size_t)out.len;
         Py_BEGIN_ALLOW_THREADS
@@ -627,10 +632,7 @@ static PyObject *draw(PyObject *module, PyObject *args)
                 PyErr_SetString(PyExc_IndexError, "box, table and result do not go together");
             else {
                 enum outcome outcome;
-                req.data = data.buf;
-                req.size = (size_t)data.len;
-                req.entries = entries.buf;
-                req.entries_size = (size_t)entries.len;
+                take_data(&req, &data, &entries);
                 req.target_height = job.out_height;
                 req.target_width = job.out_width;
                 req.job = &job;

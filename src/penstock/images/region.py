@@ -70,8 +70,7 @@ def decode_region(
     only; a whole decode for other formats.
     """
     left, top, right, bottom = box
-    if not (0 <= left < right < math.inf and 0 <= top < bottom < math.inf) or target[0] < 1 or target[1] < 1:
-        raise ConfigError(f"no region of an image: box {box!r} (left, top, right, bottom), target {target!r}")
+    _check(box, target)
     channels = 1 if mode == "gray" else 3
     how: dict[str, Any] = {"target": target, "channels": channels, "max_pixels": max_pixels, "entries": entries}
     how["size"] = size or size_of_file(data)
@@ -91,8 +90,10 @@ def decode_region(
 def draw_region(
     data: bytes | bytearray | memoryview,
     view: View,
-    out: npt.NDArray[np.uint8],
+    out: npt.NDArray[Any],
     *,
+    table: npt.NDArray[Any] | None = None,
+    planar: bool = False,
     path: str | os.PathLike[str] | None = None,
     max_pixels: int = MAX_PIXELS,
     size: tuple[int, int] | None = None,
@@ -100,15 +101,24 @@ def draw_region(
 ) -> float | None:
     """Draw a view of an encoded image into `out`, (height, width, 3) or (height, width, 1), in one call.
 
-    What is drawn is what `view.render` makes of `decode_region`. Returns the seconds that resizing took; None where it
+    What is drawn is what `view.render` makes of `decode_region`; with a `table`, (channels, 256), what it has for these
+    values, and with `planar` as (channels, height, width). Returns the seconds that resizing took; None where it
     cannot be done: without the extension, for other formats, for what another library has to decode, and for the
     nearest pixels. `entries` are those of `decode_region`, which also raises the same.
     """
+    _check(view.box, view.size)
     if view.interpolation == "nearest":
         return None
     how: dict[str, Any] = {"interpolation": view.interpolation, "antialias": view.antialias, "flipped": view.flipped}
     how |= {"max_pixels": max_pixels, "size": size or size_of_file(data), "entries": entries}
+    how |= {"table": table, "planar": planar}
     return _by_extension(lambda: native.draw_box(data, view.box, out, **how), data, view.box, path)
+
+
+def _check(box: Box, target: tuple[int, int]) -> None:
+    left, top, right, bottom = box
+    if not (0 <= left < right < math.inf and 0 <= top < bottom < math.inf) or target[0] < 1 or target[1] < 1:
+        raise ConfigError(f"no region of an image: box {box!r} (left, top, right, bottom), target {target!r}")
 
 
 def _by_extension(

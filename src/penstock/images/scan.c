@@ -1,5 +1,5 @@
-/* Passing over coded data costs a table look-up for each group of symbols, and nothing is written: two
- * thirds of what libjpeg's decoding of it takes. All that is not as it should be ends a walk, and the caller lets libjpeg decide.
+/* Passing over coded data costs a table look-up for each group of symbols, and nothing is written: two fifths of what
+ * decoding the image takes. All that is not as it should be ends a walk, and the caller lets libjpeg decide.
  */
 #include "scan.h"
 

@@ -30,6 +30,9 @@ class Source(Protocol):
     def draw(self, view: View, out: Pixels | None) -> Pixels:
         """The pixels of a view: in `out` if that is given and has their shape and type, else in new memory."""
 
+    def draw_converted(self, view: View, conversion: Conversion, out: torch.Tensor | None) -> torch.Tensor | None:
+        """The memory of what becomes of a view's pixels, `out` if that fits; None where these are made first."""
+
 
 class Array:
     """Pixels that are there already, as a `Source`: (height, width, channels)."""
@@ -46,6 +49,9 @@ class Array:
             out = None
         with stage("resize"):
             return render(self.pixels, view.box, view, out=out)
+
+    def draw_converted(self, view: View, conversion: Conversion, out: torch.Tensor | None) -> None:
+        """None: the pixels are there already."""
 
 
 class Canvas:
@@ -171,12 +177,14 @@ class Canvas:
     @property
     def tensor(self) -> torch.Tensor:
         """The image as a tensor (channels, height, width), all that was to be done to it done."""
-        pixels, conversion, out = self.pixels, self.conversion, self.out
-        if conversion is not None:
+        conversion, out = self.conversion, self.out
+        tensor = None if conversion is None else self._draw_converted(conversion)
+        if tensor is None and conversion is not None:
+            pixels = self.pixels
             with stage("normalize"):
                 tensor = convert(pixels, conversion, out)
-        else:
-            tensor = self._memory(pixels, out).permute(2, 0, 1)
+        elif tensor is None:
+            tensor = self._memory(self.pixels, out).permute(2, 0, 1)
         after, self.after = self.after, []
         for step in after:
             step(tensor)
@@ -191,6 +199,13 @@ class Canvas:
         last = conversion.channels_last if conversion is not None else not tensor.is_contiguous()
         self.conversion = Conversion(tensor.dtype, last) if floating else None
         self.after = []
+
+    def _draw_converted(self, conversion: Conversion) -> torch.Tensor | None:
+        """The tensor, of pixels that nobody has looked at; None where they have to be made first."""
+        if not self._pending or self.masks or self.boxes is not None:
+            return None
+        memory = self._source.draw_converted(self.view, conversion, self.out)
+        return memory if memory is None or not conversion.channels_last else memory.permute(2, 0, 1)
 
     def _memory(self, pixels: Pixels, out: torch.Tensor | None) -> torch.Tensor:
         if out is not None and pixels is self._into:

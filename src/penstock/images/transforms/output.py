@@ -17,7 +17,7 @@ import torch
 from penstock.errors import ConfigError
 from penstock.images.transforms.view import Pixels
 
-__all__ = ["Conversion", "Form", "check_channels", "convert"]
+__all__ = ["Conversion", "Form", "as_bits", "check_channels", "convert", "look_up_table", "place"]
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.float64}
 """Types that OpenCV moves about, by their bytes: it knows nothing of bfloat16."""
@@ -72,6 +72,32 @@ def _table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
     return table
 
 
+@lru_cache(maxsize=64)
+def look_up_table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
+    """The same as (channels, 256), for `draw_region`.
+
+    Raises:
+        ConfigError: means for another number of channels.
+    """
+    if conversion.mean:
+        check_channels(conversion.mean, channels)
+    return np.ascontiguousarray(_table(conversion, channels).T)
+
+
+def place(conversion: Conversion, size: tuple[int, int], channels: int, out: torch.Tensor | None) -> torch.Tensor:
+    """`out`, if it has the shape in memory and the type of a result of this size; else new memory."""
+    shape = (*size, channels) if conversion.channels_last else (channels, *size)
+    if out is None or out.shape != shape or out.dtype is not conversion.dtype:
+        return torch.empty(shape, dtype=conversion.dtype)
+    return out
+
+
+def as_bits(memory: torch.Tensor) -> npt.NDArray[Any]:
+    """The memory of a tensor as numbers that NumPy knows: it knows nothing of bfloat16."""
+    bits: npt.NDArray[Any] = memory.view(_BITS[memory.dtype.itemsize]).numpy()
+    return bits
+
+
 def check_channels(mean: tuple[float, ...], channels: int) -> None:
     """One number for all channels, or one for each.
 
@@ -95,9 +121,7 @@ def convert(pixels: Pixels, conversion: Conversion, out: torch.Tensor | None) ->
     height, width, channels = pixels.shape
     if conversion.mean:
         check_channels(conversion.mean, channels)
-    shape = (height, width, channels) if conversion.channels_last else (channels, height, width)
-    if out is None or out.shape != shape or out.dtype is not conversion.dtype:
-        out = torch.empty(shape, dtype=conversion.dtype)
+    out = place(conversion, (height, width), channels, out)
     if pixels.dtype == np.uint8:
         _look_up(pixels, conversion, out)
     else:  # what is no byte is not scaled
@@ -111,7 +135,7 @@ def convert(pixels: Pixels, conversion: Conversion, out: torch.Tensor | None) ->
 def _look_up(pixels: Pixels, conversion: Conversion, out: torch.Tensor) -> None:
     channels = pixels.shape[2]
     table = _table(conversion, channels)
-    bits = out.view(_BITS[out.dtype.itemsize]).numpy()
+    bits = as_bits(out)
     if conversion.channels_last:
         target = bits if channels > 1 else bits[:, :, 0]
         cv2.LUT(pixels if channels > 1 else pixels[:, :, 0], table.reshape(256, 1, channels), dst=target)
