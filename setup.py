@@ -29,8 +29,8 @@ setup(
     ext_modules=[
         Extension(
             "penstock.images._jpeg",
-            [f"src/penstock/images/{name}.c" for name in ("_jpeg", "splice", "scan", "resize")],
-            depends=[f"src/penstock/images/{name}.h" for name in ("splice", "scan", "resize")],
+            [f"src/penstock/images/{name}.c" for name in ("_jpeg", "splice", "scan", "resize", "remark")],
+            depends=[f"src/penstock/images/{name}.h" for name in ("splice", "scan", "resize", "remark")],
             libraries=["jpeg"],
             extra_compile_args=["-O3", "-Wall", "-Wextra"],
             optional=True,

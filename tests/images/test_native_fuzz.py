@@ -165,3 +165,31 @@ def test_a_damaged_file_that_passes_has_the_same_pixels_in_a_box() -> None:
         same += 1
         entered += entries is not None
     assert min(same, entered) > 2000
+
+
+def pixels(data: bytes | np.ndarray) -> np.ndarray:
+    """Those of a file; none where its colours are not turned into RGB."""
+    try:
+        return native.decode_image(data, max_pixels=1 << 20)  # type: ignore[arg-type]
+    except NotImplementedError:
+        return np.empty(0, np.uint8)
+
+
+def test_mutated_files_are_marked_or_left() -> None:
+    """Restart markers are put into whatever can be read to its end, within the memory that is given for it."""
+    rng, files = random.Random(13), seeds()
+    memory = np.zeros(CAPACITY + 2 * FENCE, np.uint8)
+    out = memory[FENCE:-FENCE]
+    fences = np.concatenate([memory[:FENCE], memory[-FENCE:]])
+    made = left = 0
+    for _ in range(20_000):
+        data = mutate(rng, files)
+        room = out[: rng.choice((CAPACITY, CAPACITY, rng.randrange(2000)))]
+        size = native._jpeg.remark(data, room, rng.choice((-1, 0, 1, 2, 5, 65535)), 1 << 20)
+        left += size == 0
+        if 0 < size <= len(room):
+            made += 1
+            assert np.array_equal(pixels(room[:size]), pixels(data)), data
+    assert np.array_equal(np.concatenate([memory[:FENCE], memory[-FENCE:]]), fences)
+    assert min(made, left) > 3000, (made, left)
+    assert native.with_restart_markers(ARITHMETIC, max_pixels=1 << 20) is None

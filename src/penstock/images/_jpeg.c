@@ -1,7 +1,8 @@
 /* JPEG: the pixels of a box, at 1/1, 1/2, 1/4 or 1/8 of their size, into memory of the caller. Over libjpeg-turbo.
  *
  * `decode` is called by penstock/images/native.py, which says what it means; so are `draw`, which resizes rows as they
- * are decoded, and `entries` (splice.c). `resize` is that of resize.c, for penstock/images/resize.py. Promises:
+ * are decoded, `entries` (splice.c) and `remark` (remark.c). `resize` is that of resize.c, for
+ * penstock/images/resize.py. Promises:
  *
  * - Pixels are those of a full decode. libjpeg upsamples colour without its neighbours at the edge of a cropped row, so
  *   two columns more than asked for are decoded on either side, and the caller cuts them off.
@@ -27,6 +28,7 @@
 
 #include <jerror.h>
 
+#include "remark.h"
 #include "resize.h"
 #include "splice.h"
 
@@ -654,6 +656,7 @@ static PyObject *draw(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {{"decode", decode, METH_VARARGS, decode_doc},
                                 {"draw", draw, METH_VARARGS, draw_doc},
                                 {"entries", entries, METH_VARARGS, entries_doc},
+                                {"remark", remark, METH_VARARGS, remark_doc},
                                 {"resize", resize, METH_VARARGS, resize_doc},
                                 {NULL, NULL, 0, NULL}};
 

@@ -32,7 +32,15 @@ try:
 except ImportError:  # built without compiler or headers, or libjpeg is not on this machine
     _jpeg = None  # type: ignore[assignment]
 
-__all__ = ["Region", "decode_box", "decode_image", "draw_box", "entries_of", "is_available"]
+__all__ = [
+    "Region",
+    "decode_box",
+    "decode_image",
+    "draw_box",
+    "entries_of",
+    "is_available",
+    "with_restart_markers",
+]
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -159,6 +167,32 @@ def entries_of(data: Data, *, step: int = 8) -> bytes | None:
         out = bytearray(size)
         size = _jpeg.entries(data, out, step)
     return bytes(out[:size]) if size else None
+
+
+def with_restart_markers(data: Data, *, interval: int | None = None, max_pixels: int) -> bytes | None:
+    """The same JPEG with a restart marker every `interval` MCUs, at which `decode_box` can begin; None if it has to stay.
+
+    No interval is one that suits the width: of the divisors of a row of MCUs from 4 on the one nearest to 8. 0 removes
+    all markers. Coefficients, quantisation, sampling and colours stay what
+    they are, so pixels do; all APPn and COM segments (EXIF, ICC) and what follows the image are kept byte for byte.
+    Huffman tables are made for the image. Progressive, arithmetic-coded and damaged files, those of several scans, of
+    more than `max_pixels`, and what is no JPEG have to stay as they are.
+
+    Raises `IndexError` for an interval outside 0 to 65,535.
+
+    Cost: three decodes. 0.8 % more bytes of a photograph. Memory: 2 bytes a coefficient: 3 to 6 bytes a pixel.
+
+    >>> marked = with_restart_markers(data, max_pixels=MAX_PIXELS)               # doctest: +SKIP
+    """
+    wanted = -1 if interval is None else interval
+    if interval is not None and not 0 <= interval <= 65535:
+        raise IndexError(f"an interval is from 0 to 65,535 MCUs, not {interval}")
+    out = bytearray(len(data) + len(data) // 8 + 4096)
+    size = _jpeg.remark(data, out, wanted, _limit(max_pixels))
+    if size > len(out):
+        out = bytearray(size)
+        size = _jpeg.remark(data, out, wanted, _limit(max_pixels))
+    return bytes(memoryview(out)[:size]) if size else None
 
 
 def _limit(max_pixels: int) -> int:
