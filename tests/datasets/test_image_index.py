@@ -125,7 +125,7 @@ def test_another_place(generated: Manifest, tmp_path: Path, used: list[bool]) ->
     with pytest.raises(ManifestIOError, match="make one with: penstock images index FILE"):
         ImageDataset(generated, transform=CHAINS["crops"], index=tmp_path / "none")
     for no in (False, None):
-        assert ImageDataset(generated, transform=CHAINS["crops"], index=no).load.index is None
+        assert ImageDataset(generated, transform=CHAINS["crops"], index=no).load.index is no
 
 
 def test_penstock_open_takes_it(generated: Manifest, used: list[bool]) -> None:

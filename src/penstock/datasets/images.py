@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -56,7 +56,9 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
             column of images, and the label), an `MDSDataset` or `MDSFolder` with ``images="bytes"`` (the same), or an
             `MPDataset` (the result is then iterable-style).
         index: the path of an index of entries (`penstock images index`), or True for the one beside the manifest: with
-            it crops are decoded in less time, to the same pixels. Workers open it by its path.
+            it crops are decoded in less time, to the same pixels. Workers open it by its path. Those of shards need no
+            word: they are used where they lie beside local shards (`penstock shards pack --index-images`), unless this
+            is False.
         size, flip, row, transform, target, max_pixels: see `LoadImage`.
         storage: how images at remote addresses are reached; by default as the manifest was told.
 
@@ -169,13 +171,13 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
         if self._mds is not None:
             read: Any = self._mds.records
         else:
-            # Of tables, since `records` would decode the images.
+            # Of tables, since `records` would decode the images, and of shards, which know their entries.
             read = getattr(source, "image_records", source.records)
         records = read(rows) if place is None else read(rows, place)
         if records and isinstance(records[0], dict):
-            if self.load.row:
-                raise ConfigError("row=True: samples of shards have keys instead of rows")
             records = [SampleRecord(sample) for sample in records]
+        if records and type(records[0]) is SampleRecord and self.load.row:
+            raise ConfigError("row=True: samples of shards have keys instead of rows")
         if type(self.load) is not LoadImage:  # which may not take data= and out=
             return load_each(self.load, records, keys)
         form = self.load.form if into is not None and records else None
@@ -311,14 +313,15 @@ def _storage(source: Any) -> Storage | None:
     return manifest.storage if isinstance(manifest, Manifest) else None
 
 
-def _index(source: Any, index: str | os.PathLike[str] | bool | None) -> ImageIndex | None:
-    """The index of entries of the manifest under a source."""
+def _index(source: Any, index: str | os.PathLike[str] | bool | None) -> ImageIndex | Literal[False] | None:
+    """The index of entries of the manifest under a source; None and False are what they are."""
     if index is None or index is False:
-        return None
+        return index
     manifest = getattr(source, "manifest", source)
     if not isinstance(manifest, Manifest):
         raise ConfigError(
-            f"index= is for images of a manifest, and a {type(source).__name__} is made of none: leave index= out"
+            f"index= is for images of a manifest, and a {type(source).__name__} is made of none: leave index= out "
+            "(entries of shards lie beside them, and need no word)"
         )
     return ImageIndex.open(index_path(manifest) if index is True else index, manifest)
 

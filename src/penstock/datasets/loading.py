@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -135,7 +135,8 @@ class LoadImage:
             attribute ``pure = True``; loaders then share its batches among workers, and use threads.
         max_pixels: an image of more is an error instead of a full memory.
         index: `penstock.images.entries.ImageIndex.open` of the manifest that the records are of: with it a transform
-            decodes crops in less time, to the same pixels.
+            decodes crops in less time, to the same pixels. False: the entries that a record of a shard brings along are
+            not used either.
 
     Raises:
         ConfigError: a size that is not positive, a transform beside a size or flip, or an index without a transform;
@@ -163,7 +164,7 @@ class LoadImage:
         transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None = None,
         target: Callable[[Any], dict[str, Any]] | None = None,
         max_pixels: int = MAX_PIXELS,
-        index: ImageIndex | None = None,
+        index: ImageIndex | Literal[False] | None = None,
     ) -> None:
         if max_pixels < 1:
             raise ConfigError(f"max_pixels must be at least 1, not {max_pixels}")
@@ -176,7 +177,7 @@ class LoadImage:
             transform = Compose([transform] if callable(transform) else transform)
         if target is not None and transform is None:
             transform = Compose([])
-        if index is not None and transform is None:
+        if isinstance(index, ImageIndex) and transform is None:
             raise ConfigError(
                 "index= is for transform=, which decodes parts of images: without it they are decoded whole"
             )
@@ -268,11 +269,13 @@ class LoadImage:
 
     def _entries(self, record: Record | SampleRecord, data: bytes) -> Callable[[], bytes | None] | None:
         """What gives the entries of an image."""
-        if self.index is None:
+        if self.index is False:
             return None
-        if isinstance(record, SampleRecord):
+        if not isinstance(record, SampleRecord):
+            return None if self.index is None else partial(self.index.entries, record.row, data)
+        if self.index is not None:
             raise ConfigError(f"{record!r}: index= is for images of a manifest, samples of shards have no rows in it")
-        return partial(self.index.entries, record.row, data)
+        return None if record.entries is None else partial(record.entries, data)
 
 
 def _sides(size: Any) -> tuple[int, int]:

@@ -10,13 +10,14 @@ for epoch in range(90):
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
+from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
-from penstock.plan.share import EpochView, SharePlan
+from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.shards.decode import chained
 from penstock.shards.grouping import Sample
@@ -75,6 +76,10 @@ class ShardDataset(SourceDataset):
         super().__init__(self.shards, SharePlan(self.shards, **share), chained(decode, load))
         self.releases_gil = decode is True
         """Whether items are mostly made outside of Python's lock: images are, when they are decoded."""
+
+    def image_records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[SampleRecord]:
+        """Several samples as records of images, for `penstock.ImageDataset`. See `ShardSet.as_images`."""
+        return self.shards.as_images(self.rows(indices, place), self.records(indices, place))
 
     def _read(self, view: EpochView, local: Indices) -> list[Any]:
         rows = view.rows(local)

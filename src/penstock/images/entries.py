@@ -16,7 +16,8 @@ The file is a header, a row of the table for each row of the manifest, and the e
 
 The hash is that of the image file's bytes, seeded with that of the entries. So entries of another file, of an older
 version of it, and damaged ones are noticed at every use, and never give wrong pixels. The fingerprint is that of the
-whole manifest, so an index of another one is refused (`StateError`).
+whole manifest, so an index of another one is refused (`StateError`). That of a tar shard is the same file, with the
+fingerprint of the shard and a row for each sample (`penstock.shards.entries`).
 
 Memory: `write_index` holds 20 bytes a row; an open index holds none, and is read by two system calls an image.
 """
@@ -25,7 +26,6 @@ from __future__ import annotations
 
 import os
 import struct
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -36,14 +36,29 @@ import xxhash
 from penstock.errors import ConfigError, ImageError, ManifestError, ManifestIOError, StateError
 from penstock.images import native
 from penstock.images.decode import read_bytes
+from penstock.images.once import Once
 from penstock.images.threads import map_blocks
 from penstock.manifest import Manifest, Record
 from penstock.storage import SourceFile, Storage, io_error, write_atomically
 
-__all__ = ["MAX_ERRORS", "ImageIndex", "IndexReport", "UnreadImage", "index_path", "write_index"]
+__all__ = [
+    "MAX_ERRORS",
+    "STEP",
+    "Found",
+    "ImageIndex",
+    "IndexReport",
+    "IndexWriter",
+    "Origin",
+    "UnreadImage",
+    "find_entries",
+    "index_path",
+    "write_index",
+]
 
 MAX_ERRORS = 1000
 """Of the images that could not be read, listed one by one."""
+STEP = 8
+"""MCUs from one entry to the next, unless another number is given."""
 _BLOCK = 64  # rows per task: their entries wait in memory for those before them
 _MAGIC, _VERSION = b"PSENTRY\0", 1
 _HEAD = struct.Struct("<8sIIqq16s")
@@ -51,7 +66,16 @@ _CHECKSUM = struct.Struct("<Q")
 _TABLE = 64  # where it begins
 _ROW = struct.Struct("<QQI")
 _ROWS = np.dtype([("offset", "<u8"), ("hash", "<u8"), ("bytes", "<u4")])
-_MAKE = "penstock images index FILE"
+
+
+class Origin(NamedTuple):
+    """What has the images of an index, and the command that makes one, for messages."""
+
+    name: str
+    make: str
+
+
+_MANIFEST = Origin("manifest", "penstock images index FILE")
 
 
 class UnreadImage(NamedTuple):
@@ -78,13 +102,30 @@ class IndexReport(NamedTuple):
     """The first `MAX_ERRORS` of these, by row."""
 
 
-class _Found(NamedTuple):
-    """Of one block of images."""
+class Found(NamedTuple):
+    """The entries of an image, and their hash with its bytes."""
 
-    entries: list[tuple[int, int, bytes]]
-    """Row, hash and entries of each that has some."""
+    entries: bytes
+    hash: int
+
+    def is_of(self, data: bytes | bytearray | memoryview) -> bool:
+        """Whether they were made of these bytes."""
+        return _hash(data, self.entries) == self.hash
+
+
+class _Block(NamedTuple):
+    """Of some images, one after the other."""
+
+    entries: list[tuple[int, Found]]
+    """Of each row that has some."""
     nbytes: int
     errors: list[UnreadImage]
+
+
+def find_entries(data: bytes | bytearray | memoryview, step: int = STEP) -> Found | None:
+    """What an index keeps of an image file; None where it has no entries. Cost: two fifths of a decode."""
+    entries = native.entries_of(data, step=step)
+    return None if entries is None else Found(entries, _hash(data, entries))
 
 
 def index_path(manifest: Manifest) -> Path:
@@ -105,7 +146,7 @@ def index_path(manifest: Manifest) -> Path:
 def write_index(
     manifest: Manifest,
     *,
-    step: int = 8,
+    step: int = STEP,
     path: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Callable[[int, int], object] | None = None,
@@ -122,53 +163,53 @@ def write_index(
 
     Cost: the files are read once; two fifths of a decode each. With a step of 8, 3 % of the bytes of photographs.
     """
-    if not native.is_available():
-        raise ConfigError("an index of entries needs the C extension, which is not built here: see penstock doctor")
+    native.require("an index of entries needs")
     if not 1 <= step <= 65535:
         raise ConfigError(f"step must be from 1 to 65,535 MCUs, not {step}")
     target = index_path(manifest) if path is None else Path(path)
     storage, images = manifest.storage, len(manifest)
 
-    def find(part: range) -> _Found:
+    def find(part: range) -> _Block:
         return _entries_of(manifest.records(part), step, storage)
 
     try:
         with write_atomically(target) as file:
-            writer = _Writer(file, _whole_rows(manifest))
+            writer = IndexWriter(file, _whole_rows(manifest))
+            nbytes, unread, errors = 0, 0, list[UnreadImage]()
             for part, found in map_blocks(find, images, block=_BLOCK, workers=workers):
-                writer.add(found)
+                for row, entries in found.entries:
+                    writer.add(row, entries)
+                nbytes += found.nbytes
+                unread += len(found.errors)
+                errors.extend(found.errors[: MAX_ERRORS - len(errors)])
                 if progress is not None:
                     progress(part.stop, images)
             if not writer.indexed:
-                raise _nothing(images, writer.errors)
+                raise _nothing(images, errors)
             writer.finish(step, manifest.whole_fingerprint)
     except ManifestIOError:  # of the manifest itself
         raise
     except OSError as error:
         doing = "cannot write an index of entries (choose another place with path=, or --out on the command line) to"
         raise io_error(target, error, doing) from error
-    return IndexReport(target, images, writer.indexed, writer.nbytes, writer.unread, writer.errors)
+    return IndexReport(target, images, writer.indexed, nbytes, unread, errors)
 
 
-class _Writer:
+class IndexWriter:
     """An index on its way into a file: entries as they come, then the table and the header before them."""
 
     def __init__(self, file: BinaryIO, rows: int) -> None:
         self._file, self._table = file, np.zeros(rows, _ROWS)
         self._end = _TABLE + self._table.nbytes
-        self.indexed = self.nbytes = self.unread = 0
-        self.errors: list[UnreadImage] = []
+        self.indexed = 0
+        """Rows that have entries."""
         file.seek(self._end)
 
-    def add(self, found: _Found) -> None:
-        """Write the entries of a block of images."""
-        for row, digest, entries in found.entries:
-            self._table[row] = self._end, digest, len(entries)
-            self._end += self._file.write(entries)
-        self.indexed += len(found.entries)
-        self.nbytes += found.nbytes
-        self.unread += len(found.errors)
-        self.errors.extend(found.errors[: MAX_ERRORS - len(self.errors)])
+    def add(self, row: int, found: Found) -> None:
+        """Write the entries of a row's image."""
+        self._table[row] = self._end, found.hash, len(found.entries)
+        self._end += self._file.write(found.entries)
+        self.indexed += 1
 
     def finish(self, step: int, fingerprint: str) -> None:
         """Write what comes before the entries."""
@@ -179,26 +220,29 @@ class _Writer:
 
 
 class ImageIndex:
-    """The entries of a manifest's images, in a file that is open.
+    """The entries of the images of a manifest, or of a shard, in a file that is open.
 
     Safe in several threads and after a fork. Picklable: the path and the expected fingerprint travel.
     """
 
-    def __init__(self, path: Path, fingerprint: str, rows: int) -> None:
-        """Use `ImageIndex.open`."""
+    def __init__(
+        self, path: Path, fingerprint: str, rows: int, of: Origin = _MANIFEST, *, once: Once | None = None
+    ) -> None:
+        """Use `ImageIndex.open`. Indexes with the same `once` warn once together."""
         self.path = path
         self.fingerprint = fingerprint
-        """Of the whole manifest whose images these are."""
+        """Of the whole manifest, or the shard, whose images these are."""
         self.rows = rows
+        self._of = of
         try:
             self._file = SourceFile(str(path))
         except ManifestIOError as error:
-            failed = ManifestIOError(f"no index of entries (make one with: {_MAKE}): {error}")
+            failed = ManifestIOError(f"no index of entries (make one with: {of.make}): {error}")
             failed.errno = error.errno
             raise failed from error
-        self.step = _check_header(self._file, fingerprint, rows)
+        self.step = _check_header(self._file, fingerprint, rows, of)
         """MCUs from one entry to the next."""
-        self._warned = False
+        self._once = Once() if once is None else once
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], manifest: Manifest) -> ImageIndex:
@@ -212,8 +256,8 @@ class ImageIndex:
     def __len__(self) -> int:
         return self.rows
 
-    def __reduce__(self) -> tuple[type[ImageIndex], tuple[Path, str, int]]:
-        return ImageIndex, (self.path, self.fingerprint, self.rows)
+    def __reduce__(self) -> tuple[type[ImageIndex], tuple[Path, str, int, Origin]]:
+        return ImageIndex, (self.path, self.fingerprint, self.rows, self._of)
 
     def __repr__(self) -> str:
         return f"ImageIndex({str(self.path)!r})"
@@ -221,33 +265,38 @@ class ImageIndex:
     def entries(self, row: int, data: bytes | bytearray | memoryview) -> bytes | None:
         """The entries of an image, whose whole file is `data`, for `decode_region`; None if it has none.
 
-        `row` is that of the whole manifest (`Record.row`). Entries that were made of other bytes are not returned;
-        there is a warning, once in a process.
+        `row` is that of the whole manifest (`Record.row`), or the number of the sample in the shard. Entries that were
+        made of other bytes are not returned; there is a warning, once in a process.
 
-        Raises `IndexError` for a row outside the manifest, `ManifestError` where the file was truncated meanwhile.
+        Raises `IndexError` for a row that there is not, `ManifestError` where the file was truncated meanwhile.
 
         Cost: two reads from the page cache, and a hash of `data`: 15 us for 100 kB.
         """
+        found = self._find(row)
+        if found is None or found.is_of(data):
+            return None if found is None else found.entries
+        self._once.warn(
+            f"{self.path}: the entries of row {row}, and maybe of others, are damaged or those of another image file. "
+            f"They are not used: pixels are right, but take longer. Make the index again: {self._of.make}"
+        )
+        return None
+
+    def is_of(self, row: int, data: bytes | bytearray | memoryview) -> bool:
+        """Whether a row's entries, if it has any, were made of these bytes. Raises as `entries` does."""
+        found = self._find(row)
+        return found is None or found.is_of(data)
+
+    def _find(self, row: int) -> Found | None:
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} is out of range for an index of {self.rows} rows: {self.path}")
         line = self._file.read(_ROW.size, _TABLE + row * _ROW.size)
         if len(line) < _ROW.size:
-            raise _damaged(self.path, "it was truncated while it was open")
+            raise _damaged(self.path, "it was truncated while it was open", self._of)
         offset, digest, size = _ROW.unpack(line)
         if not size:
             return None
         inside = offset + size <= self._file.size
-        entries = self._file.read(size, offset) if inside else b""
-        if _hash(data, entries) == digest:
-            return entries
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{self.path}: the entries of row {row}, and maybe of others, are damaged or those of another image "
-                f"file. They are not used: pixels are right, but take longer. Make the index again: {_MAKE}",
-                stacklevel=2,
-            )
-        return None
+        return Found(self._file.read(size, offset) if inside else b"", digest)
 
 
 def _whole_rows(manifest: Manifest) -> int:
@@ -259,8 +308,8 @@ def _hash(data: bytes | bytearray | memoryview, entries: bytes) -> int:
     return xxhash.xxh3_64_intdigest(data, seed=xxhash.xxh3_64_intdigest(entries))
 
 
-def _entries_of(records: list[Record], step: int, storage: Storage | None) -> _Found:
-    entries: list[tuple[int, int, bytes]] = []
+def _entries_of(records: list[Record], step: int, storage: Storage | None) -> _Block:
+    entries: list[tuple[int, Found]] = []
     errors: list[UnreadImage] = []
     nbytes = 0
     for record in records:
@@ -270,10 +319,10 @@ def _entries_of(records: list[Record], step: int, storage: Storage | None) -> _F
             errors.append(UnreadImage(record.row, record.path, str(error)))
             continue
         nbytes += len(data)
-        found = native.entries_of(data, step=step)
+        found = find_entries(data, step)
         if found is not None:
-            entries.append((record.row, _hash(data, found), found))
-    return _Found(entries, nbytes, errors)
+            entries.append((record.row, found))
+    return _Block(entries, nbytes, errors)
 
 
 def _nothing(images: int, errors: list[UnreadImage]) -> ImageError:
@@ -289,24 +338,26 @@ def _nothing(images: int, errors: list[UnreadImage]) -> ImageError:
     )
 
 
-def _check_header(file: SourceFile, fingerprint: str, rows: int) -> int:
-    """The step of an index that is sound and that of a manifest with this fingerprint."""
+def _check_header(file: SourceFile, fingerprint: str, rows: int, of: Origin) -> int:
+    """The step of an index that is sound and that of images with this fingerprint."""
     head = file.read(_TABLE, 0)
     body = head[: _HEAD.size]
     if len(head) < _TABLE or _CHECKSUM.unpack_from(head, _HEAD.size)[0] != xxhash.xxh3_64_intdigest(body):
-        raise _damaged(Path(file.path), "its header is not that of one")
+        raise _damaged(Path(file.path), "its header is not that of one", of)
     magic, version, step, found_rows, size, found = _HEAD.unpack(body)
     if magic != _MAGIC or version != _VERSION:
-        raise _damaged(Path(file.path), f"it is of another version than {_VERSION}")
+        raise _damaged(Path(file.path), f"it is of another version than {_VERSION}", of)
     if size != file.size:
-        raise _damaged(Path(file.path), f"it should have {size} bytes and has {file.size}")
+        raise _damaged(Path(file.path), f"it should have {size} bytes and has {file.size}", of)
     if found.hex() != fingerprint or found_rows != rows:
         raise StateError(
-            f"{file.path!r} belongs to another manifest or an older version of it: it has {found_rows} rows and the "
-            f"fingerprint {found.hex()}, the manifest {rows} rows and {fingerprint}; make it again with: {_MAKE}"
+            f"{file.path!r} belongs to another {of.name} or an older version of it: it has {found_rows} rows and the "
+            f"fingerprint {found.hex()}, the {of.name} {rows} rows and {fingerprint}; make it again with: {of.make}"
         )
     return int(step)
 
 
-def _damaged(path: Path, what: str) -> ManifestError:
-    return ManifestError(f"{str(path)!r} is no index of entries, or a damaged one: {what}; make it again with: {_MAKE}")
+def _damaged(path: Path, what: str, of: Origin) -> ManifestError:
+    return ManifestError(
+        f"{str(path)!r} is no index of entries, or a damaged one: {what}; make it again with: {of.make}"
+    )

@@ -27,6 +27,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import ConfigError
+
 try:
     from penstock.images import _jpeg
 except ImportError:  # built without compiler or headers, or libjpeg is not on this machine
@@ -39,6 +41,7 @@ __all__ = [
     "draw_box",
     "entries_of",
     "is_available",
+    "require",
     "with_restart_markers",
 ]
 
@@ -72,6 +75,14 @@ _scratch = _Scratch()
 def is_available() -> bool:
     """Whether the extension was built and can be loaded."""
     return _jpeg is not None
+
+
+def require(what: str) -> None:
+    """Raise `ConfigError` without the extension. `what` is a noun and a verb: "restart markers need"."""
+    if _jpeg is None:
+        raise ConfigError(
+            f"{what} the C extension, which is not built here: `penstock doctor` says what is missing for it"
+        )
 
 
 def decode_image(
@@ -170,13 +181,13 @@ def entries_of(data: Data, *, step: int = 8) -> bytes | None:
 
 
 def with_restart_markers(data: Data, *, interval: int | None = None, max_pixels: int) -> bytes | None:
-    """The same JPEG with a restart marker every `interval` MCUs, at which `decode_box` can begin; None if it has to stay.
+    """The same JPEG with a restart marker every `interval` MCUs, where `decode_box` can begin; None if it has to stay.
 
     No interval is one that suits the width: of the divisors of a row of MCUs from 4 on the one nearest to 8. 0 removes
-    all markers. Coefficients, quantisation, sampling and colours stay what
-    they are, so pixels do; all APPn and COM segments (EXIF, ICC) and what follows the image are kept byte for byte.
-    Huffman tables are made for the image. Progressive, arithmetic-coded and damaged files, those of several scans, of
-    more than `max_pixels`, and what is no JPEG have to stay as they are.
+    all markers. Coefficients, quantisation, sampling and colours stay what they are, so pixels do; all APPn and COM
+    segments (EXIF, ICC) and what follows the image are kept byte for byte. Huffman tables are made for the image.
+    Progressive, arithmetic-coded and damaged files, those of several scans, of more than `max_pixels`, and what is no
+    JPEG have to stay as they are.
 
     Raises `IndexError` for an interval outside 0 to 65,535.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import ImageError
@@ -18,19 +19,25 @@ _LABELS = ("cls", "class", "label", "index")
 class SampleRecord:
     """A sample of shards as a record: its image, and its label.
 
+    Args:
+        sample: its files by extension.
+        entries: gives the entries of the image's bytes, where there are any (see `penstock.images.entries`).
+
     Raises:
         ImageError: (when made) the sample has no image.
     """
 
     row: int = -1
+    entries: Callable[[bytes], bytes | None] | None = None
 
-    def __init__(self, sample: dict[str, Any]) -> None:
+    def __init__(self, sample: dict[str, Any], entries: Callable[[bytes], bytes | None] | None = None) -> None:
         where = f"{shown(str(sample.get('__url__'))).removesuffix('?...')}/{sample.get('__key__')}"
         name = next((name for name in sample if is_image(f".{name}")), None)
         if name is None:
             raise ImageError(f"{where}: a sample without an image: {', '.join(sample)}")
         self.path = f"{where}.{name}"
         self.sample = sample
+        self.entries = entries
         self._data = sample[name]
         label = next((sample[name] for name in _LABELS if name in sample), None)
         self.label = int(label) if isinstance(label, bytes) and _NUMBER.fullmatch(label) else label

@@ -13,9 +13,10 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
+from penstock.images.once import Once
 from penstock.manifest.sidecar import places
 from penstock.progress import progress_bar
 from penstock.shards.files import ShardFile, file_of
@@ -25,6 +26,9 @@ from penstock.shards.ranged import RangedShard
 from penstock.shards.urls import local_path
 from penstock.storage import RemoteSource, Storage, cache_root, io_error, is_remote, write_atomically
 from penstock.storage.urls import shown
+
+if TYPE_CHECKING:
+    from penstock.shards.entries import ShardEntries
 
 __all__ = ["Handle", "LocalShard", "OpenShard", "RemoteShard", "build", "open_handles", "write_indexes"]
 
@@ -37,12 +41,21 @@ class OpenShard:
 
     def __init__(self, url: str, path: str, index: ShardIndex) -> None:
         self.url, self.index = url, index
+        self._entries: ShardEntries | None = None  # that of images is opened when somebody asks
         self.file = ShardFile(path)
         self.file.size, self.file.mtime_ns = index.header.size, index.header.mtime_ns  # what it has to be
 
     def check(self) -> None:
         """Raise ShardChangedError if the file was changed."""
         self.file.check()
+
+    def entries(self, number: int, data: bytes, once: Once) -> bytes | None:
+        """The entries of a sample's first image, whose bytes are `data`; see `ShardEntries`."""
+        if self._entries is None:
+            from penstock.shards.entries import ShardEntries  # with all that decodes images
+
+            self._entries = ShardEntries(self.file.path, self.index, once)
+        return self._entries.of(number, data)
 
     def raw(self, number: int) -> bytes:
         """One sample as it stands in the archive, with its headers and padding."""
@@ -79,6 +92,11 @@ class LocalShard:
         self._cache_dir = str(cache_root() / "shards") if path is None and cache_dir is None else cache_dir
         self.header = header if header is not None else self._current()
         self._checked = False
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file of its own, and no copy of an object in a store."""
+        return self._path is not None
 
     @property
     def path(self) -> str:
@@ -136,6 +154,8 @@ class RemoteShard:
         StorageNotFoundError: the index (or the shard) is not there.
         ShardError: the index is of a shard of another size, or is damaged.
     """
+
+    is_file = False
 
     def __init__(self, url: str, storage: Storage | None) -> None:
         self.url, self._storage = url, storage

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator
+from functools import partial
 from threading import Lock
 from typing import Any, SupportsIndex
 
@@ -20,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from penstock.images.once import Once
+from penstock.images.sample_record import SampleRecord
 from penstock.manifest.indices import Indices, to_rows
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import Handle, OpenShard, RemoteShard, open_handles
@@ -32,7 +35,7 @@ from penstock.wording import counted
 
 __all__ = ["ShardSet"]
 
-_FEWEST, _MOST = 64, 4096  # shards held open; each takes two descriptors
+_FEWEST, _MOST = 64, 4096  # shards held open; each takes two descriptors, four with an index of entries
 
 _AT_ONCE, _SMALL = 32, 32 << 10  # while iterating: samples read between two looks at the file, if they are so small
 
@@ -78,6 +81,7 @@ class ShardSet:
     def _set_up(self, urls: list[str], handles: list[Handle]) -> None:
         self.urls, self._handles = urls, handles
         self._open: dict[int, OpenShard | RangedShard] = {}
+        self._once = Once()  # for all indexes of entries
         self._limit = _open_limit()
         self._lock = Lock()
         self._headers = [handle.header for handle in handles if handle.header is not None]
@@ -171,6 +175,27 @@ class ShardSet:
         found = [sample for few, theirs in pairs for sample in self._read(few, theirs)]
         return [dict(found[place]) for place in places.tolist()]
 
+    def image_records(self, indices: Indices) -> list[SampleRecord]:
+        """The same as records of images, for `penstock.ImageDataset`. See `as_images`."""
+        rows = to_rows(indices, self._whole)
+        return self.as_images(rows, self.records(rows))
+
+    def as_images(self, rows: Indices, samples: list[Sample]) -> list[SampleRecord]:
+        """Samples, which are those at `rows`, as records of images that know their entries.
+
+        These are in the index that lies beside a local shard (``.entries``), if it has one. Raises `ImageError` for a
+        sample without an image.
+        """
+        rows = np.asarray(rows, np.int64)
+        numbers = self.starts.searchsorted(rows, "right") - 1
+        places = zip(numbers.tolist(), (rows - self.starts[numbers]).tolist(), strict=True)
+        found = [partial(self._entries, *place) if self._handles[place[0]].is_file else None for place in places]
+        return [SampleRecord(sample, entries) for sample, entries in zip(samples, found, strict=True)]
+
+    def _entries(self, number: int, local: int, data: bytes) -> bytes | None:
+        shard = self.shard(number)
+        return shard.entries(local, data, self._once) if isinstance(shard, OpenShard) else None
+
     def _read(self, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> list[Sample]:
         """The samples at rows, with the numbers of their shards."""
         local = (rows - self.starts[numbers]).tolist()
@@ -208,7 +233,7 @@ class ShardSet:
 
 
 def _open_limit() -> int:
-    """How many shards to hold open: a quarter of the descriptors that this process may have, for two each."""
+    """How many shards to hold open, for a quarter of the descriptors that this process may have, or half of them."""
     try:
         import resource
     except ImportError:  # Windows
