@@ -1,7 +1,7 @@
 """Looking at shards closely (`verify`), and cutting and joining them (`rewrite`).
 
 `verify` reads every byte: the archive's structure, keys that come twice, samples without a part that the others have,
-data behind the end mark, the index, and the checksum that was written when the shard was packed.
+data behind the end mark, the index, that of entries, and the checksum that was written when the shard was packed.
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ def _verify_archive(file: ShardFile, report: ShardReport) -> None:
         report.problems.append(f"{len(twice)} keys come twice, not one after the other: {', '.join(twice[:_SHOWN])}")
     _check_parts(parts, report)
     _check_index(file, digest.digest(), report)
+    _check_entries(file, digest.digest(), report)
 
 
 def _ends_behind(archive: Archive, path: str, last: int) -> bool:
@@ -135,6 +136,18 @@ def _check_index(file: ShardFile, digest: bytes, report: ShardReport) -> None:
     listed = _listed(Path(file.path))
     if listed is not None and listed != digest.hex():
         report.problems.append(f"the content is not what was packed: xxh3_128 {digest.hex()}, not {listed}")
+
+
+def _check_entries(file: ShardFile, digest: bytes, report: ShardReport) -> None:
+    from penstock.shards.entries import problem_with  # with all that decodes images
+
+    where = index_path(file.path)
+    index = None if where is None else ShardIndex.load(where)
+    if index is not None and index.header.digest != digest:
+        index = None
+    problem = problem_with(file.path, digest.hex(), report.samples, index)
+    if problem is not None:
+        report.problems.append(problem)
 
 
 def _listed(path: Path) -> str | None:

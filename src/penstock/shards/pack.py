@@ -4,6 +4,7 @@
 
     shards/train-000000.tar ...    the samples: image, ``cls``, and ``json`` where the manifest has more columns
     shards/train-000000.tar.pidx   the index of each
+    shards/train-000000.tar.entries   with index_images: where the coded data of each image can be begun
     shards/checksums.txt           xxh3_128 of each
     shards/pack.json               what was packed and how, and where the shards are cut
 
@@ -30,6 +31,7 @@ import xxhash
 from filelock import Timeout
 
 from penstock.errors import ConfigError, ImageError, ManifestError, ShardError, ShardIOError, WorkerError
+from penstock.images import native
 from penstock.images.files import is_image
 from penstock.manifest import Manifest, Record
 from penstock.order import make_order
@@ -54,6 +56,12 @@ class PackReport:
     samples: int
     nbytes: int
     kept: int
+    marked: int = 0
+    """Images that got restart markers. This and what follows is of the shards that were not there already."""
+    unmarked: int = 0
+    """Images that had to stay as they are, with ``restart_markers``."""
+    indexed: int = 0
+    """Images that have entries, with ``index_images``."""
 
 
 class ImageList(NamedTuple):
@@ -74,6 +82,8 @@ class _Job:
     seed: int
     resize: int | None
     quality: int
+    restart_markers: bool
+    index_images: bool
 
     def name(self, number: int) -> str:
         return os.path.join(self.folder, f"{self.prefix}-{number:06d}.tar")
@@ -96,6 +106,8 @@ def pack(
     seed: int = 0,
     resize_max_side: int | None = None,
     quality: int = 90,
+    restart_markers: bool = False,
+    index_images: bool = False,
     progress: bool | None = None,
 ) -> PackReport:
     """Pack the files of a manifest, or the images of a folder with a sub-folder for each class.
@@ -110,11 +122,16 @@ def pack(
         shuffle, seed: put the samples into a random order, which is the global order of that seed.
         resize_max_side: images whose longer side is longer are made smaller, and written as JPEG with ``quality``;
             others are copied as they are.
+        restart_markers: put restart markers into baseline JPEGs, at which crops are begun to be decoded: all
+            coefficients and all segments beside the image stay, pixels are the same. Other files, and damaged ones,
+            stay as they are. Photographs grow by 0.8 %, and a core takes 3 ms for each.
+        index_images: write an index of entries beside each shard, which says the same without markers: 3 % of the bytes
+            of photographs, and 0.5 ms for each. Shards that are there already get theirs.
         progress: show a bar: True, False, or None on a terminal.
 
     Raises:
-        ConfigError: arguments that make no sense, a folder that holds the shards of another packing, or that another
-            process packs into now.
+        ConfigError: arguments that make no sense; ``restart_markers`` or ``index_images`` without the C extension, or
+            both of them; a folder that holds the shards of another packing, or that another process packs into now.
         ManifestError: a folder with an image whose name has a line break.
         ShardError: a damaged ``pack.json`` in the folder.
         ShardIOError: a file that cannot be read or written, by name. Shards that are finished stay.
@@ -125,6 +142,12 @@ def pack(
     """
     if workers < 1 or max_bytes < 1 or (max_count is not None and max_count < 1):
         raise ConfigError("workers, max_bytes and max_count must be positive")
+    if restart_markers and index_images:
+        raise ConfigError("restart markers serve as entries: take restart_markers or index_images, not both")
+    if restart_markers:
+        native.require("restart markers need")
+    if index_images:
+        native.require("an index of entries needs")
     if os.path.basename(prefix) != prefix:
         raise ConfigError(f"prefix={prefix!r}: the names of shards begin with it, so it cannot hold a folder")
     out = Path(folder)
@@ -134,7 +157,8 @@ def pack(
         raise ShardIOError(str(io_error(out, error, "cannot make"))) from error
     with _alone(out):
         manifest = _manifest(source, out, root)
-        job = _Job(manifest, os.path.abspath(out), prefix, shuffle, seed, resize_max_side, quality)
+        images = resize_max_side, quality, restart_markers, index_images
+        job = _Job(manifest, os.path.abspath(out), prefix, shuffle, seed, *images)
         cuts = _plan(job, out, {"max_bytes": max_bytes, "max_count": max_count})
         return _pack(job, out, cuts, workers, progress)
 
@@ -142,17 +166,21 @@ def pack(
 def _pack(job: _Job, out: Path, cuts: list[int], workers: int, progress: bool | None) -> PackReport:
     _remove_unfinished(out, job.prefix)
     with progress_bar("packing", len(job.manifest), progress, in_bytes=False) as advance:
-        todo = []
+        todo, kept, counts = [], 0, _Counts()
         for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
-            if _is_packed(job.name(number), stop - start):
+            name = job.name(number)
+            packed = _is_packed(name, stop - start)
+            kept += packed
+            if packed and not (job.index_images and not _has_entries(name)):
                 advance(stop - start)
             else:
-                todo.append((number, start, stop))
+                todo.append(_Task(number, start, stop, packed))
         for done in _run(job, todo, min(workers, len(todo))):
-            advance(done)
+            counts = counts.plus(done)
+            advance(done.samples)
     names = [job.name(number) for number in range(len(cuts) - 1)]
     nbytes = write_checksums(out, names)
-    return PackReport(names, len(job.manifest), nbytes, len(names) - len(todo))
+    return PackReport(names, len(job.manifest), nbytes, kept, counts.marked, counts.unmarked, counts.indexed)
 
 
 @contextlib.contextmanager
@@ -173,7 +201,7 @@ def _alone(out: Path) -> Iterator[None]:
 
 def _remove_unfinished(out: Path, prefix: str) -> None:
     """Remove what a packing that was killed has left of shards."""
-    unfinished = re.compile(rf"\.{re.escape(prefix)}-\d{{6,}}\.tar(\.pidx)?\.[0-9a-f]{{8}}\.tmp")
+    unfinished = re.compile(rf"\.{re.escape(prefix)}-\d{{6,}}\.tar(\.pidx|\.entries)?\.[0-9a-f]{{8}}\.tmp")
     for name in os.listdir(out):
         if unfinished.fullmatch(name):
             with contextlib.suppress(FileNotFoundError):
@@ -235,9 +263,31 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".")
 
 
+class _Task(NamedTuple):
+    """A shard to be packed, or one that is packed and has to be indexed: its number, its samples."""
+
+    number: int
+    start: int
+    stop: int
+    packed: bool
+
+
+class _Counts(NamedTuple):
+    """What was done for some shards."""
+
+    samples: int = 0
+    marked: int = 0
+    unmarked: int = 0
+    indexed: int = 0
+
+    def plus(self, other: _Counts) -> _Counts:
+        return _Counts(*(a + b for a, b in zip(self, other, strict=True)))
+
+
 def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:
     """The first sample of each shard, and the number of samples; as it was, if this packing had begun before."""
-    options = {name: getattr(job, name) for name in ("prefix", "shuffle", "seed", "resize", "quality")}
+    names = ("prefix", "shuffle", "seed", "resize", "quality", "restart_markers")  # the index is no part of a shard
+    options = {name: getattr(job, name) for name in names}
     wanted = {**options, **limits, "version": _VERSION, "fingerprint": job.manifest.fingerprint}
     where = out / PLAN
     if where.exists():
@@ -258,7 +308,7 @@ def _plan(job: _Job, out: Path, limits: dict[str, Any]) -> list[int]:
 def _read_plan(where: Path) -> tuple[dict[str, Any], list[int]]:
     """What was packed and how, and the cuts."""
     try:
-        found = json.loads(where.read_bytes())
+        found = {"restart_markers": False, **json.loads(where.read_bytes())}  # there was no such option once
         cuts = [int(cut) for cut in found.pop("cuts")]
     except OSError as error:
         raise ShardIOError(str(io_error(where, error))) from error
@@ -306,18 +356,24 @@ def _is_packed(name: str, samples: int) -> bool:
     return header is not None and header.samples == samples
 
 
-def _run(job: _Job, todo: list[tuple[int, int, int]], workers: int) -> Iterator[int]:
-    """Pack shards; gives the number of samples of each that is done."""
+def _has_entries(name: str) -> bool:
+    from penstock.shards.entries import has_entries  # with all that decodes images: few ask
+
+    return has_entries(name)
+
+
+def _run(job: _Job, todo: list[_Task], workers: int) -> Iterator[_Counts]:
+    """Pack shards; gives what is in each that is done."""
     if workers <= 1:
         for task in todo:
-            yield _pack_shard(job, *task)
+            yield _pack_shard(job, task)
         return
     try:
         with process_pool(workers) as pool:
             waiting = iter(todo)
-            running: set[Future[int]] = set()
+            running: set[Future[_Counts]] = set()
             for task in waiting:
-                running.add(pool.submit(_pack_shard, job, *task))
+                running.add(pool.submit(_pack_shard, job, task))
                 if len(running) >= 2 * workers:
                     done, running = wait(running, return_when=FIRST_COMPLETED)
                     yield from (future.result() for future in done)
@@ -328,14 +384,30 @@ def _run(job: _Job, todo: list[tuple[int, int, int]], workers: int) -> Iterator[
         raise WorkerError("a packing worker was killed (out of memory?); pack again to go on") from error
 
 
-def _pack_shard(job: _Job, number: int, start: int, stop: int) -> int:
-    name = job.name(number)
-    with TarWriter(name, mtime=0, encoder=False, user="", group="") as writer:
-        for record in job.records(start, stop):
-            extension, data = _file(record, job)
-            writer.write({"__key__": f"{record.row:09d}", extension: data, **_fields(record)})
-    load_or_build(name)
-    return stop - start
+def _pack_shard(job: _Job, task: _Task) -> _Counts:
+    name, counts = job.name(task.number), _Counts(task.stop - task.start)
+    if not task.packed:
+        with TarWriter(name, mtime=0, encoder=False, user="", group="") as writer:
+            for record in job.records(task.start, task.stop):
+                extension, data = _file(record, job)
+                if job.restart_markers and is_image(f".{extension}"):
+                    data, marked = _marked(data)
+                    counts = counts.plus(_Counts(marked=marked, unmarked=not marked))
+                writer.write({"__key__": f"{record.row:09d}", extension: data, **_fields(record)})
+        load_or_build(name)
+    if job.index_images:
+        from penstock.shards.entries import write_entries
+
+        counts = counts.plus(_Counts(indexed=write_entries(name)))
+    return counts
+
+
+def _marked(data: bytes) -> tuple[bytes, bool]:
+    """A file with restart markers, or as it is; and which of the two."""
+    from penstock.images.decode import MAX_PIXELS
+
+    marked = native.with_restart_markers(data, max_pixels=MAX_PIXELS)
+    return (data, False) if marked is None else (marked, True)
 
 
 def _file(record: Record, job: _Job) -> tuple[str, bytes]:

@@ -10,9 +10,10 @@ from typing import TypeVar
 from penstock.errors import WorkerError
 from penstock.processes import process_pool
 from penstock.shards.check import ShardReport, verify
+from penstock.shards.entries import write_entries
 from penstock.shards.index import load_or_build
 
-__all__ = ["build_all", "verify_all"]
+__all__ = ["build_all", "index_images_of_all", "verify_all"]
 
 T = TypeVar("T")
 
@@ -20,6 +21,11 @@ T = TypeVar("T")
 def build_all(paths: list[str], workers: int) -> Iterator[int]:
     """Index shards that have no index; gives the samples of each. Raises what `load_or_build` does."""
     return _each(_count, paths, workers)
+
+
+def index_images_of_all(paths: list[str], workers: int) -> Iterator[int]:
+    """Write the entries of the images of shards; gives of how many images of each. Raises as `write_entries` does."""
+    return _each(write_entries, paths, workers)
 
 
 def verify_all(paths: list[str], workers: int, *, decode: bool) -> Iterator[ShardReport]:
