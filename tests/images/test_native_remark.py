@@ -233,8 +233,8 @@ def test_what_has_less_room_than_it_takes_is_counted() -> None:
         assert room < len(made) or out[: len(made)] == made
 
 
-def test_much_beside_the_image_is_no_matter() -> None:
-    """What is kept is more than what is made: the first memory is too small for markers at each MCU."""
+def test_files_that_grow_by_much() -> None:
+    """The first memory is too small for a plain picture with a marker at each MCU."""
     data = jpeg(np.full((2000, 2000, 3), 128, np.uint8), "444")
     made = check(data, 1)
     assert len(made) > len(data) + len(data) // 8 + 4096

@@ -124,7 +124,7 @@ def pack(
             others are copied as they are.
         restart_markers: put restart markers into baseline JPEGs, at which crops are begun to be decoded: all
             coefficients and all segments beside the image stay, pixels are the same. Other files, and damaged ones,
-            stay as they are. Photographs grow by 0.8 %, and a core takes 3 ms for each.
+            stay as they are. Photographs grow by 0.8 %, which cuts do not foresee, and a core takes 3 ms for each.
         index_images: write an index of entries beside each shard, which says the same without markers: 3 % of the bytes
             of photographs, and 0.5 ms for each. Shards that are there already get theirs.
         progress: show a bar: True, False, or None on a terminal.
