@@ -10,6 +10,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
+SOURCES = ("_jpeg", "baseline", "track", "scan", "idct", "pixels", "resize", "remark")
+HEADERS = (*SOURCES[1:], "vectors")
 DEMO = ("train_ddp.py", "data/NOTICE", "data/cifar10-small.tar.xz")
 
 
@@ -29,8 +31,8 @@ setup(
     ext_modules=[
         Extension(
             "penstock.images._jpeg",
-            [f"src/penstock/images/{name}.c" for name in ("_jpeg", "splice", "scan", "resize", "remark")],
-            depends=[f"src/penstock/images/{name}.h" for name in ("splice", "scan", "resize", "remark")],
+            [f"src/penstock/images/{name}.c" for name in SOURCES],
+            depends=[f"src/penstock/images/{name}.h" for name in HEADERS],
             libraries=["jpeg"],
             extra_compile_args=["-O3", "-Wall", "-Wextra"],
             optional=True,

@@ -39,7 +39,7 @@ def has_headers() -> bool:
 
 
 def build(package: Path) -> bool:
-    sources = [str(package / "images" / name) for name in ("_jpeg.c", "splice.c", "scan.c", "resize.c", "remark.c")]
+    sources = sorted(str(path) for path in (package / "images").glob("*.c"))
     output = package / "images" / "_jpeg.abi3.so"
     include = sysconfig.get_paths()["include"]
     command = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *FLAGS, f"-I{include}", *sources]

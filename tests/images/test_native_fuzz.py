@@ -104,7 +104,9 @@ def test_mutated_files(part: int) -> None:
         size = rng.choice(((0, 0), (0, 0), (0, 0), (40, 24), (24, 40)))
         partial, entries = rng.random() < 0.3, entries_for(rng, data, files)
         try:
-            done = native._jpeg.decode(data, out, *box, *target, channels, 1 << 20, partial, *size, entries)
+            done = native._jpeg.decode(
+                data, out, *box, *target, channels, 1 << 20, partial, *size, entries, rng.random() < 0.8
+            )
         except REFUSED:
             refused += 1
             continue
@@ -136,7 +138,7 @@ def test_any_arguments() -> None:
         limit = rng.choice((0, 1, 959, 960, 2**32, 2**63, 2**64 - 1))
         arguments = (*box, *sizes[:2], rng.choice((1, 3, 0, -1, 4)), limit, rng.random() < 0.5, *sizes[2:])
         try:
-            done = native._jpeg.decode(rng.choice(files), out, *arguments, None)
+            done = native._jpeg.decode(rng.choice(files), out, *arguments, None, True)
         except REFUSED:
             continue
         decoded += 1

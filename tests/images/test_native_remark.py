@@ -256,5 +256,5 @@ def test_no_memory_stays_behind() -> None:
             assert not left(data)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    before = convert(2)
+    before = convert(20)  # a sanitizer keeps what was freed for a while
     assert convert(20) < before + 40_000

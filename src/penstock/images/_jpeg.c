@@ -1,17 +1,19 @@
-/* JPEG: the pixels of a box, at 1/1, 1/2, 1/4 or 1/8 of their size, into memory of the caller. Over libjpeg-turbo.
+/* JPEG: the pixels of a box, at 1/1, 1/2, 1/4 or 1/8 of their size, into memory of the caller.
+ *
+ * Ordinary baseline files are decoded by baseline.c, all others, and whatever that does not take, by libjpeg-turbo.
  *
  * `decode` is called by penstock/images/native.py, which says what it means; so are `draw`, which resizes rows as they
- * are decoded, `entries` (splice.c) and `remark` (remark.c). `resize` is that of resize.c, for
+ * are decoded, `entries` (track.c) and `remark` (remark.c). `resize` is that of resize.c, for
  * penstock/images/resize.py. Promises:
  *
- * - Pixels are those of a full decode. libjpeg upsamples colour without its neighbours at the edge of a cropped row, so
- *   two columns more than asked for are decoded on either side, and the caller cuts them off.
+ * - Pixels are those of a full decode by libjpeg. That upsamples colour without its neighbours at the edge of a cropped
+ *   row, so two columns more than asked for are decoded on either side, and the caller cuts them off.
  * - Nothing is written outside the caller's memory: its size is checked against the size that libjpeg announces.
  * - No error ends the process: libjpeg's error exit jumps back to `run`. All that was allocated is libjpeg's own and is
  *   freed by jpeg_destroy_decompress on every way out.
  * - The GIL is released from the header to the last row. What a thread keeps between calls (`kept`) is memory and
  *   tables that are made again where they differ, so threads need no locks.
- * - Memory: a few rows and tables (some 100 KB at ordinary widths); of a file in several scans (progressive) all
+ * - Memory: a few rows and tables (some 200 KB at ordinary widths); of a file in several scans (progressive) all
  *   coefficients, 2 bytes each. Pixels and the number of scans are limited.
  */
 #define PY_SSIZE_T_CLEAN
@@ -28,9 +30,9 @@
 
 #include <jerror.h>
 
+#include "baseline.h"
 #include "remark.h"
 #include "resize.h"
-#include "splice.h"
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000000
 #error "the scanline API of libjpeg-turbo 2 or newer is needed (jpeg_crop_scanline, jpeg_skip_scanlines)"
@@ -52,10 +54,11 @@ typedef struct {
     double left, top, right, bottom; /* in pixels of the stored image; right <= 0 is all of it */
     long target_height, target_width;
     int channels;
+    int simd;    /* use AVX2 where there is some; the result is the same */
     int partial; /* damage and missing data are forgiven where libjpeg can go on */
     unsigned long long max_pixels;
     long expected_width, expected_height; /* what the caller has read in the header; 0 is nothing */
-    const unsigned char *entries; /* of this file, see splice.c; NULL is none */
+    const unsigned char *entries; /* of this file, see track.c; NULL is none */
     size_t entries_size;
     long long resizing; /* nanoseconds of drawing that went into other than decoding */
     resize_job *job; /* where the box is to be drawn; NULL: pixels are wanted as they are */
@@ -85,7 +88,7 @@ typedef struct {
 } decoder;
 
 /* Of this thread. */
-static _Thread_local splicer kept;
+static _Thread_local box_decoder kept;
 
 static void fail(j_common_ptr cinfo, enum outcome outcome)
 {
@@ -203,38 +206,12 @@ static void plan(j_decompress_ptr cinfo, request *req, long *right, long *bottom
  * different factors, and then upsamples the wrong rows and columns after a crop. */
 static int can_crop(j_decompress_ptr cinfo)
 {
-    if (jpeg_has_multiple_scans(cinfo) || cinfo->arith_code)
+    if (jpeg_has_multiple_scans(cinfo) || cinfo->arith_code || cinfo->restart_interval)
         return 0;
     return cinfo->scale_denom == 1 || (cinfo->max_h_samp_factor <= 2 && cinfo->max_v_samp_factor <= 2);
 }
 
-/* Go on with a small JPEG of the part that has the box, if that can be made and saves time: where it begins, in pixels
- * of the scaled image, and the box in it. The part holds what upsampling looks at. */
-static int take_part(j_decompress_ptr cinfo, request *req, long *right, long *bottom, long origin[2])
-{
-    const int scale = req->scale;
-    double box[4] = {(double)(req->x > MARGIN ? req->x - MARGIN : 0) * scale,
-                     (double)(req->y > MARGIN ? req->y - MARGIN : 0) * scale, (double)(*right + MARGIN) * scale,
-                     (double)(*bottom + MARGIN) * scale};
-    J_COLOR_SPACE space = cinfo->jpeg_color_space;
-    size_t begins = (size_t)(cinfo->src->next_input_byte - req->data);
-    if (!find_part(&kept, cinfo, req->data, req->size, begins, req->entries, req->entries_size, box))
-        return 0;
-    jpeg_abort_decompress(cinfo);
-    splice_source(&kept);
-    jpeg_read_header(cinfo, TRUE);
-    cinfo->jpeg_color_space = space;
-    configure(cinfo, req);
-    origin[0] = (long)box[0] / scale;
-    origin[1] = (long)box[1] / scale;
-    req->x -= origin[0];
-    req->y -= origin[1];
-    *right -= origin[0];
-    *bottom -= origin[1];
-    return 1;
-}
-
-/* Pass over the rows above the box. Those of a part are few, and its restart markers libjpeg cannot skip. */
+/* Pass over the rows above the box. */
 static void pass_rows(j_decompress_ptr cinfo, long count, int skip)
 {
     if (skip)
@@ -253,27 +230,71 @@ static long long nanoseconds(void)
     return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Decode the box, a few rows at a time, into a drawing of another size. `x` and `y` are its first pixel in what is
- * decoded, in which rows above have been passed; (right, bottom) is where it ends. */
-static enum outcome draw_rows(j_decompress_ptr cinfo, request *req, long x, long y, long right, long bottom)
+/* Begin a drawing of the box, `width` x `height` whole pixels in the shrunken image: 0 if that is none. */
+static int begin_drawing(j_decompress_ptr cinfo, request *req, resize_plan *plan, long width, long height)
 {
     resize_job *job = req->job;
-    size_t pixel = (size_t)cinfo->output_components, stride = (size_t)cinfo->output_width * pixel;
-    job->width = (int)(right - x);
-    job->height = (int)(bottom - y);
+    job->width = (int)width;
+    job->height = (int)height;
     double first_x = (double)(long)(req->left / req->scale), first_y = (double)(long)(req->top / req->scale);
     job->left = req->left / req->scale - first_x;
     job->top = req->top / req->scale - first_y;
     job->right = req->right / req->scale - first_x;
     job->bottom = req->bottom / req->scale - first_y;
     if (!resize_valid(job))
-        return OUTSIDE;
+        return 0;
+    resize_begin(plan, job, cinfo->mem->alloc_large((j_common_ptr)cinfo, JPOOL_IMAGE, resize_scratch(job)));
+    return 1;
+}
+
+static void draw_rows(request *req, resize_plan *plan, const unsigned char *rows, size_t stride, int count)
+{
+    long long begun = nanoseconds();
+    resize_rows(plan, rows, (ptrdiff_t)stride, count);
+    req->resizing += nanoseconds() - begun;
+}
+
+/* The box, (left, top, right, bottom) in the shrunken image, by our own decoder: UNSUPPORTED where libjpeg has to decode. */
+static enum outcome decode_here(j_decompress_ptr cinfo, request *req, const long box[4])
+{
+    box_decoder *b = &kept;
+    const long width = box[2] - box[0], height = box[3] - box[1];
+    size_t begins = (size_t)(cinfo->src->next_input_byte - req->data), row = (size_t)(width * req->channels);
+    if (!box_open(b, cinfo, req->data, req->size, begins, req->entries, req->entries_size, req->channels, box,
+                  req->simd))
+        return UNSUPPORTED;
     resize_plan plan;
-    j_common_ptr common = (j_common_ptr)cinfo;
-    resize_begin(&plan, job, cinfo->mem->alloc_large(common, JPOOL_IMAGE, resize_scratch(job)));
-    unsigned char *block = cinfo->mem->alloc_large(common, JPOOL_IMAGE, stride * ROWS);
-    for (long done = 0; done < job->height;) {
-        long most = job->height - done < ROWS ? job->height - done : ROWS, count = 0;
+    if (req->job && !begin_drawing(cinfo, req, &plan, width, height))
+        return OUTSIDE;
+    box_begin(b, cinfo->mem->alloc_large((j_common_ptr)cinfo, JPOOL_IMAGE, box_scratch(b)));
+    unsigned char *out = req->out;
+    int count;
+    while ((count = box_rows(b)) > 0) {
+        if (req->job)
+            draw_rows(req, &plan, b->rows, b->stride, count);
+        for (int i = 0; i < count && !req->job; i++, out += row)
+            memcpy(out, b->rows + (size_t)i * b->stride, row);
+    }
+    if (count < 0)
+        return UNSUPPORTED;
+    req->x = box[0];
+    req->y = box[1];
+    req->width = width;
+    req->height = height;
+    return DONE;
+}
+
+/* Decode the box, a few rows at a time, into a drawing of another size. `x` is its first pixel in what is decoded, in which
+ * rows above have been passed; (right, bottom) is where it ends. */
+static enum outcome draw_box(j_decompress_ptr cinfo, request *req, long x, long y, long right, long bottom)
+{
+    resize_plan plan;
+    size_t pixel = (size_t)cinfo->output_components, stride = (size_t)cinfo->output_width * pixel;
+    if (!begin_drawing(cinfo, req, &plan, right - x, bottom - y))
+        return OUTSIDE;
+    unsigned char *block = cinfo->mem->alloc_large((j_common_ptr)cinfo, JPOOL_IMAGE, stride * ROWS);
+    for (long done = 0; done < bottom - y;) {
+        long most = bottom - y - done < ROWS ? bottom - y - done : ROWS, count = 0;
         while (count < most) {
             JSAMPROW row = block + stride * (size_t)count;
             JDIMENSION got = jpeg_read_scanlines(cinfo, &row, 1);
@@ -281,9 +302,7 @@ static enum outcome draw_rows(j_decompress_ptr cinfo, request *req, long x, long
                 ERREXIT(cinfo, JERR_CANT_SUSPEND);
             count += (long)got;
         }
-        long long begun = nanoseconds();
-        resize_rows(&plan, block + (size_t)x * pixel, (ptrdiff_t)stride, (int)count);
-        req->resizing += nanoseconds() - begun;
+        draw_rows(req, &plan, block + (size_t)x * pixel, stride, (int)count);
         done += count;
     }
     return DONE;
@@ -306,7 +325,7 @@ static void read_rows(j_decompress_ptr cinfo, request *req, size_t stride)
 /* Everything between header and last row. Errors leave by longjmp. */
 static enum outcome decode_box(j_decompress_ptr cinfo, request *req)
 {
-    long right = 0, bottom = 0, origin[2] = {0, 0};
+    long right = 0, bottom = 0;
     if (!req->partial && !complete(req)) {
         snprintf(req->message, JMSG_LENGTH_MAX, "premature end: no end-of-image marker");
         return DAMAGED;
@@ -314,9 +333,7 @@ static enum outcome decode_box(j_decompress_ptr cinfo, request *req)
     jpeg_mem_src(cinfo, req->data, (unsigned long)req->size);
     jpeg_read_header(cinfo, TRUE);
     plan(cinfo, req, &right, &bottom);
-    int crop = can_crop(cinfo), restarts = cinfo->restart_interval != 0;
-    int part = crop && !req->partial && take_part(cinfo, req, &right, &bottom, origin);
-    crop = crop && (part || !restarts);
+    int crop = can_crop(cinfo);
     /* Before anything is decoded: is the memory large enough for the widest row that cropping can leave? */
     long align = cinfo->max_h_samp_factor * DCTSIZE + MARGIN;
     long from = req->x > align ? req->x - align : 0;
@@ -331,6 +348,10 @@ static enum outcome decode_box(j_decompress_ptr cinfo, request *req)
     req->needed = (size_t)(to - from) * (size_t)req->height * (size_t)req->channels;
     if (!req->job && req->needed > req->capacity)
         return TOO_SMALL;
+    const long box[4] = {left, top, right, end};
+    enum outcome outcome = req->partial ? UNSUPPORTED : decode_here(cinfo, req, box);
+    if (outcome != UNSUPPORTED)
+        return outcome;
 
     jpeg_start_decompress(cinfo);
     JDIMENSION x = 0, width = cinfo->output_width;
@@ -349,18 +370,17 @@ static enum outcome decode_box(j_decompress_ptr cinfo, request *req)
     }
     if (req->job) {
         if (top > 0)
-            pass_rows(cinfo, top, crop && !part);
-        return draw_rows(cinfo, req, left - (long)x, top, right - (long)x, end);
+            pass_rows(cinfo, top, crop);
+        return draw_box(cinfo, req, left - (long)x, top, right - (long)x, end);
     }
     if (req->y > 0)
-        pass_rows(cinfo, req->y, !part);
+        pass_rows(cinfo, req->y, 1);
     read_rows(cinfo, req, stride);
-    req->x = (long)x + origin[0];
-    req->y += origin[1];
+    req->x = (long)x;
     return DONE; /* the rows below are never looked at */
 }
 
-/* The entries of a file, for `find_part`. */
+/* The entries of a file. */
 static enum outcome find_entries(j_decompress_ptr cinfo, request *req)
 {
     if (!complete(req))
@@ -370,7 +390,10 @@ static enum outcome find_entries(j_decompress_ptr cinfo, request *req)
     if (jpeg_has_multiple_scans(cinfo) || cinfo->arith_code)
         return UNSUPPORTED;
     size_t begins = (size_t)(cinfo->src->next_input_byte - req->data);
-    req->needed = make_entries(&kept, cinfo, req->data, req->size, begins, req->step, req->out, req->capacity);
+    if (cinfo->restart_interval || !open_scan(&kept.scan, &kept.tables, cinfo))
+        return UNSUPPORTED;
+    req->needed =
+        make_entries(&kept.track, &kept.scan, req->data, req->size, begins, req->step, req->out, req->capacity);
     return req->needed == 0 ? UNSUPPORTED : req->needed > req->capacity ? TOO_SMALL : DONE;
 }
 
@@ -434,7 +457,7 @@ static void take_data(request *req, const Py_buffer *data, const Py_buffer *entr
 
 PyDoc_STRVAR(decode_doc,
              "decode(data, out, left, top, right, bottom, target_height, target_width, channels, max_pixels, partial, "
-             "width, height, entries)\n"
+             "width, height, entries, simd)\n"
              "--\n\n"
              "Decode into `out`; (width, height, x, y, scale, image_width, image_height), or the bytes that are needed.");
 
@@ -446,9 +469,9 @@ static PyObject *decode(PyObject *module, PyObject *args)
     memset(&req, 0, sizeof req);
     memset(&all, 0, sizeof all);
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*w*ddddlliKpllz*", &data, &out, &req.left, &req.top, &req.right, &req.bottom,
+    if (!PyArg_ParseTuple(args, "y*w*ddddlliKpllz*p", &data, &out, &req.left, &req.top, &req.right, &req.bottom,
                           &req.target_height, &req.target_width, &req.channels, &req.max_pixels, &req.partial,
-                          &req.expected_width, &req.expected_height, &entries))
+                          &req.expected_width, &req.expected_height, &entries, &req.simd))
         return NULL;
     PyObject *result = NULL;
     if ((req.channels != 1 && req.channels != 3) || !(req.right <= 0 || is_box(&req))) {
@@ -604,7 +627,7 @@ static PyObject *resize(PyObject *module, PyObject *args)
 }
 
 PyDoc_STRVAR(draw_doc, "draw(data, out, left, top, right, bottom, bicubic, antialias, flip_x, flip_y, table, planar, "
-                       "max_pixels, width, height, entries)\n"
+                       "max_pixels, width, height, entries, simd)\n"
                        "--\n\n"
                        "Decode a box and resize it into `out`, as `decode` and `resize` do it: nanoseconds of resizing.");
 
@@ -619,15 +642,15 @@ static PyObject *draw(PyObject *module, PyObject *args)
     memset(&req, 0, sizeof req);
     memset(&job, 0, sizeof job);
     memset(&all, 0, sizeof all);
-    if (!PyArg_ParseTuple(args, "y*OddddppppOpKllz*", &data, &to, &req.left, &req.top, &req.right, &req.bottom,
+    if (!PyArg_ParseTuple(args, "y*OddddppppOpKllz*p", &data, &to, &req.left, &req.top, &req.right, &req.bottom,
                           &job.bicubic, &job.antialias, &job.flip_x, &job.flip_y, &looked_up, &job.planar,
-                          &req.max_pixels, &req.expected_width, &req.expected_height, &entries))
+                          &req.max_pixels, &req.expected_width, &req.expected_height, &entries, &req.simd))
         return NULL;
     PyObject *result = NULL;
     int has_table = looked_up != Py_None;
     if (PyObject_GetBuffer(to, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) == 0) {
         if (!has_table || PyObject_GetBuffer(looked_up, &table, PyBUF_C_CONTIGUOUS) == 0) {
-            job.simd = 1;
+            job.simd = req.simd;
             req.channels = job.channels = job.pixel =
                 out.ndim == 3 && out.shape[job.planar ? 0 : 2] == 1 ? 1 : 3;
             if (!is_box(&req) || !fill_result(&job, &out, has_table ? &table : NULL))

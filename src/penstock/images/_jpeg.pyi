@@ -17,6 +17,7 @@ def decode(
     width: int,
     height: int,
     entries: bytes | memoryview | None,
+    simd: bool,
     /,
 ) -> int | tuple[int, int, int, int, int, int, int]: ...
 def draw(
@@ -36,6 +37,7 @@ def draw(
     width: int,
     height: int,
     entries: bytes | memoryview | None,
+    simd: bool,
     /,
 ) -> int: ...
 def entries(data: bytes | bytearray | memoryview, out: bytearray, step: int, /) -> int: ...

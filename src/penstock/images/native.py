@@ -10,8 +10,9 @@ extension and with other formats. What cannot be decoded here raises, and the ca
 `OverflowError`        a limit: more pixels than `max_pixels`, or more scans than any honest progressive file has
 =====================  ==============================================================================================
 
-Progressive and arithmetic-coded files are decoded whole (shrunk all the same), and those with restart markers where
-these do not fall on rows. Where they do, and with `entries_of` a file, decoding begins near the box (`splice.c`).
+Baseline files are decoded by our own decoder (`baseline.c`), to the bits of libjpeg-turbo. With restart markers, or
+with `entries_of` a file, it begins near the box. libjpeg-turbo decodes what is rare: progressive and arithmetic-coded
+files as a whole (shrunk all the same), other sampling factors than 4:4:4, 4:2:2 and 4:2:0, and damaged files.
 
 Threads: the GIL is released; there is no shared state. Memory: the result, and one scratch of at most 32 MiB per
 thread, in which results of `decode_box` lie until the next call: it is replaced, not overwritten, while somebody still
@@ -99,7 +100,7 @@ def decode_image(
     `size` (width, height), which the caller has read. With `partial`, what is missing or damaged is gray or wrong
     instead of an error. Raises as this module says.
     """
-    arguments = (*_WHOLE, 0, 0, channels, _limit(max_pixels), partial, *(size or (0, 0)), None)
+    arguments = (*_WHOLE, 0, 0, channels, _limit(max_pixels), partial, *(size or (0, 0)), None, True)
     needed = _jpeg.decode(data, bytearray(0), *arguments)
     assert isinstance(needed, int)
     out = np.empty(needed, np.uint8)
@@ -125,7 +126,7 @@ def decode_box(
     pixels are wrong, or it raises. The array lies in this thread's scratch: copy what you keep. The limit
     and `size` are those of `decode_image`. Raises as this module says.
     """
-    arguments = (*box, *target, channels, _limit(max_pixels), False, *(size or (0, 0)), entries)
+    arguments = (*box, *target, channels, _limit(max_pixels), False, *(size or (0, 0)), entries, True)
     out = _free_scratch()
     done = _jpeg.decode(data, out, *arguments)
     if isinstance(done, int):
@@ -160,7 +161,7 @@ def draw_box(
     as this module says; `out` may have been written to then.
     """
     how = interpolation == "bicubic", antialias, *flipped
-    spent = _jpeg.draw(data, out, *box, *how, table, planar, _limit(max_pixels), *(size or (0, 0)), entries)
+    spent = _jpeg.draw(data, out, *box, *how, table, planar, _limit(max_pixels), *(size or (0, 0)), entries, True)
     return spent / 1e9
 
 

@@ -13,14 +13,7 @@
 
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#define HAVE_AVX2 1
-#define AVX2 __attribute__((target("avx2")))
-#define INLINED static inline __attribute__((always_inline, target("avx2")))
-#else
-#define HAVE_AVX2 0
-#endif
+#include "vectors.h"
 
 #define ALIGN 64
 #define LOAD 16  /* bytes that the first pass loads at once */
@@ -262,7 +255,7 @@ void resize_begin(resize_plan *plan, const resize_job *job, void *scratch)
     plan->last_row = plan->last_row < job->height ? plan->last_row : job->height;
     memset(plan->ring, 0, (size_t)(plan->y.stride / 2) * plan->ring_stride * sizeof *plan->ring);
 #if HAVE_AVX2
-    plan->avx2 = job->simd && __builtin_cpu_supports("avx2");
+    plan->avx2 = job->simd && has_avx2();
     if (plan->avx2 && job->channels == 3) {
         plan_lanes(plan);
         size_t reach = (size_t)plan->x.stride * (size_t)job->pixel + LOAD;

@@ -1,11 +1,13 @@
-/* Passing over coded data costs a table look-up for each group of symbols, and nothing is written: two fifths of what
- * decoding the image takes. All that is not as it should be ends a walk, and the caller lets libjpeg decide.
+/* Decoding takes a table look-up for each coefficient: codes and the bits behind them are looked up together. Passing over
+ * coded data takes one for each group of symbols, and nothing is written: two fifths of the time. All that is not as it
+ * should be ends either, and the caller lets libjpeg decide.
  */
 #include "scan.h"
 
 #include <string.h>
 
 #define MOST_AT_ONCE (LOOK + 15) /* bits of a group: one symbol may end behind the bits that were looked up */
+#define LONGEST 31       /* bits of a code and the value behind it */
 #define END_OF_BLOCK 128 /* added to the coefficients that a group passes */
 
 /* Reading. */
@@ -101,7 +103,7 @@ static inline void drop(cursor *c, int count)
 }
 
 /* The next bit, counted from the beginning of the chunk. */
-size_t place(const reader *r)
+static size_t place(const reader *r)
 {
     return (size_t)(r->next - r->chunk) * 8 - (size_t)r->count;
 }
@@ -134,7 +136,8 @@ static inline int extended(uint32_t bits, int size)
     return size && !(bits >> (size - 1)) ? (int)bits - (1 << size) + 1 : (int)bits;
 }
 
-/* Bits | coefficients << 8 of as many symbols as fit; END_OF_BLOCK more where the last one ends the block. */
+/* Bits | coefficients << 8 of as many symbols as fit; END_OF_BLOCK more where the last one ends the block. Where the first
+ * does not fit, more coefficients than a block has. */
 static uint32_t group_of(const codes *c, uint32_t bits)
 {
     int used = 0, passed = 0;
@@ -153,7 +156,19 @@ static uint32_t group_of(const codes *c, uint32_t bits)
         if (used >= LOOK || passed > 63)
             break;
     }
-    return used ? (uint32_t)used | (uint32_t)passed << 8 : 0;
+    return used ? (uint32_t)used | (uint32_t)passed << 8 : 64 << 8;
+}
+
+/* Bits | places << 8 | value << 16 of one coefficient: it belongs to the last of these places. END_OF_BLOCK places end the
+ * block. 0 where code and value have more bits than were looked up. */
+static int32_t value_of(const codes *c, uint32_t bits)
+{
+    int found = c->first[bits], length = found & 255, size = found >> 8 & 15, run = found >> 12;
+    if (!length || length + size > LOOK)
+        return 0;
+    int places = size == 0 && run != 15 ? END_OF_BLOCK : run + 1;
+    int value = extended(bits >> (LOOK - length - size) & ((1u << size) - 1), size);
+    return (int32_t)((uint32_t)value << 16 | (uint32_t)places << 8 | (uint32_t)(length + size));
 }
 
 static int make_codes(codes *c, const JHUFF_TBL *table, int ac)
@@ -162,7 +177,7 @@ static int make_codes(codes *c, const JHUFF_TBL *table, int ac)
         return 1;
     memcpy(c->counts, table->bits, 17);
     memcpy(c->symbols, table->huffval, 256);
-    c->usable = c->grouped = 0;
+    c->usable = 0;
     memset(c->first, 0, sizeof c->first);
     uint32_t code = 0;
     int at = 0;
@@ -182,15 +197,12 @@ static int make_codes(codes *c, const JHUFF_TBL *table, int ac)
         c->beyond[length] = count ? code << (16 - length) : c->beyond[length - 1];
         code <<= 1;
     }
+    for (uint32_t bits = 0; bits < 1 << LOOK && ac; bits++) {
+        c->groups[bits] = 0;
+        c->values[bits] = value_of(c, bits);
+    }
     c->usable = 1;
     return 1;
-}
-
-static void make_groups(codes *c)
-{
-    for (uint32_t bits = 0; bits < 1 << LOOK && !c->grouped; bits++)
-        c->groups[bits] = group_of(c, bits);
-    c->grouped = 1;
 }
 
 /* Passing over. */
@@ -225,16 +237,31 @@ static inline int pass_symbol(const codes *ac, cursor *c, unsigned *k)
     return symbol && *k <= 64;
 }
 
+/* A coefficient whose code and bits are too long to be looked up; `k` as in `pass_symbol`. 0 for what is none. */
+static int long_value(const codes *ac, cursor *c, unsigned *k, int *value)
+{
+    uint32_t symbol = next_symbol(ac, c);
+    int size = (int)(symbol >> 8 & 15), run = (int)(symbol >> 12);
+    drop(c, (int)(symbol & 255));
+    *value = size ? extended((uint32_t)(c->bits >> (64 - size)), size) : 0;
+    drop(c, size);
+    *k += size == 0 && run != 15 ? END_OF_BLOCK : (unsigned)run + 1;
+    return symbol != 0;
+}
+
 /* The rest of a block, by groups. 0 for what is no block. */
-static inline int pass_groups(const codes *ac, cursor *c)
+static inline int pass_groups(codes *ac, cursor *c)
 {
     unsigned k = 1;
     for (;; refill(c))
         while (c->count >= MOST_AT_ONCE) {
-            uint32_t found = ac->groups[c->bits >> (64 - LOOK)];
+            uint32_t *group = &ac->groups[c->bits >> (64 - LOOK)];
+            if (!*group)
+                *group = group_of(ac, (uint32_t)(c->bits >> (64 - LOOK)));
+            uint32_t found = *group;
             unsigned after = k + (found >> 8);
             int ends = after == 64 || (after >= END_OF_BLOCK && after < END_OF_BLOCK + 64);
-            if (found && (ends || after < 64)) {
+            if (ends || after < 64) {
                 drop(c, (int)(found & 255));
                 if (ends)
                     return 1;
@@ -263,18 +290,53 @@ static inline int go(reader *r, const cursor *c)
     return place(r) <= (size_t)(r->stop - r->chunk) * 8;
 }
 
-/* Pass over a block symbol by symbol: 1, or 0 where the data is not as it should be. Its DC value is a difference, whose
- * bits end at `behind_dc`, as `place` counts. */
-int pass_block(const scan *s, reader *r, int component, int *difference, size_t *behind_dc)
+/* The DC value of a block, dequantised, and the rest passed over. 0 where the data is not as it should be. */
+int read_dc(const scan *s, reader *r, int component, const quantiser *by, int *dc, int16_t *value)
 {
-    ensure(r, BLOCK_BYTES);
+    int difference;
     cursor c = cursor_of(r);
-    unsigned k = 1;
-    int passed = pass_dc(s->dc[component], &c, difference);
-    *behind_dc = (size_t)(c.next - r->chunk) * 8 - (size_t)c.count;
-    while (passed && k < 64)
-        passed = pass_symbol(s->ac[component], &c, &k);
-    return go(r, &c) && passed;
+    if (!pass_dc(s->dc[component], &c, &difference) || !pass_groups(s->ac[component], &c) || !go(r, &c))
+        return 0;
+    *dc += difference;
+    int found = *dc * by->factor[0];
+    *value = (int16_t)found;
+    return *dc >= -MOST_DC && *dc <= MOST_DC && found >= -MOST_SUM && found <= MOST_SUM;
+}
+
+/* A block, dequantised, row by row, of which `block` has 64 zeros and a 65th place: 1 + the last coefficient that is there,
+ * in the order of the file. 0 where the data is not as it should be. Blocks with a larger sum than any picture gives, of
+ * which libjpeg makes this or that, are such ones. */
+int read_block(const scan *s, reader *r, int component, const quantiser *by, int *dc, int16_t block[72])
+{
+    const codes *ac = s->ac[component];
+    int difference;
+    cursor c = cursor_of(r);
+    if (!pass_dc(s->dc[component], &c, &difference))
+        return 0;
+    *dc += difference;
+    int value = *dc * by->factor[0], sum = value < 0 ? -value : value;
+    block[0] = (int16_t)value;
+    unsigned k = 1, last = 1;
+    do {
+        refill(&c);
+        do {
+            int32_t found = ac->values[c.bits >> (64 - LOOK)];
+            last = k;
+            if (found) {
+                drop(&c, found & 255);
+                k += (uint32_t)found >> 8 & 255;
+                value = found >> 16;
+            } else if (!long_value(ac, &c, &k, &value))
+                return 0;
+            value *= by->factor[k - 1];
+            sum += value < 0 ? -value : value;
+            block[by->natural[k - 1]] = (int16_t)value;
+        } while (k < 64 && c.count >= LONGEST);
+    } while (k < 64);
+    int whole = k == 64 || (k >= END_OF_BLOCK && k < END_OF_BLOCK + 64);
+    if (!go(r, &c) || !whole || *dc < -MOST_DC || *dc > MOST_DC || sum > MOST_SUM)
+        return 0;
+    return (int)(k == 64 ? 64 : last);
 }
 
 /* Pass over MCUs: 1, or 0 where the data is not as it should be. `dc` becomes that behind them. For scans that were opened
@@ -295,8 +357,26 @@ int walk(const scan *s, reader *r, int dc[], long mcus)
     return 1;
 }
 
-/* What the header says of a scan, which is to be walked over or not; 0 for one of another kind. */
-int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo, int to_walk)
+/* Of a table of one byte a factor; 0 for another one. */
+int make_quantiser(quantiser *made, const JQUANT_TBL *table)
+{
+    static const uint8_t natural[64] = {
+        0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
+        41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
+        30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+    memset(made->factor, 0, sizeof made->factor);
+    memset(made->natural, 64, sizeof made->natural);
+    for (int i = 0; table && i < 64; i++) {
+        made->natural[i] = natural[i];
+        made->factor[i] = table->quantval[natural[i]];
+        if (made->factor[i] > 255)
+            return 0;
+    }
+    return table != NULL;
+}
+
+/* What the header says of a scan; 0 for one of another kind. */
+int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo)
 {
     memset(made, 0, sizeof *made);
     if (cinfo->comps_in_scan != cinfo->num_components || cinfo->num_components > MAX_COMPS_IN_SCAN)
@@ -317,8 +397,6 @@ int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_stru
         if (info != &cinfo->comp_info[i] || made->blocks + wide * high > D_MAX_BLOCKS_IN_MCU || !dc || !ac ||
             !make_codes(own_dc, dc, 0) || !make_codes(own_ac, ac, 1))
             return 0;
-        if (to_walk)
-            make_groups(own_ac);
         made->dc[i] = own_dc;
         made->ac[i] = own_ac;
         for (int k = 0; k < wide * high; k++)

@@ -1,4 +1,4 @@
-/* The coded data of a baseline JPEG: passed over without being decoded, several symbols at a time. */
+/* The coded data of a baseline JPEG: decoded block by block, or passed over several symbols at a time. */
 #ifndef PENSTOCK_SCAN_H
 #define PENSTOCK_SCAN_H
 
@@ -8,9 +8,11 @@
 
 #include <jpeglib.h>
 
-#define LOOK 11          /* bits that are looked up at once */
+#define LOOK 10          /* bits that are looked up at once */
 #define CHUNK 8192       /* bytes that are read at once */
 #define MOST_DC 2047     /* of 8 bits */
+#define PLACES 192       /* of coefficients: a symbol that ends a block goes 128 beyond it */
+#define MOST_SUM 5800    /* of a block's absolute coefficients: below it no sum of libjpeg's transform leaves 16 bits */
 #define BLOCK_BYTES 256  /* no block takes more: 64 codes of 16 bits, each with 15 bits behind it, are 248 bytes */
 
 /* Huffman codes, and what they say about the next LOOK bits. */
@@ -20,7 +22,8 @@ typedef struct {
     uint32_t beyond[18];           /* by length: the first 16 bits behind all codes of it */
     int32_t offset[18];            /* by length: what makes a code the place of its symbol */
     uint16_t first[1 << LOOK];     /* length | symbol << 8 of the code in front; 0 where it is longer */
-    uint32_t groups[1 << LOOK];    /* of AC codes, what can be passed at once, see `group_of`; 0 is nothing */
+    uint32_t groups[1 << LOOK];    /* of AC codes, what can be passed at once, see `group_of`; 0 is not made yet */
+    int32_t values[1 << LOOK];     /* of an AC code and the bits behind it, see `value_of`; 0 where these are more */
 } codes;
 
 /* The codes of the last files of a thread: most files have the same. */
@@ -40,11 +43,17 @@ typedef struct {
     uint8_t chunk[CHUNK + BLOCK_BYTES + 16];
 } reader;
 
+/* What coefficients are multiplied by, and where they belong, in the order of the file. */
+typedef struct {
+    uint16_t factor[PLACES];
+    uint8_t natural[PLACES];       /* what comes behind the block goes to a 65th place */
+} quantiser;
+
 /* What a scan is made of. */
 typedef struct {
     int components, blocks;        /* blocks of an MCU */
     int component[D_MAX_BLOCKS_IN_MCU];
-    const codes *dc[MAX_COMPS_IN_SCAN], *ac[MAX_COMPS_IN_SCAN];
+    codes *dc[MAX_COMPS_IN_SCAN], *ac[MAX_COMPS_IN_SCAN];
     long wide, high;               /* MCUs */
     int mcu_width, mcu_height;     /* pixels */
 } scan;
@@ -56,19 +65,13 @@ static inline uint64_t load64(const uint8_t *p)
            (uint64_t)p[4] << 24 | (uint64_t)p[5] << 16 | (uint64_t)p[6] << 8 | p[7];
 }
 
-/* A place between two MCUs. */
-typedef struct {
-    size_t byte;                   /* of the file */
-    int bit;                       /* of that byte, from the front */
-    int dc[MAX_COMPS_IN_SCAN];     /* what the next DC values are differences to */
-} entry;
-
-int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo, int to_walk);
+int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo);
+int make_quantiser(quantiser *made, const JQUANT_TBL *table);
 void start_reader(reader *r, const uint8_t *data, size_t size, size_t byte, int bit);
 void ensure(reader *r, size_t bytes);
 int walk(const scan *s, reader *r, int dc[], long mcus);
-int pass_block(const scan *s, reader *r, int component, int *difference, size_t *behind_dc);
-size_t place(const reader *r);
+int read_block(const scan *s, reader *r, int component, const quantiser *by, int *dc, int16_t block[72]);
+int read_dc(const scan *s, reader *r, int component, const quantiser *by, int *dc, int16_t *value);
 size_t raw_place(reader *r, const uint8_t *data, int *bit);
 
 #endif

@@ -1,0 +1,23 @@
+/* AVX2, where the compiler has it: functions for it are called where the processor has it, too. */
+#ifndef PENSTOCK_VECTORS_H
+#define PENSTOCK_VECTORS_H
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define HAVE_AVX2 1
+#define AVX2 __attribute__((target("avx2")))
+#define INLINED static inline __attribute__((always_inline, target("avx2")))
+#else
+#define HAVE_AVX2 0
+#endif
+
+static inline int has_avx2(void)
+{
+#if HAVE_AVX2
+    return __builtin_cpu_supports("avx2");
+#else
+    return 0;
+#endif
+}
+
+#endif

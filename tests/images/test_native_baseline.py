@@ -1,0 +1,97 @@
+"""Our own decoder of baseline JPEGs beside libjpeg: the same bits, with vectors and without, at any scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from full_run import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jpeg_support import LIMIT, SUBSAMPLINGS, boxes, by_opencv, jpeg, noise
+
+from penstock.images import native
+
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+
+Box = tuple[float, float, float, float]
+
+
+def pixels(data: bytes, box: Box, scale: int, *, channels: int, simd: bool, libjpeg: bool) -> np.ndarray:
+    """The box, shrunk; libjpeg is what decodes where damage is to be forgiven."""
+    left, top, right, bottom = box
+    target = max(1, int((bottom - top) / scale)), max(1, int((right - left) / scale))
+    out = np.zeros(1 << 22, np.uint8)
+    done = native._jpeg.decode(data, out, *box, *target, channels, LIMIT, libjpeg, 0, 0, None, simd)
+    assert not isinstance(done, int)
+    width, height, x, y, by, _, _ = done
+    array = out[: width * height * channels].reshape(height, width, channels)
+    first = int(left // by) - x, int(top // by) - y
+    behind = -int(-right // by) - x, -int(-bottom // by) - y
+    return array[first[1] : behind[1], first[0] : behind[0]].copy()
+
+
+def check(data: bytes, box: Box, scale: int, channels: int = 3) -> None:
+    expected = pixels(data, box, scale, channels=channels, simd=True, libjpeg=True)
+    for simd in (True, False):
+        found = pixels(data, box, scale, channels=channels, simd=simd, libjpeg=False)
+        assert np.array_equal(found, expected), (box, scale, simd)
+
+
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from(SUBSAMPLINGS),
+    st.tuples(st.integers(1, 150), st.integers(1, 150)),
+    st.integers(1, 100),
+    st.sampled_from([1, 1, 2, 4, 8]),
+    st.sampled_from([1, 3]),
+    st.sampled_from([0, 1, 2, 3, 7]),
+)
+@settings(max_examples=examples(100, 2000))
+def test_any_file(
+    seed: int, subsampling: str, size: tuple[int, int], quality: int, scale: int, channels: int, interval: int
+) -> None:
+    data = jpeg(noise(*size, seed), subsampling, quality)
+    if interval:
+        data = native.with_restart_markers(data, interval=interval, max_pixels=LIMIT) or data
+    for box in boxes(*size, 4, seed):
+        check(data, box, scale, channels)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 4, 8])
+@pytest.mark.parametrize("options", [(), (cv2.IMWRITE_JPEG_OPTIMIZE, 1), (cv2.IMWRITE_JPEG_PROGRESSIVE, 1)])
+def test_gray_files(options: tuple[int, ...], scale: int) -> None:
+    gray = noise(90, 130)[:, :, 0]
+    ok, data = cv2.imencode(".jpg", gray, options)
+    assert ok
+    for box in boxes(90, 130, 20):
+        for channels in (1, 3):
+            check(data.tobytes(), box, scale, channels)
+
+
+@pytest.mark.parametrize("quality", [1, 10, 50, 90, 100])
+@pytest.mark.parametrize("scale", [1, 2, 4, 8])
+def test_black_and_white(quality: int, scale: int) -> None:
+    """Coefficients as large as pictures can have, and larger: libjpeg's sums leave 16 bits there."""
+    dots = np.random.default_rng(quality).integers(0, 2, (120, 96, 1), np.uint8).repeat(3, axis=2) * 255
+    stripes = np.zeros((120, 96, 3), np.uint8)
+    stripes[:, ::2] = 255
+    for image in (dots, stripes, 255 - stripes, np.ascontiguousarray(stripes.transpose(1, 0, 2))):
+        for data in (by_opencv(image, cv2.IMWRITE_JPEG_QUALITY, quality), jpeg(image, "444", quality)):
+            height, width, _ = image.shape
+            for box in boxes(height, width, 4):
+                check(data, box, scale)
+
+
+def test_real_files(data_dir: Path) -> None:
+    """All scales of each file, and boxes of it."""
+    for number, path in enumerate(sorted((data_dir / "imagenet-sample").glob("*.JPEG"))[:: examples(10, 1)]):
+        data = path.read_bytes()
+        decoded = cv2.imread(str(path), cv2.IMREAD_IGNORE_ORIENTATION | cv2.IMREAD_COLOR)
+        if decoded is None or decoded.size > 1 << 22:
+            continue
+        for box in boxes(*decoded.shape[:2], 2, number):
+            for scale in (1, 2, 4, 8):
+                check(data, box, scale)
