@@ -167,7 +167,7 @@ class TestOtherData:
             try:
                 found = ImageIndex.open(path, manifest).entries(0, data)
             except (ManifestError, StateError):
-                assert bit < 8 * entries_module._TABLE
+                assert bit < 8 * entries_module.TABLE
                 return
         assert found is None or (found == right and 56 * 8 <= bit < 64 * 8)  # zeros between header and table
         changed = bytearray(data)

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import penstock as ps
 from penstock.cli.app import app
 from penstock.errors import DataFileIOError
+from penstock.images.learning import LearnedIndex
 from penstock.storage import cache_root, file_lock, kept_path, write_kept
 from penstock.storage.kept import KINDS, KeptFile, _Room, clear, keep_bound, kept_files
 
@@ -86,6 +87,7 @@ def make_all() -> dict[str, Any]:
         "packs": ps.PackedDataset(table, 16, lengths="n", order="block", block_size=10_000, **WHOLE),
         "tokens": ps.DocumentDataset("a.bin", dtype="uint16", end_token=0, **WHOLE),
         "weights": list(ps.WeightedRandomSampler(np.arange(1, 70_001), 3, seed=0)),
+        "entries": LearnedIndex("0" * 32, 5),
     }
 
 

@@ -47,7 +47,8 @@ class Encoded:
         data: the bytes.
         path: of the file, for errors.
         max_pixels: an image of more is an error.
-        entries: gives the entries of these bytes, if there are any. It is called when a part is first decoded.
+        entries: gives the entries of these bytes, if there are any. It is called when a part is first decoded that they
+            are of use for.
 
     Raises:
         ImageError: the header ends before it says a size, or the image is of another kind and cannot be decoded.
@@ -90,7 +91,7 @@ class Encoded:
         pixels, box = self._pixels, view.box
         if pixels is None:
             with stage("decode"):
-                pixels, box = decode_region(self._data, view.box, target=view.size, **self._how())
+                pixels, box = decode_region(self._data, view.box, target=view.size, **self._how(view))
         with stage("resize"):
             return render(pixels, box, view, out=out)
 
@@ -105,16 +106,18 @@ class Encoded:
         if self._pixels is not None or not self._drawn:
             return False
         with stage("decode"):
-            resizing = draw_region(self._data, view, out, **how, **self._how())
+            resizing = draw_region(self._data, view, out, **how, **self._how(view))
             if resizing is not None:
                 spent("resize", resizing)
         self._drawn = resizing is not None
         return self._drawn
 
-    def _how(self) -> dict[str, Any]:
-        if self._find_entries is not None:
-            self._entries, self._find_entries = self._find_entries(), None
+    def _how(self, view: View) -> dict[str, Any]:
         height, width = self.size
+        left, top, right, bottom = view.box
+        # To leave out less than a sixteenth saves no more than the hash of the file costs.
+        if self._find_entries is not None and 16 * (right - left) * (bottom - top) <= 15 * height * width:
+            self._entries, self._find_entries = self._find_entries(), None
         known = {"size": (width, height), "entries": self._entries}
         return {"path": self._path, "max_pixels": self._max_pixels, **known}
 
@@ -134,9 +137,9 @@ class LoadImage:
             image through the transform. One that draws nothing, or from `penstock.generator` alone, may say so by an
             attribute ``pure = True``; loaders then share its batches among workers, and use threads.
         max_pixels: an image of more is an error instead of a full memory.
-        index: `penstock.images.entries.ImageIndex.open` of the manifest that the records are of: with it a transform
-            decodes crops in less time, to the same pixels. False: the entries that a record of a shard brings along are
-            not used either.
+        index: `penstock.images.learning.find_index` or `penstock.images.entries.ImageIndex.open` of the manifest that
+            the records are of: with it a transform decodes crops in less time, to the same pixels. False: the entries
+            that a record of a shard brings along are not used either.
 
     Raises:
         ConfigError: a size that is not positive, a transform beside a size or flip, or an index without a transform;

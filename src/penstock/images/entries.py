@@ -10,14 +10,15 @@ once and keeps what `native.entries_of` says. A crop is then decoded from the ne
 
 The file is a header, a row of the table for each row of the manifest, and the entries (all little-endian):
 
-    byte 0    magic, version, step, rows, size of the file, fingerprint     8s I I q q 16s
+    byte 0    magic, version, step, rows, size of the file, fingerprint     8s I I q q 16s   (size -1: it grows)
     byte 48   xxh3_64 of the bytes before                                   Q
     byte 64   of each row: offset, hash, bytes                              Q Q I  (0 bytes: it has no entries)
 
 The hash is that of the image file's bytes, seeded with that of the entries. So entries of another file, of an older
 version of it, and damaged ones are noticed at every use, and never give wrong pixels. The fingerprint is that of the
 whole manifest, so an index of another one is refused (`StateError`). That of a tar shard is the same file, with the
-fingerprint of the shard and a row for each sample (`penstock.shards.entries`).
+fingerprint of the shard and a row for each sample (`penstock.shards.entries`). `penstock.images.learning` makes such a
+file while images are decoded.
 
 Memory: `write_index` holds 20 bytes a row; an open index holds none, and is read by two system calls an image.
 """
@@ -43,7 +44,9 @@ from penstock.storage import SourceFile, Storage, io_error, write_atomically
 
 __all__ = [
     "MAX_ERRORS",
+    "ROW",
     "STEP",
+    "TABLE",
     "Found",
     "ImageIndex",
     "IndexReport",
@@ -52,6 +55,8 @@ __all__ = [
     "UnreadImage",
     "find_entries",
     "index_path",
+    "pack_header",
+    "whole_rows",
     "write_index",
 ]
 
@@ -63,8 +68,11 @@ _BLOCK = 64  # rows per task: their entries wait in memory for those before them
 _MAGIC, _VERSION = b"PSENTRY\0", 1
 _HEAD = struct.Struct("<8sIIqq16s")
 _CHECKSUM = struct.Struct("<Q")
-_TABLE = 64  # where it begins
-_ROW = struct.Struct("<QQI")
+TABLE = 64
+"""Where it begins."""
+ROW = struct.Struct("<QQI")
+"""Of the table: offset, hash, bytes. Zeros: nothing is known; a hash without bytes: there are no entries."""
+_GROWS = -1  # instead of a size
 _ROWS = np.dtype([("offset", "<u8"), ("hash", "<u8"), ("bytes", "<u4")])
 
 
@@ -103,10 +111,15 @@ class IndexReport(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The entries of an image, and their hash with its bytes."""
+    """The entries of an image, none if they are empty, and their hash with its bytes."""
 
     entries: bytes
     hash: int
+
+    @classmethod
+    def of(cls, data: bytes | bytearray | memoryview, entries: bytes) -> Found:
+        """These entries of these bytes."""
+        return cls(entries, _hash(data, entries))
 
     def is_of(self, data: bytes | bytearray | memoryview) -> bool:
         """Whether they were made of these bytes."""
@@ -125,7 +138,7 @@ class _Block(NamedTuple):
 def find_entries(data: bytes | bytearray | memoryview, step: int = STEP) -> Found | None:
     """What an index keeps of an image file; None where it has no entries. Cost: two fifths of a decode."""
     entries = native.entries_of(data, step=step)
-    return None if entries is None else Found(entries, _hash(data, entries))
+    return None if entries is None else Found.of(data, entries)
 
 
 def index_path(manifest: Manifest) -> Path:
@@ -174,7 +187,7 @@ def write_index(
 
     try:
         with write_atomically(target) as file:
-            writer = IndexWriter(file, _whole_rows(manifest))
+            writer = IndexWriter(file, whole_rows(manifest))
             nbytes, unread, errors = 0, 0, list[UnreadImage]()
             for part, found in map_blocks(find, images, block=_BLOCK, workers=workers):
                 for row, entries in found.entries:
@@ -200,7 +213,7 @@ class IndexWriter:
 
     def __init__(self, file: BinaryIO, rows: int) -> None:
         self._file, self._table = file, np.zeros(rows, _ROWS)
-        self._end = _TABLE + self._table.nbytes
+        self._end = TABLE + self._table.nbytes
         self.indexed = 0
         """Rows that have entries."""
         file.seek(self._end)
@@ -213,9 +226,8 @@ class IndexWriter:
 
     def finish(self, step: int, fingerprint: str) -> None:
         """Write what comes before the entries."""
-        body = _HEAD.pack(_MAGIC, _VERSION, step, len(self._table), self._end, bytes.fromhex(fingerprint))
         self._file.seek(0)
-        self._file.write((body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(_TABLE, b"\0"))
+        self._file.write(pack_header(fingerprint, len(self._table), step, size=self._end))
         self._file.write(self._table.tobytes())
 
 
@@ -240,8 +252,10 @@ class ImageIndex:
             failed = ManifestIOError(f"no index of entries (make one with: {of.make}): {error}")
             failed.errno = error.errno
             raise failed from error
-        self.step = _check_header(self._file, fingerprint, rows, of)
+        self.step, size = _check_header(self._file, fingerprint, rows, of)
         """MCUs from one entry to the next."""
+        self.grows = size == _GROWS
+        """Whether entries are learned and written into it; see `penstock.images.learning`."""
         self._once = Once() if once is None else once
 
     @classmethod
@@ -251,7 +265,7 @@ class ImageIndex:
         Raises `ManifestIOError` (missing), `ManifestError` (another kind of file, or a damaged one), `StateError`
         (another manifest).
         """
-        return cls(Path(path), manifest.whole_fingerprint, _whole_rows(manifest))
+        return cls(Path(path), manifest.whole_fingerprint, whole_rows(manifest))
 
     def __len__(self) -> int:
         return self.rows
@@ -274,7 +288,7 @@ class ImageIndex:
         """
         found = self._find(row)
         if found is None or found.is_of(data):
-            return None if found is None else found.entries
+            return (found and found.entries) or None
         self._once.warn(
             f"{self.path}: the entries of row {row}, and maybe of others, are damaged or those of another image file. "
             f"They are not used: pixels are right, but take longer. Make the index again: {self._of.make}"
@@ -287,21 +301,29 @@ class ImageIndex:
         return found is None or found.is_of(data)
 
     def _find(self, row: int) -> Found | None:
+        """What is known of a row: its entries, or that it has none."""
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} is out of range for an index of {self.rows} rows: {self.path}")
-        line = self._file.read(_ROW.size, _TABLE + row * _ROW.size)
-        if len(line) < _ROW.size:
+        line = self._file.read(ROW.size, TABLE + row * ROW.size)
+        if len(line) < ROW.size:
             raise _damaged(self.path, "it was truncated while it was open", self._of)
-        offset, digest, size = _ROW.unpack(line)
-        if not size:
+        offset, digest, size = ROW.unpack(line)
+        if not size and not digest:
             return None
-        inside = offset + size <= self._file.size
+        # One that is learned has grown since it was opened.
+        inside = offset + size <= self._file.size or offset + size <= self._file.size_now()
         return Found(self._file.read(size, offset) if inside else b"", digest)
 
 
-def _whole_rows(manifest: Manifest) -> int:
+def whole_rows(manifest: Manifest) -> int:
     """The rows of what it is a view of."""
     return sum(part.rows for part in manifest.parts)
+
+
+def pack_header(fingerprint: str, rows: int, step: int, *, size: int = _GROWS) -> bytes:
+    """What comes before the table; without a `size` that of a file that grows."""
+    body = _HEAD.pack(_MAGIC, _VERSION, step, rows, size, bytes.fromhex(fingerprint))
+    return (body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(TABLE, b"\0")
 
 
 def _hash(data: bytes | bytearray | memoryview, entries: bytes) -> int:
@@ -338,23 +360,25 @@ def _nothing(images: int, errors: list[UnreadImage]) -> ImageError:
     )
 
 
-def _check_header(file: SourceFile, fingerprint: str, rows: int, of: Origin) -> int:
-    """The step of an index that is sound and that of images with this fingerprint."""
-    head = file.read(_TABLE, 0)
+def _check_header(file: SourceFile, fingerprint: str, rows: int, of: Origin) -> tuple[int, int]:
+    """Step and size of an index that is sound and that of images with this fingerprint."""
+    head = file.read(TABLE, 0)
     body = head[: _HEAD.size]
-    if len(head) < _TABLE or _CHECKSUM.unpack_from(head, _HEAD.size)[0] != xxhash.xxh3_64_intdigest(body):
+    if len(head) < TABLE or _CHECKSUM.unpack_from(head, _HEAD.size)[0] != xxhash.xxh3_64_intdigest(body):
         raise _damaged(Path(file.path), "its header is not that of one", of)
     magic, version, step, found_rows, size, found = _HEAD.unpack(body)
     if magic != _MAGIC or version != _VERSION:
         raise _damaged(Path(file.path), f"it is of another version than {_VERSION}", of)
-    if size != file.size:
+    if size not in (_GROWS, file.size):
         raise _damaged(Path(file.path), f"it should have {size} bytes and has {file.size}", of)
     if found.hex() != fingerprint or found_rows != rows:
         raise StateError(
             f"{file.path!r} belongs to another {of.name} or an older version of it: it has {found_rows} rows and the "
             f"fingerprint {found.hex()}, the {of.name} {rows} rows and {fingerprint}; make it again with: {of.make}"
         )
-    return int(step)
+    if file.size < TABLE + rows * ROW.size:
+        raise _damaged(Path(file.path), "its table is cut off", of)
+    return int(step), int(size)
 
 
 def _damaged(path: Path, what: str, of: Origin) -> ManifestError:

@@ -189,6 +189,12 @@ class Manifest:
         return storage
 
     @property
+    def cache_dir(self) -> str | None:
+        """The folder for what is made of it, as it was given; None: beside the sources, or the user's cache."""
+        folder: str | None = self._reopen.get("cache_dir")
+        return folder
+
+    @property
     def classes(self) -> list[str] | None:
         """The names of the classes that labels stand for, as they were given; None if nobody said them."""
         names = self._reopen.get("classes")

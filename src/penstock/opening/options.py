@@ -236,7 +236,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "token_type": ((str,), "a type of integers, such as 'int64'"),
     **dict.fromkeys(("sequence_length", "stride", "end_token", "pad_token"), ((Integral,), "an integer")),
     "max_pixels": ((Integral,), "a number of pixels"),
-    "index": ((*_PATH, bool), "the path of an index of entries, or True"),
+    "index": ((*_PATH, bool), "the path of an index of entries, True or 'learn'"),
     **dict.fromkeys(("cache_bytes", "buffer_bytes"), ((Integral,), "a number of bytes")),
     **dict.fromkeys(("flip", "row", "preload", "copy", "allow_pickle", "progress"), ((bool,), "True or False")),
     "columns": ((list, tuple, Mapping), "a list of names, or a mapping of them"),

@@ -23,6 +23,7 @@ __all__ = [
     "Storage",
     "cache_root",
     "file_lock",
+    "grown",
     "io_error",
     "is_remote",
     "is_writable",
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
     from penstock.storage.copies import CachedFile
     from penstock.storage.files import SourceFile, io_error
-    from penstock.storage.kept import kept_path, write_kept
+    from penstock.storage.kept import grown, kept_path, write_kept
     from penstock.storage.remote import (
         FileSource,
         RemoteSource,
@@ -64,6 +65,7 @@ __getattr__, __dir__ = lazy.names(
         "Storage": "remote",
         "cache_root": "cache",
         "file_lock": "cache",
+        "grown": "kept",
         "io_error": "files",
         "is_remote": "urls",
         "is_writable": "cache",

@@ -102,6 +102,10 @@ class SourceFile:
         """The size that the open file has at this moment."""
         return os.fstat(self._fd).st_size
 
+    def is_same(self, descriptor: int) -> bool:
+        """Whether another descriptor is of this very file, and not of one that took its name."""
+        return os.path.samestat(os.fstat(self._fd), os.fstat(descriptor))
+
     def check(self) -> None:
         """Raise `ManifestChangedError` if the open file has another size or modification time. Costs one fstat."""
         status = os.fstat(self._fd)

@@ -22,7 +22,7 @@ from typing import BinaryIO
 from penstock.errors import DataFileIOError
 from penstock.storage.cache import cache_root, file_lock, write_atomically
 
-__all__ = ["KINDS", "KeptFile", "bound", "clear", "keep_bound", "kept_files", "kept_path", "write_kept"]
+__all__ = ["KINDS", "KeptFile", "bound", "clear", "grown", "keep_bound", "kept_files", "kept_path", "write_kept"]
 
 KINDS = {
     "lines": "rows of JSON lines, and copies of compressed ones",
@@ -32,6 +32,7 @@ KINDS = {
     "packs": "numbers of packs",
     "tokens": "documents in files of tokens",
     "weights": "tables of weighted draws",
+    "entries": "where JPEGs can be begun",
 }
 """The folders, and what they hold."""
 
@@ -75,7 +76,15 @@ def write_kept(path: Path) -> Iterator[BinaryIO]:
     with write_atomically(path) as file:
         yield file
     if path.parent.name in KINDS and path.parent.parent == cache_root():
-        _Room.taken(path)
+        _Room.taken(path, path.stat().st_size)
+
+
+def grown(path: Path, size: int) -> bool:
+    """Count the bytes that were added to a file that is kept, and make room for them.
+
+    Returns whether it may grow on: False where all that is kept exceeds the bound, and nothing else can go.
+    """
+    return _Room.taken(path, size)
 
 
 class _Room:
@@ -84,11 +93,14 @@ class _Room:
     left = 0
 
     @classmethod
-    def taken(cls, path: Path) -> None:
-        cls.left -= path.stat().st_size
-        if cls.left < 0:
-            held, limit = keep_bound(but=path.stem)
-            cls.left = max(limit // 64, (limit - held) // 2)
+    def taken(cls, path: Path, size: int) -> bool:
+        """Whether all is within the bound, after so many bytes more of a file."""
+        cls.left -= size
+        if cls.left >= 0:
+            return True
+        held, limit = keep_bound(but=path.stem)
+        cls.left = max(limit // 64, (limit - held) // 2)
+        return held <= limit
 
 
 def bound(held: int) -> int:
