@@ -22,6 +22,7 @@ from penstock.images.decode import read_image
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import (
     CenterCrop,
+    ColorJitter,
     Compose,
     HorizontalFlip,
     Normalize,
@@ -30,6 +31,7 @@ from penstock.images.transforms import (
     RandomResizedCrop,
     Resize,
     ToTensor,
+    VerticalFlip,
 )
 from penstock.loader.arena import Column, Rows, Shared, Slot, collating_into
 from penstock.loader.collate import Collate
@@ -47,6 +49,7 @@ CHAINS: dict[str, list[Any]] = {
     "planes": [Resize(56), CenterCrop(48), ToTensor(channels_last=False), RandomErasing(value="random")],
 }
 N = 24
+BUILT = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +114,7 @@ def test_decoding_the_crop_gives_what_cropping_the_image_gives(manifest: Manifes
     assert compared > 5
 
 
-@pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+@BUILT
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("form", ["jpeg", "progressive", "png", "cmyk"])
@@ -141,6 +144,40 @@ def test_tensors_are_drawn_in_one_call(
             assert torch.equal(found, chain(read_image(path)))
     assert found.dtype is kind
     assert drawn == {"png": []}.get(form, [True] * 4)
+
+
+@pytest.mark.parametrize("extension", [pytest.param(True, marks=BUILT), False])
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize(
+    "rest",
+    [[], [ToTensor()], [ToTensor(torch.bfloat16, channels_last=False), Normalize(MEAN, STD)], [ColorJitter(0.5)]],
+)
+@pytest.mark.parametrize("fill", [0, 127.5, (300, 2.5, -7)])
+def test_what_is_drawn_inside_of_its_border(
+    fill: Any, rest: list[Any], channels: int, extension: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is what a chain makes that pads the pixels."""
+    if not extension:
+        monkeypatch.setattr(native, "_jpeg", None)
+    image = np.random.default_rng(0).integers(0, 256, (21, 26, channels), np.uint8)
+    cv2.imwrite(str(tmp_path / "image.jpg"), image)
+    pixels = read_image(tmp_path / "image.jpg")
+    load = LoadImage(transform=[RandomCrop(16, 9, fill=fill), HorizontalFlip(), VerticalFlip(), *rest])
+    value = fill if isinstance(fill, tuple) else [fill] * 3
+    padded = cv2.copyMakeBorder(pixels, 9, 9, 9, 9, cv2.BORDER_CONSTANT, value=value)
+    plain = Compose([RandomCrop(16), HorizontalFlip(), VerticalFlip(), *rest])
+    form = load.form
+    assert form is not None
+    for key in range(40):
+        out = torch.empty(form[0], dtype=form[1])
+        with sample_scope(key):
+            found, _ = load(Record(str(tmp_path / "image.jpg"), 1, 0, {}), None, out)
+        with sample_scope(key):
+            expected = plain(padded)
+        if isinstance(expected, np.ndarray):
+            expected = torch.from_numpy(expected).permute(2, 0, 1)
+        assert torch.equal(found, expected)
+        assert found.data_ptr() == out.data_ptr()
 
 
 class TestNoCopies:

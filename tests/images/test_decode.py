@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -274,6 +275,31 @@ class TestSizeOfFile:
         path = tmp_path / "image.tiff"
         path.write_bytes(encoded(".tiff", picture(30, 50)))
         assert image_size(path) == (50, 30)
+
+
+class TestReadBytes:
+    @pytest.mark.parametrize("size", [0, 1, 3, 5000, 3 << 20])
+    def test_as_much_as_is_wanted(self, size: int, tmp_path: Path) -> None:
+        data = np.random.default_rng(0).bytes(size)
+        (tmp_path / "file").write_bytes(data)
+        for most in (-1, 0, 2, size, size + 1):
+            assert read_bytes(tmp_path / "file", most) == (data if most < 0 else data[:most])
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+    @pytest.mark.parametrize("most", [-1, 100_000, 200_000, 400_000])
+    def test_a_pipe_says_no_size(self, most: int, tmp_path: Path) -> None:
+        data = np.random.default_rng(0).bytes(200_000)
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+
+        def write() -> None:
+            with contextlib.suppress(BrokenPipeError):  # nobody wants the rest
+                path.write_bytes(data)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        assert read_bytes(path, most) == (data if most < 0 else data[:most])
+        writer.join()
 
 
 class TestRealImages:

@@ -103,6 +103,31 @@ def test_a_table_is_looked_up(kind: Any, planar: bool) -> None:
     assert np.array_equal(out, expected if planar else expected.transpose(1, 2, 0))
 
 
+@pytest.mark.parametrize("planar", [False, True])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32, np.int16])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(1, 1), (1, 40), (40, 1), (32, 24)])
+def test_rows_of_the_result_need_not_be_adjacent(kind: Any, planar: bool, channels: int, size: tuple[int, int]) -> None:
+    data, box = jpeg(noise(80, 90)), (3.5, 7.0, 80.0, 71.25)
+    table = np.arange(256 * channels).reshape(channels, 256).astype(kind)
+    how: dict[str, Any] = {"table": None if kind is np.uint8 else table, "planar": planar, "flipped": (True, False)}
+    height, width = size
+    whole = np.full((channels, height + 5, width + 7) if planar else (height + 5, width + 7, channels), 77, kind)
+    rows, columns = slice(2, 2 + height), slice(3, 3 + width)
+    inside = (slice(None), rows, columns) if planar else (rows, columns)
+    expected = np.empty(whole[inside].shape, kind)
+    pixels = native.decode_image(data, channels=channels, max_pixels=LIMIT)
+    for draw in (
+        lambda out: native.draw_box(data, box, out, max_pixels=LIMIT, **how),
+        lambda out: resize(pixels, box, out, **how),
+    ):
+        draw(expected)
+        draw(whole[inside])
+        assert np.array_equal(whole[inside], expected)
+        whole[inside] = 77
+        assert (whole == 77).all()
+
+
 class TestRefused:
     data = jpeg(noise(40, 60))
 
@@ -118,6 +143,12 @@ class TestRefused:
             ((0, 0, 60, 40), np.empty((8, 8), np.uint8)),
             ((0, 0, 60, 40), np.empty((0, 8, 3), np.uint8)),
             ((0, 0, 60, 40), np.empty((8, 8, 3), np.float32)),
+            ((0, 0, 60, 40), np.empty((8, 8, 3), np.uint8)[::-1]),
+            ((0, 0, 60, 40), np.empty((8, 8, 3), np.uint8)[:, ::-1]),
+            ((0, 0, 60, 40), np.empty((8, 16, 3), np.uint8)[:, ::2]),
+            ((0, 0, 60, 40), np.empty((8, 8, 6), np.uint8)[..., ::2]),
+            ((0, 0, 60, 40), np.empty((3, 8, 8), np.uint8).transpose(1, 2, 0)),
+            ((0, 0, 60, 40), np.lib.stride_tricks.as_strided(np.empty(999, np.uint8), (8, 8, 3), (23, 3, 1))),
         ],
     )
     def test_what_does_not_go_together(self, box: Any, out: np.ndarray) -> None:

@@ -26,7 +26,7 @@ from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.region import decode_region, draw_region
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
-from penstock.images.transforms.output import Conversion, as_bits, look_up_table, place
+from penstock.images.transforms.output import Conversion, look_up_table
 from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.images.transforms.view import Pixels, View, render
 from penstock.manifest import Record
@@ -95,11 +95,10 @@ class Encoded:
         with stage("resize"):
             return render(pixels, box, view, out=out)
 
-    def draw_converted(self, view: View, conversion: Conversion, out: torch.Tensor | None) -> torch.Tensor | None:
-        """The memory of what becomes of a view's pixels, where the extension draws that in one call."""
-        memory = place(conversion, view.size, 3, out)
-        how = {"table": look_up_table(conversion, 3), "planar": not conversion.channels_last}
-        return memory if self._draw(view, as_bits(memory), **how) else None
+    def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
+        """Whether the extension has drawn what becomes of a view's pixels, in one call."""
+        table = look_up_table(conversion, 3)
+        return self._draw(view, out, table=table, planar=not conversion.channels_last)
 
     def _draw(self, view: View, out: npt.NDArray[Any], **how: Any) -> bool:
         """Whether the extension has drawn a view."""

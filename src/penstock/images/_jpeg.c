@@ -543,20 +543,32 @@ static int has_shape(const Py_buffer *view, int dimensions, const Py_ssize_t *sh
     return 1;
 }
 
-/* What a job says of its result, from what holds that; 0 if it does not go together. */
+/* How many entries lie from one index of a dimension to the next: at least so many, whole ones; 0 where that is not so. */
+static size_t entries_between(const Py_buffer *view, int dimension, Py_ssize_t least)
+{
+    Py_ssize_t bytes = view->strides[dimension];
+    if (view->shape[dimension] == 1)
+        return (size_t)least;
+    return bytes % view->itemsize == 0 && bytes / view->itemsize >= least ? (size_t)(bytes / view->itemsize) : 0;
+}
+
+/* What a job says of its result, from what holds that; 0 if it does not go together. Rows and planes may be apart. */
 static int fill_result(resize_job *job, const Py_buffer *out, const Py_buffer *table)
 {
-    int at = job->planar ? 1 : 0;
-    if (out->ndim != 3 || out->shape[at] > RESIZE_MOST || out->shape[at + 1] > RESIZE_MOST || out->itemsize < 1 ||
-        out->shape[job->planar ? 0 : 2] != job->channels)
+    int at = job->planar ? 1 : 0, pixel = job->planar ? 1 : job->channels;
+    if (out->ndim != 3 || out->shape[at] < 1 || out->shape[at] > RESIZE_MOST || out->shape[at + 1] < 1 ||
+        out->shape[at + 1] > RESIZE_MOST || out->itemsize < 1 || out->shape[job->planar ? 0 : 2] != job->channels)
         return 0;
     job->out_height = (int)out->shape[at];
     job->out_width = (int)out->shape[at + 1];
     job->entry = (int)out->itemsize;
     job->out = out->buf;
+    job->row = entries_between(out, at, job->out_width * pixel);
+    job->plane = job->planar ? entries_between(out, 0, (Py_ssize_t)job->row * job->out_height) : 1;
     job->table = table ? table->buf : NULL;
     Py_ssize_t entries[] = {job->channels, 256};
-    return (uintptr_t)out->buf % (size_t)job->entry == 0 && (uintptr_t)job->table % (size_t)job->entry == 0 &&
+    int adjacent = entries_between(out, at + 1, pixel) == (size_t)pixel && entries_between(out, 2, 1) == 1;
+    return job->row && job->plane && adjacent && (uintptr_t)out->buf % (size_t)job->entry == 0 && (uintptr_t)job->table % (size_t)job->entry == 0 &&
            (!table || (has_shape(table, 2, entries) && table->itemsize == job->entry));
 }
 
@@ -606,7 +618,7 @@ static PyObject *resize(PyObject *module, PyObject *args)
         return NULL;
     PyObject *result = NULL;
     int looked_up = entries != Py_None;
-    if (PyObject_GetBuffer(to, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) == 0) {
+    if (PyObject_GetBuffer(to, &out, PyBUF_STRIDED) == 0) {
         if (!looked_up || PyObject_GetBuffer(entries, &table, PyBUF_C_CONTIGUOUS) == 0) {
             if (fill_job(&job, &source, &out, looked_up ? &table : NULL)) {
                 int done;
@@ -648,7 +660,7 @@ static PyObject *draw(PyObject *module, PyObject *args)
         return NULL;
     PyObject *result = NULL;
     int has_table = looked_up != Py_None;
-    if (PyObject_GetBuffer(to, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) == 0) {
+    if (PyObject_GetBuffer(to, &out, PyBUF_STRIDED) == 0) {
         if (!has_table || PyObject_GetBuffer(looked_up, &table, PyBUF_C_CONTIGUOUS) == 0) {
             job.simd = req.simd;
             req.channels = job.channels = job.pixel =

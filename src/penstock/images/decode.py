@@ -39,6 +39,7 @@ from penstock.storage.urls import shown
 
 __all__ = ["MAX_PIXELS", "decode", "image_size", "read_bytes", "read_image"]
 
+_PART = 1 << 20
 _HEADER_BYTES = 64 * 1024
 _MAX_SIDE = 2**31 - 1
 MAX_PIXELS = 2**28
@@ -152,8 +153,8 @@ def read_bytes(
             with stage("read"):
                 how = storage or Storage()
                 return how.read(path) if size < 0 else how.open(path).read_at(0, size)
-        with stage("read"), open(path, "rb", buffering=0) as file:
-            return file.read(size)
+        with stage("read"):
+            return _read_file(path, size)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         if isinstance(error, FileNotFoundError) and data is None and not os.path.isabs(path):
@@ -161,6 +162,23 @@ def read_bytes(
                 ", seen from the working folder; root= (--root) of a manifest is the folder that its paths begin in"
             )
         raise ImageError(f"{_name(path)}: cannot be read: {reason}") from error
+
+
+def _read_file(path: str | os.PathLike[str], size: int) -> bytes:
+    """As much of a file, in half the time that Python's file objects take."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        whole = size < 0
+        # One byte more than there are, so that a short read is the end. A pipe has no size, and says by nothing alone.
+        wanted = os.fstat(descriptor).st_size + 1 if whole else size
+        data = os.read(descriptor, wanted)
+        if whole and len(data) == wanted - 1:
+            return data
+        while (whole or len(data) < size) and (more := os.read(descriptor, _PART if whole else size - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
 
 
 def _what(kind: str, reason: str) -> str:

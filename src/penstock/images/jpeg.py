@@ -35,31 +35,26 @@ class TruncatedHeader(Exception):
     """The bytes end before the size. A signal to callers within `penstock.images`, never shown to a user."""
 
 
-def segments(data: Data) -> Iterator[tuple[int, int, int]]:
+def segments(data: Data, *, beyond: bool = False) -> Iterator[tuple[int, int, int]]:
     """Yield marker, start and stop of the content of each segment, those between scans too.
 
-    The last one is the end of the image, or a marker that libjpeg refuses; both are given as empty. Bytes that end too
-    early end the walk.
+    The last one is the end of the image, or a marker that libjpeg refuses; both are given as empty, and `beyond` goes
+    on behind them. Bytes that end too early end the walk.
     """
-    for marker, start, stop in _walk(data):
-        yield marker, start, stop
-        if marker not in _WITH_LENGTH:
-            return
-
-
-def _walk(data: Data) -> Iterator[tuple[int, int, int]]:
-    """Yield the same to the end of the data, past the end of the image and past markers that libjpeg does not know."""
     at = 2
     while found := _MARKER.search(data, at):
-        marker, at = data[found.start() + 1], found.end()
-        stop = at
-        if marker in _WITH_LENGTH:
-            if at + 2 > len(data):
+        at = found.end()
+        marker = data[at - 1]
+        if marker not in _WITH_LENGTH:
+            yield marker, at, at
+            if not beyond:
                 return
-            # A length counts its own two bytes, which libjpeg has read when it sees a smaller one.
-            stop = at + max(2, data[at] << 8 | data[at + 1])
-            at += 2
-        yield marker, at, stop
+            continue
+        if at + 2 > len(data):
+            return
+        # A length counts its own two bytes, which libjpeg has read when it sees a smaller one.
+        stop = at + max(2, data[at] << 8 | data[at + 1])
+        yield marker, at + 2, stop
         at = stop
 
 
@@ -87,7 +82,7 @@ def scans(data: Data) -> int:
     if found <= MAX_SCANS:
         return found
     found = 0
-    for marker, _, _ in _walk(whole):
+    for marker, _, _ in segments(whole, beyond=True):
         found += marker == _SCAN
         if marker == _END or found > MAX_SCANS:
             break

@@ -489,10 +489,10 @@ AVX2 static void down_avx2(const resize_plan *plan, int y, uint8_t *to)
     static void NAME(const resize_job *job, const uint8_t *line, int y)                                                \
     {                                                                                                                  \
         const TYPE *table = job->table;                                                                                \
-        size_t wide = (size_t)job->out_width, high = (size_t)job->out_height, channels = (size_t)job->channels;        \
+        size_t wide = (size_t)job->out_width, channels = (size_t)job->channels;                                        \
         for (size_t c = 0; c < channels; c++, table += 256) {                                                          \
             size_t step = job->planar ? 1 : channels;                                                                  \
-            size_t at = job->planar ? (c * high + (size_t)y) * wide : (size_t)y * wide * channels + c;                 \
+            size_t at = (size_t)y * job->row + c * (job->planar ? job->plane : 1);                                     \
             TYPE *restrict to = (TYPE *)job->out + at;                                                                 \
             for (size_t i = 0; i < wide; i++)                                                                          \
                 to[i * step] = table[line[i * channels + c]];                                                          \
@@ -506,9 +506,9 @@ PLACE(place_8, uint64_t)
 
 static void place_bytes(const resize_job *job, const uint8_t *line, int y)
 {
-    size_t wide = (size_t)job->out_width, high = (size_t)job->out_height, channels = (size_t)job->channels;
+    size_t wide = (size_t)job->out_width, channels = (size_t)job->channels;
     for (size_t c = 0; c < channels; c++) {
-        uint8_t *to = (uint8_t *)job->out + (c * high + (size_t)y) * wide;
+        uint8_t *to = (uint8_t *)job->out + (size_t)y * job->row + c * job->plane;
         for (size_t i = 0; i < wide; i++)
             to[i] = line[i * channels + c];
     }
@@ -519,7 +519,7 @@ static void emit(resize_plan *plan, int y)
     const resize_job *job = &plan->job;
     int at = job->flip_y ? job->out_height - 1 - y : y;
     int direct = !job->table && (!job->planar || job->channels == 1);
-    uint8_t *line = direct ? (uint8_t *)job->out + (size_t)at * (size_t)plan->values : plan->line;
+    uint8_t *line = direct ? (uint8_t *)job->out + (size_t)at * job->row : plan->line;
 #if HAVE_AVX2
     if (plan->avx2)
         down_avx2(plan, y, line);

@@ -29,7 +29,8 @@ typedef struct {
     const void *table; /* [channels][256] entries that the result is looked up in; NULL: bytes as they are */
     int entry;         /* bytes of an entry: 1, 2, 4 or 8 */
     int planar;        /* result as [channels][height][width] instead of [height][width][channels] */
-    void *out;         /* out_width * out_height * channels entries, aligned as these are */
+    void *out;         /* the first entry of the result, aligned as it should be */
+    size_t row, plane; /* entries from one row of it to the next, and from one channel to the next where it is planar */
     int simd;          /* use AVX2 where there is some; the result is the same */
 } resize_job;
 

@@ -44,7 +44,8 @@ def resize(
     Args:
         source: uint8 (height, width, channels): 1 or 3, or 4 of which the last is left out. Rows need not be adjacent.
         box: (left, top, right, bottom), fractional, inside of the source; pixel i covers i to i + 1.
-        out: contiguous (height, width, channels): uint8, or of the table's type. It is no part of the source.
+        out: (height, width, channels): uint8, or of the table's type. Rows need not be adjacent in memory, nor planes
+            of a planar one. It is no part of the source.
         interpolation: a filter of Pillow's, of a width of 2 pixels or of 4.
         antialias: where several pixels make one, all of them count.
         flipped: the result mirrored left to right, and upside down.

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #define MOST_AT_ONCE (LOOK + 15) /* bits of a group: one symbol may end behind the bits that were looked up */
-#define LONGEST 31       /* bits of a code and the value behind it */
 #define END_OF_BLOCK 128 /* added to the coefficients that a group passes */
 
 /* Reading. */
@@ -240,6 +239,7 @@ static inline int pass_symbol(const codes *ac, cursor *c, unsigned *k)
 /* A coefficient whose code and bits are too long to be looked up; `k` as in `pass_symbol`. 0 for what is none. */
 static int long_value(const codes *ac, cursor *c, unsigned *k, int *value)
 {
+    refill(c);
     uint32_t symbol = next_symbol(ac, c);
     int size = (int)(symbol >> 8 & 15), run = (int)(symbol >> 12);
     drop(c, (int)(symbol & 255));
@@ -331,7 +331,7 @@ int read_block(const scan *s, reader *r, int component, const quantiser *by, int
             value *= by->factor[k - 1];
             sum += value < 0 ? -value : value;
             block[by->natural[k - 1]] = (int16_t)value;
-        } while (k < 64 && c.count >= LONGEST);
+        } while (k < 64 && c.count >= LOOK);
     } while (k < 64);
     int whole = k == 64 || (k >= END_OF_BLOCK && k < END_OF_BLOCK + 64);
     if (!go(r, &c) || !whole || *dc < -MOST_DC || *dc > MOST_DC || sum > MOST_SUM)

@@ -20,6 +20,7 @@ from penstock.images.transforms import (
     ColorJitter,
     Compose,
     CutMix,
+    HorizontalFlip,
     MixUp,
     Normalize,
     RandomCrop,
@@ -30,7 +31,7 @@ from penstock.images.transforms import (
     SquarePad,
     ToTensor,
 )
-from penstock.random import sample_scope
+from penstock.random import generator, sample_scope
 
 needed = inspect.Parameter.empty
 
@@ -225,6 +226,27 @@ class TestRandomCrop:
         else:
             expected = np.pad(IMAGE, around, mode=mode)
         assert np.array_equal(made, expected)
+
+    @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
+    @pytest.mark.parametrize("boxes", [False, True])
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_any_part_of_image_and_border(self, mode: Any, boxes: bool, channels: int) -> None:
+        """Of the border alone as well, and mirrored afterwards."""
+        image = IMAGE[:, :, :channels]
+        bordered = np.pad(image, ((19, 19), (19, 19), (0, 0)), mode=mode)
+        target: Any = {"masks": IMAGE[:, :, 0], **({"boxes": np.array([[1.0, 2.0, 9.0, 8.0]])} if boxes else {})}
+        mask = np.pad(IMAGE[:, :, 0], 19)
+        chain, alone = Compose([RandomCrop((7, 9), 19, padding_mode=mode), HorizontalFlip(1)]), 0
+        for key in range(300):
+            with sample_scope(key):
+                top, left = int(generator().random() * 52), int(generator().random() * 60)
+            with sample_scope(key):
+                made, found = chain(image, target)
+            rows, columns = slice(top, top + 7), slice(left, left + 9)
+            assert np.array_equal(made, bordered[rows, columns][:, ::-1])
+            assert np.array_equal(found["masks"], mask[rows, columns][:, ::-1])
+            alone += top + 7 <= 19 or top >= 39 or left + 9 <= 19 or left >= 49
+        assert alone > 50
 
     def test_a_small_image(self) -> None:
         with pytest.raises(ImageError, match=r"\(20, 30\).*smaller than the crop of \(25, 25\).*pad_if_needed=True"):

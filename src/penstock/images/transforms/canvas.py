@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.images.transforms.output import Conversion, convert
+from penstock.images.transforms.border import Border, colour
+from penstock.images.transforms.output import Conversion, as_bits, convert, look_up_table, place
 from penstock.images.transforms.view import Filter, Pixels, View, render
 from penstock.stages import stage
 
@@ -30,8 +31,8 @@ class Source(Protocol):
     def draw(self, view: View, out: Pixels | None) -> Pixels:
         """The pixels of a view: in `out` if that is given and has their shape and type, else in new memory."""
 
-    def draw_converted(self, view: View, conversion: Conversion, out: torch.Tensor | None) -> torch.Tensor | None:
-        """The memory of what becomes of a view's pixels, `out` if that fits; None where these are made first."""
+    def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
+        """Whether what becomes of a view's pixels was drawn, as bits, in `out`; if not, these are made first."""
 
 
 class Array:
@@ -50,8 +51,9 @@ class Array:
         with stage("resize"):
             return render(self.pixels, view.box, view, out=out)
 
-    def draw_converted(self, view: View, conversion: Conversion, out: torch.Tensor | None) -> None:
-        """None: the pixels are there already."""
+    def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
+        """False: the pixels are there already."""
+        return False
 
 
 class Canvas:
@@ -78,7 +80,8 @@ class Canvas:
     ) -> None:
         self._source = source
         self._pending = True  # whether the view is still to be made
-        self.view = View.of(source.size)
+        self._view = View.of(source.size)
+        self._border: Border | None = None  # around the view
         self.masks = masks
         self.boxes = None if boxes is None else np.array(boxes, np.float64).reshape(-1, 4)
         self.out = out
@@ -91,7 +94,17 @@ class Canvas:
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of the image as it is now."""
-        return self.view.size
+        border, (height, width) = self._border, self._view.size
+        if border is None:
+            return height, width
+        return height + border.top + border.bottom, width + border.left + border.right
+
+    @property
+    def view(self) -> View:
+        """What the image is a view of. One with a border is all of its pixels."""
+        if self._border is not None:
+            self.finish()
+        return self._view
 
     @property
     def pixels(self) -> Pixels:
@@ -106,7 +119,7 @@ class Canvas:
             self._settle()
         self._pixels = pixels
         self._pending = False
-        self.view = View.of((pixels.shape[0], pixels.shape[1]))
+        self._view, self._border = View.of((pixels.shape[0], pixels.shape[1])), None
         self._source = Array(pixels)
 
     def look(self, view: View) -> None:
@@ -114,8 +127,17 @@ class Canvas:
         if view is not self.view:
             if self.after:
                 self.tensor = self.tensor
-            self.view = view
+            self._view = view
             self._pending = True
+
+    def mirror(self, *, upside_down: bool = False) -> None:
+        """The image mirrored left to right, or upside down."""
+        view, border = self._view, self._border
+        if border is not None and not self.after:
+            self._view = view.mirror(upside_down=upside_down)
+            self._border = border.mirror(upside_down=upside_down)
+        else:
+            self.look(self.view.mirror(upside_down=upside_down))
 
     def finish(self) -> None:
         """Masks and boxes are as the image is, whether or not its pixels have been looked at."""
@@ -132,13 +154,27 @@ class Canvas:
         if self.after:
             self.tensor = self.tensor
             pixels = self.pixels
-        value = fill if isinstance(fill, tuple) else (fill,) * 4
-        made = cv2.copyMakeBorder(pixels, top, bottom, left, right, mode, value=value)
-        self.pixels = made if made.ndim == 3 else made[:, :, None]
-        ends = ((top, bottom), (left, right))
-        self.masks = tuple(np.pad(mask, ends if mask.ndim == 2 else (*ends, (0, 0))) for mask in self.masks)
+        border = Border(left, top, right, bottom, fill)
+        self.pixels = border.around(pixels, mode)
+        self.masks = tuple(_padded(mask, border) for mask in self.masks)
         if self.boxes is not None:
             self.boxes = self.boxes + np.array([left, top, left, top])
+
+    def window(
+        self, top: int, left: int, height: int, width: int, *, mode: int = cv2.BORDER_CONSTANT, fill: Any = 0
+    ) -> None:
+        """A part of the image, in its pixels. Where it reaches beyond the image, it has a border, see `pad`."""
+        tall, wide = self.size
+        over = max(0, -left), max(0, -top), max(0, left + width - wide), max(0, top + height - tall)
+        seen = height - over[1] - over[3], width - over[0] - over[2]
+        # A plain border is drawn around what is seen of the image. Boxes are to be clipped by the whole.
+        if mode == cv2.BORDER_CONSTANT and self.boxes is None and min(seen) > 0:
+            self.look(self.view.crop(max(0, top), max(0, left), *seen))
+            self._border = Border(*over, fill) if any(over) else None
+            return
+        if any(over):
+            self.pad(*over, mode=mode, fill=fill)
+        self.look(self.view.crop(top + over[1], left + over[0], height, width))
 
     def warp(self, matrix: npt.NDArray[Any], *, interpolation: Filter, fill: Any = 0) -> None:
         """Pixels moved: (2, 3), from positions in the result to positions before; the size stays. What was outside is
@@ -202,10 +238,20 @@ class Canvas:
 
     def _draw_converted(self, conversion: Conversion) -> torch.Tensor | None:
         """The tensor, of pixels that nobody has looked at; None where they have to be made first."""
-        if not self._pending or self.masks or self.boxes is not None:
+        seen = not self._pending or isinstance(self._source, Array)
+        if seen or self.masks or self.boxes is not None:
             return None
-        memory = self._source.draw_converted(self.view, conversion, self.out)
-        return memory if memory is None or not conversion.channels_last else memory.permute(2, 0, 1)
+        last, border = conversion.channels_last, self._border
+        memory = place(conversion, self.size, 3, self.out)
+        bits = as_bits(memory)
+        if border is not None:
+            values = look_up_table(conversion, 3)[np.arange(3), colour(border.fill)]
+            bits[...] = values if last else values[:, None, None]
+            inside = border.inside(self.size)
+            bits = bits[inside] if last else bits[:, *inside]
+        if not self._source.draw_converted(self._view, conversion, bits):
+            return None
+        return memory.permute(2, 0, 1) if last else memory
 
     def _memory(self, pixels: Pixels, out: torch.Tensor | None) -> torch.Tensor:
         if out is not None and pixels is self._into:
@@ -218,20 +264,31 @@ class Canvas:
         return out if out.data_ptr() == memory.data_ptr() else out.copy_(memory)
 
     def _render(self) -> None:
-        view, out, into = self.view, self.out, None
-        if out is not None and self.conversion is None and out.dtype is torch.uint8 and out.shape[:2] == view.size:
+        out, into = self.out, None
+        if out is not None and self.conversion is None and out.dtype is torch.uint8 and out.shape[:2] == self.size:
             into = out.numpy()
-        made = self._source.draw(view, into)
+        border = self._border
+        made = self._source.draw(self._view, into) if border is None else self._bordered(border, into)
         self.pixels = made
         self._into = into if made is into else None
 
+    def _bordered(self, border: Border, into: Pixels | None) -> Pixels:
+        """The view drawn inside of its border."""
+        whole = np.empty((*self.size, 3), np.uint8) if into is None or into.shape[2] != 3 else into
+        whole[...] = colour(border.fill)
+        part = whole[border.inside(self.size)]
+        made = self._source.draw(self._view, part)
+        return whole if made is part else border.around(made)
+
     def _settle(self) -> None:
         """Give masks and boxes the geometry that the image has got."""
-        view = self.view
+        view, border = self._view, self._border
         if (self.masks or self.boxes is not None) and view != View.of(self._source.size):
             self.masks = tuple(_mask(mask, view) for mask in self.masks)
             if self.boxes is not None:
                 self._settle_boxes(view)
+        if border is not None:
+            self.masks = tuple(_padded(mask, border) for mask in self.masks)
         self._pending = False
 
     def _settle_boxes(self, view: View) -> None:
@@ -246,6 +303,12 @@ class Canvas:
         assert self.kept is not None
         there = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
         self.boxes, self.kept = boxes[there], self.kept[there]
+
+
+def _padded(mask: Pixels, border: Border) -> Pixels:
+    """A mask with a border of zeros."""
+    ends = (border.top, border.bottom), (border.left, border.right)
+    return np.pad(mask, ends if mask.ndim == 2 else (*ends, (0, 0)))
 
 
 def _mask(mask: Pixels, view: View) -> Pixels:

@@ -161,7 +161,7 @@ class RandomCrop(Transform):
         ConfigError: a size that is not positive, a negative or incomplete `padding`, an unknown mode, no probability.
         ImageError: (when called) an image that is smaller than `size`, without `pad_if_needed`.
 
-    With a border the whole image is decoded.
+    A border that is not constant takes the whole image to be decoded.
     """
 
     def __init__(
@@ -183,20 +183,17 @@ class RandomCrop(Transform):
     def apply(self, canvas: Canvas) -> None:
         if self.p < 1 and not draws(self.p):
             return
-        left, top, right, bottom = self.padding
-        narrow = max(0, self.size[1] - canvas.size[1] - left - right)
-        short = max(0, self.size[0] - canvas.size[0] - top - bottom)
+        (tall, wide), (height, width), (left, top, right, bottom) = canvas.size, self.size, self.padding
+        narrow, short = max(0, width - wide - left - right), max(0, height - tall - top - bottom)
         if (narrow or short) and not self.pad_if_needed:
             raise ImageError(
                 f"an image of {canvas.size} (height, width) is smaller than the crop of {self.size}: "
                 "RandomCrop(..., pad_if_needed=True) gives it a border, Resize before it makes it larger"
             )
-        border = left + narrow, top + short, right + narrow, bottom + short
-        if any(border):
-            canvas.pad(*border, mode=MODES[self.padding_mode], fill=self.fill)
-        (height, width), random = canvas.size, generator().random
-        top, left = int(random() * (height - self.size[0] + 1)), int(random() * (width - self.size[1] + 1))
-        canvas.look(canvas.view.crop(top, left, *self.size))
+        left, top, random = left + narrow, top + short, generator().random
+        y = int(random() * (top + tall + bottom + short - height + 1)) - top
+        x = int(random() * (left + wide + right + narrow - width + 1)) - left
+        canvas.window(y, x, height, width, mode=MODES[self.padding_mode], fill=self.fill)
 
     def leaves(self, form: Form) -> Form:
         return _cropped(form, self.size, self.p)
@@ -267,7 +264,7 @@ class _Flip(Transform):
 
     def apply(self, canvas: Canvas) -> None:
         if draws(self.p):
-            canvas.look(canvas.view.mirror(upside_down=self._upside_down))
+            canvas.mirror(upside_down=self._upside_down)
 
 
 class HorizontalFlip(_Flip):

@@ -106,8 +106,8 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
     """The pixels of a view: (height, width, channels), contiguous, of the source's type.
 
     `source` are pixels that hold at least the view's box, and `box` is where that lies in them: the source itself, or a
-    part of it, decoded at no more resolution than needed. With `out`, which has the result's shape and type and is
-    contiguous, the result is written there. Otherwise it is new memory, never a part of the source.
+    part of it, decoded at no more resolution than needed. With `out`, which has the result's shape and type, and whose
+    rows need not be adjacent, the result is written there. Otherwise it is new memory, never a part of the source.
     """
     height, width = view.size
     if out is None:
