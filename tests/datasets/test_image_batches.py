@@ -30,6 +30,7 @@ from penstock.images.transforms import (
     RandomErasing,
     RandomResizedCrop,
     Resize,
+    SquarePad,
     ToTensor,
     VerticalFlip,
 )
@@ -178,6 +179,32 @@ def test_what_is_drawn_inside_of_its_border(
             expected = torch.from_numpy(expected).permute(2, 0, 1)
         assert torch.equal(found, expected)
         assert found.data_ptr() == out.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [ColorJitter(0.2), RandomCrop(32, 4, fill=200)],
+        [RandomErasing(1), RandomCrop(32, 4, fill=200)],
+        [RandomCrop(32, 4), HorizontalFlip(), RandomCrop(32, 4, fill=9)],
+        [Resize(32), RandomCrop(32, 4), ColorJitter(0.2), VerticalFlip(), RandomCrop(32, 4), ToTensor()],
+        [ColorJitter(0.2), SquarePad(), CenterCrop(40), RandomCrop(32, 4), RandomErasing(1)],
+    ],
+    ids=str,
+)
+def test_pixels_that_lie_in_the_batch_may_get_a_border(chain: list[Any], tmp_path: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    cv2.imwrite(str(tmp_path / "image.png"), image)
+    load = LoadImage(transform=chain)
+    form = load.form
+    assert form is not None
+    for key in range(30):
+        with sample_scope(key):
+            alone, _ = load(Record(str(tmp_path / "image.png"), 1, 0, {}))
+        with sample_scope(key):
+            into, _ = load(Record(str(tmp_path / "image.png"), 1, 0, {}), None, torch.empty(form[0], dtype=form[1]))
+        assert torch.equal(alone, into)
+        assert len(alone.unique()) > 50
 
 
 class TestNoCopies:

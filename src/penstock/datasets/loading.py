@@ -95,6 +95,10 @@ class Encoded:
         with stage("resize"):
             return render(pixels, box, view, out=out)
 
+    def lies_in(self, out: Pixels) -> bool:
+        """False: it is a file."""
+        return False
+
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Whether the extension has drawn what becomes of a view's pixels, in one call."""
         table = look_up_table(conversion, 3)

@@ -31,6 +31,9 @@ class Source(Protocol):
     def draw(self, view: View, out: Pixels | None) -> Pixels:
         """The pixels of a view: in `out` if that is given and has their shape and type, else in new memory."""
 
+    def lies_in(self, out: Pixels) -> bool:
+        """Whether this memory may be that of the source itself."""
+
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Whether what becomes of a view's pixels was drawn, as bits, in `out`; if not, these are made first."""
 
@@ -46,10 +49,14 @@ class Array:
         """The pixels of a view."""
         if out is not None and (out.shape[2] != self.pixels.shape[2] or out.dtype != self.pixels.dtype):
             out = None
-        if out is not None and np.may_share_memory(out, self.pixels):
+        if out is not None and self.lies_in(out):
             out = None
         with stage("resize"):
             return render(self.pixels, view.box, view, out=out)
+
+    def lies_in(self, out: Pixels) -> bool:
+        """Whether this memory may be that of the pixels."""
+        return np.may_share_memory(out, self.pixels)
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """False: the pixels are there already."""
@@ -167,8 +174,10 @@ class Canvas:
         tall, wide = self.size
         over = max(0, -left), max(0, -top), max(0, left + width - wide), max(0, top + height - tall)
         seen = height - over[1] - over[3], width - over[0] - over[2]
-        # A plain border is drawn around what is seen of the image. Boxes are to be clipped by the whole.
-        if mode == cv2.BORDER_CONSTANT and self.boxes is None and min(seen) > 0:
+        # A plain border is drawn around what is seen of the image. Boxes are to be clipped by the whole, and a resize
+        # looks at pixels beside those that are seen.
+        plain = mode == cv2.BORDER_CONSTANT and self.boxes is None and not self.view.resized
+        if plain and min(seen) > 0:
             self.look(self.view.crop(max(0, top), max(0, left), *seen))
             self._border = Border(*over, fill) if any(over) else None
             return
@@ -274,7 +283,9 @@ class Canvas:
 
     def _bordered(self, border: Border, into: Pixels | None) -> Pixels:
         """The view drawn inside of its border."""
-        whole = np.empty((*self.size, 3), np.uint8) if into is None or into.shape[2] != 3 else into
+        whole = into
+        if whole is None or whole.shape[2] != 3 or self._source.lies_in(whole):
+            whole = np.empty((*self.size, 3), np.uint8)
         whole[...] = colour(border.fill)
         part = whole[border.inside(self.size)]
         made = self._source.draw(self._view, part)
