@@ -181,6 +181,11 @@ class TestOtherImages:
 
 
 class TestRefused:
+    @pytest.mark.parametrize("index", [1, 0.5, b"x", "", "folder"])
+    def test_what_is_no_index(self, generated: Manifest, index: Any) -> None:
+        with pytest.raises((ConfigError, ManifestError), match=r"index= is the path|folder"):
+            ImageDataset(generated, transform=CHAINS["crops"], index=index)
+
     def test_without_a_transform(self, generated: Manifest) -> None:
         with pytest.raises(ConfigError, match="index= is for transform="):
             ImageDataset(generated, size=8, index=True)

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from jpeg_support import by_opencv, jpeg, noise
 
 import penstock as ps
 from penstock import DataLoader, ImageDataset, Manifest
-from penstock.errors import ManifestIOError
+from penstock.errors import ManifestError, ManifestIOError
 from penstock.images import native
-from penstock.images.entries import ROW, TABLE, ImageIndex, write_index
+from penstock.images.entries import ROW, TABLE, write_index
 from penstock.images.learning import LearnedIndex, find_index, learned_path
 from penstock.images.transforms import RandomResizedCrop
 
@@ -57,7 +58,7 @@ def epoch(data: ImageDataset, **how: Any) -> torch.Tensor:
 
 def known(manifest: Manifest) -> dict[int, int]:
     """Bytes of the entries of each row of which something is known, 0 for one that has none."""
-    path = learned_path(manifest.whole_fingerprint, manifest.cache_dir)
+    path = learned_path(manifest)
     table = path.read_bytes()[TABLE : TABLE + N * ROW.size]
     rows = {row: ROW.unpack_from(table, row * ROW.size) for row in range(N)}
     return {row: size for row, (_, digest, size) in rows.items() if digest}
@@ -87,10 +88,10 @@ def test_what_one_epoch_learns_the_next_uses(manifest: Manifest, how: dict[str, 
     assert sum(size > 0 for size in learned.values()) >= JPEGS - 4  # not of images whose crop is all of them
     assert N - 1 not in learned  # the PNG
     all_sound(manifest)
-    size = learned_path(manifest.whole_fingerprint, manifest.cache_dir).stat().st_size
+    size = learned_path(manifest).stat().st_size
     assert torch.equal(epoch(dataset(manifest), **how), expected)
     if len(learned) == N - 1:
-        assert learned_path(manifest.whole_fingerprint, manifest.cache_dir).stat().st_size == size
+        assert learned_path(manifest).stat().st_size == size
     assert torch.equal(epoch(dataset(manifest, True)), expected)
 
 
@@ -166,9 +167,43 @@ def test_one_that_was_made_is_used_first(manifest: Manifest) -> None:
     assert not isinstance(find_index(manifest), LearnedIndex)
     assert find_index(manifest).path == learned.path
     report = write_index(manifest)
-    for index in (find_index(manifest), find_index(manifest, learn=True)):
-        assert type(index) is ImageIndex
-        assert index.path == report.path
+    assert find_index(manifest).path == report.path
+    old = Path(manifest[4].path).read_bytes()
+    new = jpeg(noise(200, 210, 99))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        index = pickle.loads(pickle.dumps(find_index(manifest, learn=True)))
+        assert index.entries(4, old) == native.entries_of(old)
+        assert 4 not in known(manifest), "it was there"
+        assert index.entries(4, new) == native.entries_of(new)
+    assert known(manifest)[4] > 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"PSENTRY", None])
+def test_one_that_was_made_and_is_damaged_is_named_and_left_out(manifest: Manifest, damage: bytes | None) -> None:
+    path = write_index(manifest).path
+    path.write_bytes(path.read_bytes()[:1000] if damage is None else damage)
+    with pytest.raises(ManifestError):
+        find_index(manifest)
+    with pytest.warns(UserWarning, match="Entries are learned instead"):
+        index = find_index(manifest, learn=True)
+    data = Path(manifest[1].path).read_bytes()
+    assert index.entries(1, data) == native.entries_of(data)
+
+
+def test_the_same_list_of_other_images_has_its_own(manifest: Manifest, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for record in manifest.records(range(JPEGS)):
+        (other / Path(record.path).name).write_bytes(jpeg(noise(64, 64, record.row)))
+    twin = Manifest.open(tmp_path / "train.txt", root=other, cache_dir=tmp_path / "cache")
+    assert twin.whole_fingerprint == manifest.whole_fingerprint
+    for turn in range(2):
+        for which in (manifest, twin):
+            index, before = find_index(which, learn=True), learned_path(which).stat().st_size if turn else 0
+            for record in which.records(range(JPEGS)):
+                index.entries(record.row, Path(record.path).read_bytes())
+            assert learned_path(which).stat().st_size == before or not turn
 
 
 def test_a_truncated_one_is_begun_again(manifest: Manifest) -> None:
@@ -189,11 +224,45 @@ def test_one_that_was_replaced_keeps_nothing_more(manifest: Manifest) -> None:
     assert index.path.read_bytes() == b"another"
 
 
+@pytest.mark.parametrize("size", [0, TABLE + 3, TABLE + N * ROW.size])
+@pytest.mark.parametrize(
+    "how", [{"num_workers": 0}, {"num_workers": 2, "executor": "thread"}, {"num_workers": 2}], ids=str
+)
+def test_one_that_is_cut_off_meanwhile_ends_nothing(manifest: Manifest, how: dict[str, Any], size: int) -> None:
+    expected = epoch(dataset(manifest, None))
+    data = dataset(manifest)
+    assert isinstance(data.load.index, LearnedIndex)
+    batches = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*truncated while it was open.*decoded to the same pixels")
+        for images, _ in DataLoader(data, batch_size=4, seed=5, **how):
+            batches.append(images.clone())
+            os.truncate(data.load.index.path, size)
+    assert torch.equal(torch.cat(batches), expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting takes root")
+def test_one_that_cannot_be_written_to_is_used(manifest: Manifest) -> None:
+    index = find_index(manifest, learn=True)
+    files = [Path(record.path).read_bytes() for record in manifest.records(range(2))]
+    index.entries(0, files[0])
+    place = str(index.path.parent)
+    if subprocess.run(["mount", "--bind", "-o", "ro", place, place], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        with pytest.warns(UserWarning, match="cannot keep entries"):
+            read = find_index(manifest, learn=True)
+        assert read.entries(0, files[0]) == native.entries_of(files[0])
+        assert read.entries(1, files[1]) is None
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
 def test_a_folder_that_cannot_be_written_to(manifest: Manifest, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     bad = Manifest.open(tmp_path / "train.txt", root=tmp_path, cache_dir=tmp_path / "manifest")
     with pytest.raises(ManifestIOError, match="file"):
-        LearnedIndex(bad.whole_fingerprint, N, str(tmp_path / "file"))
+        LearnedIndex(bad.whole_fingerprint, N, "a.entries", str(tmp_path / "file"))
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting takes root")
@@ -203,7 +272,7 @@ def test_a_full_disk_is_said_once(manifest: Manifest, tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(small)], capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
     try:
-        index = LearnedIndex(manifest.whole_fingerprint, N, str(small))
+        index = LearnedIndex(manifest.whole_fingerprint, N, "a.entries", str(small))
         files = [Path(record.path).read_bytes() for record in manifest.records(range(JPEGS))]
         with pytest.warns(UserWarning, match="cannot keep entries") as caught:
             found = [index.entries(row, data) for row, data in enumerate(files)]

@@ -135,6 +135,15 @@ class TestMaking:
         assert not list(tmp_path.glob("*.entries")) + list(tmp_path.glob(".*.tmp"))
 
 
+def test_what_is_no_index_is_not_written_over(manifest: Manifest) -> None:
+    path = Path(manifest.sources[0])
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=f"{path} exists, and is no index of entries"):
+        write_index(manifest, path=path)
+    assert path.read_bytes() == before
+    assert write_index(manifest).path == write_index(manifest).path  # an older one is
+
+
 class TestOtherData:
     def test_entries_of_another_file_are_not_used_and_noticed_once(self, manifest: Manifest) -> None:
         index = made(manifest)

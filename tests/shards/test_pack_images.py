@@ -284,7 +284,9 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     marked, indexed, plain = tmp_path / "marked", tmp_path / "indexed", tmp_path / "plain"
     text = " ".join(run("pack", folder, marked, "--restart-markers").split())
     assert "re-marked 21 images; 3 stay as they are" in text
-    assert "indexed 20 images" in " ".join(run("pack", folder, indexed, "--index-images", "--workers", 2).split())
+    assert "entries written for 20 images" in " ".join(
+        run("pack", folder, indexed, "--index-images", "--workers", 2).split()
+    )
     found = json.loads(run("pack", folder, plain, "--maxcount", 5, "--json"))
     assert (found["marked"], found["unmarked"], found["indexed"]) == (0, 0, 0)
     assert "entries written for 20 images" in " ".join(run("index", plain, "--images", "--workers", 2).split())

@@ -87,7 +87,7 @@ def make_all() -> dict[str, Any]:
         "packs": ps.PackedDataset(table, 16, lengths="n", order="block", block_size=10_000, **WHOLE),
         "tokens": ps.DocumentDataset("a.bin", dtype="uint16", end_token=0, **WHOLE),
         "weights": list(ps.WeightedRandomSampler(np.arange(1, 70_001), 3, seed=0)),
-        "entries": LearnedIndex("0" * 32, 5),
+        "entries": LearnedIndex("0" * 32, 5, "a.entries", None),
     }
 
 

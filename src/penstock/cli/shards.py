@@ -370,7 +370,7 @@ def pack(
         left = f"; {report.unmarked:,} stay as they are: not baseline, damaged, or no JPEG" if report.unmarked else ""
         rows.append(("re-marked", f"{counted(report.marked, 'image')}{left}"))
     if index_images:
-        rows.append(("indexed", counted(report.indexed, "image")))
+        rows.append(("entries", f"written for {counted(report.indexed, 'image')}"))
     console().print(pairs(shown(str(out)), rows))
 
 

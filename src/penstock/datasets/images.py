@@ -58,8 +58,8 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
             `MPDataset` (the result is then iterable-style).
         index: an index of entries, with which crops are decoded in less time, to the same pixels: the path of one
             (`penstock images index`), or True for the one beside the manifest, else that which was learned. "learn":
-            that which there is, and what it does not know is learned on the way (0.6 ms for each photograph, once) and
-            kept in the manifest's ``cache_dir`` or the user's cache, for later epochs and all processes of the machine.
+            both, and what they do not know is learned on the way (0.6 ms for each photograph, once) and kept in the
+            manifest's ``cache_dir`` or the user's cache, for later epochs and all processes of the machine.
             Of a file that has this name write ``"./learn"``. Those of shards need no word: they are used where they lie
             beside local shards (`penstock shards pack --index-images`), unless this is False.
         size, flip, row, transform, target, max_pixels: see `LoadImage`.
@@ -328,6 +328,8 @@ def _index(source: Any, index: str | os.PathLike[str] | bool | None) -> ImageInd
         )
     if index is True or index == "learn":
         return find_index(manifest, learn=index == "learn")
+    if not isinstance(index, str | os.PathLike) or index == "":
+        raise ConfigError(f"index= is the path of an index of entries, True, False or 'learn', not {index!r}")
     return ImageIndex.open(index, manifest)
 
 

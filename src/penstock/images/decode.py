@@ -174,9 +174,11 @@ def _read_file(path: str | os.PathLike[str], size: int) -> bytes:
         data = os.read(descriptor, wanted)
         if whole and len(data) == wanted - 1:
             return data
-        while (whole or len(data) < size) and (more := os.read(descriptor, _PART if whole else size - len(data))):
-            data += more
-        return data
+        parts, left = [data], wanted - len(data)
+        while (whole or left > 0) and (more := os.read(descriptor, max(left, _PART) if whole else left)):
+            parts.append(more)
+            left -= len(more)
+        return b"".join(parts)
     finally:
         os.close(descriptor)
 

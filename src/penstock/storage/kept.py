@@ -75,16 +75,16 @@ def write_kept(path: Path) -> Iterator[BinaryIO]:
     """
     with write_atomically(path) as file:
         yield file
-    if path.parent.name in KINDS and path.parent.parent == cache_root():
-        _Room.taken(path, path.stat().st_size)
+    grown(path, path.stat().st_size)
 
 
 def grown(path: Path, size: int) -> bool:
-    """Count the bytes that were added to a file that is kept, and make room for them.
+    """Count the bytes that were added to a file, and make room for them, if it is one that is kept.
 
     Returns whether it may grow on: False where all that is kept exceeds the bound, and nothing else can go.
     """
-    return _Room.taken(path, size)
+    is_kept = path.parent.name in KINDS and path.parent.parent == cache_root()
+    return not is_kept or _Room.taken(path, size)
 
 
 class _Room:

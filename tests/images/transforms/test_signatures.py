@@ -160,6 +160,11 @@ def test_policies_by_every_name(policy: Policy) -> None:
         lambda: RandomCrop(8, (1, 2, 3)),
         lambda: RandomCrop(8, pad_if_needed=1),  # type: ignore[arg-type]
         lambda: RandomCrop(8, fill={torch.Tensor: 0}),  # type: ignore[arg-type]
+        lambda: RandomCrop(8, fill=float("nan")),
+        lambda: RandomCrop(8, fill=(0, float("inf"), 0)),
+        lambda: RandomCrop(8, fill=1e30),
+        lambda: RandomCrop(8, fill=()),
+        lambda: RandomCrop(8, fill=(1, 2, 3, 4, 5)),
         lambda: RandomCrop(8, padding_mode="wrap"),  # type: ignore[arg-type]
         lambda: Normalize((0.5,), (0.5,), inplace=None),  # type: ignore[arg-type]
         lambda: RandomErasing(inplace="no"),  # type: ignore[arg-type]
@@ -247,6 +252,15 @@ class TestRandomCrop:
             assert np.array_equal(found["masks"], mask[rows, columns][:, ::-1])
             alone += top + 7 <= 19 or top >= 39 or left + 9 <= 19 or left >= 49
         assert alone > 50
+
+    @pytest.mark.parametrize("mode", ["constant", "edge"])
+    def test_a_fill_for_other_channels(self, mode: Any) -> None:
+        with pytest.raises(ConfigError, match="2 values, and the image 3 channels"):
+            RandomCrop((24, 36), (3, 2), fill=(1, 2), padding_mode=mode)(IMAGE)
+
+    def test_a_fill_of_numpy(self) -> None:
+        made = RandomCrop((24, 36), (3, 2), fill=(np.uint8(3), np.float32(4.4), 5))(IMAGE)  # type: ignore[arg-type]
+        assert made[0, 0].tolist() == [3, 4, 5]
 
     def test_a_small_image(self) -> None:
         with pytest.raises(ImageError, match=r"\(20, 30\).*smaller than the crop of \(25, 25\).*pad_if_needed=True"):

@@ -12,7 +12,7 @@ from penstock.images.transforms.output import Form
 from penstock.images.transforms.single import transform_image
 from penstock.random import generator
 
-__all__ = ["Size", "Transform", "chance", "draws", "filling", "pair", "switch"]
+__all__ = ["Size", "Transform", "chance", "draws", "pair", "switch"]
 
 Size = int | tuple[int, int] | list[int]
 
@@ -53,20 +53,6 @@ def switch(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is True or False, not {value!r}")
     return value
-
-
-def filling(fill: Any) -> float | tuple[float, ...]:
-    """What new pixels are filled with: a number for all channels, or one for each; None is 0.
-
-    Raises:
-        ConfigError: something else, such as torchvision's dict of types.
-    """
-    if fill is None:
-        return 0
-    values = tuple(fill) if isinstance(fill, list | tuple) else (fill,)
-    if not values or not all(isinstance(value, int | float) for value in values):
-        raise ConfigError(f"fill is a number, or one for each channel, not {fill!r}")
-    return values[0] if len(values) == 1 else values
 
 
 class Transform:

@@ -9,27 +9,58 @@ It is known before any pixel is, so the image can be drawn inside of it:
 from __future__ import annotations
 
 from functools import lru_cache
+from numbers import Real
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import ConfigError
 from penstock.images.transforms.view import Pixels
 
-__all__ = ["Border", "colour"]
+__all__ = ["Border", "colour", "fill_values", "filling"]
 
 _PLAIN = cv2.BORDER_CONSTANT
+_MOST = 1 << 31  # OpenCV rounds to integers of 32 bits first
+
+
+def filling(fill: Any) -> float | tuple[float, ...]:
+    """What new pixels are filled with: a number for all channels, or one for each; None is 0.
+
+    Raises:
+        ConfigError: something else, such as torchvision's dict of types.
+    """
+    if fill is None:
+        return 0
+    values = tuple(fill) if isinstance(fill, list | tuple) else (fill,)
+    if not 1 <= len(values) <= 4 or not all(isinstance(value, Real) and abs(float(value)) < _MOST for value in values):
+        raise ConfigError(f"fill is a number, or one for each channel, not {fill!r}")
+    numbers = tuple(value if isinstance(value, int) else float(value) for value in values)
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def fill_values(fill: float | tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """The same for OpenCV, which takes a number for each of four channels.
+
+    Raises:
+        ConfigError: numbers for more or fewer channels than there are.
+    """
+    if not isinstance(fill, tuple):
+        return (fill,) * 4
+    if len(fill) != channels:
+        raise ConfigError(f"fill has {len(fill)} values, and the image {channels} channels: give one for each, or one")
+    return fill
 
 
 class Border(NamedTuple):
-    """So many pixels on each side; `fill` is one number for all channels, or one for each."""
+    """So many pixels on each side; `fill` is as `filling` gives it."""
 
     left: int
     top: int
     right: int
     bottom: int
-    fill: Any = 0
+    fill: float | tuple[float, ...] = 0
 
     def mirror(self, *, upside_down: bool = False) -> Border:
         """That of the image mirrored left to right, or upside down."""
@@ -43,17 +74,13 @@ class Border(NamedTuple):
     def around(self, pixels: Pixels, mode: int = _PLAIN) -> Pixels:
         """A new image: (height, width, channels) with the border around it, made in one of OpenCV's ways."""
         ends = self.top, self.bottom, self.left, self.right
-        made: Pixels = cv2.copyMakeBorder(pixels, *ends, mode, value=_values(self.fill))
+        made: Pixels = cv2.copyMakeBorder(pixels, *ends, mode, value=fill_values(self.fill, pixels.shape[2]))
         return made if made.ndim == 3 else made[:, :, None]
 
 
 @lru_cache(maxsize=64)
-def colour(fill: Any) -> npt.NDArray[np.uint8]:
+def colour(fill: float | tuple[float, ...]) -> npt.NDArray[np.uint8]:
     """The bytes that OpenCV rounds a `fill` to: one, or three where they differ, which NumPy is slower to fill with."""
-    made: Pixels = cv2.copyMakeBorder(np.zeros((1, 1, 3), np.uint8), 1, 0, 0, 0, _PLAIN, value=_values(fill))
+    made: Pixels = cv2.copyMakeBorder(np.zeros((1, 1, 3), np.uint8), 1, 0, 0, 0, _PLAIN, value=fill_values(fill, 3))
     found: npt.NDArray[np.uint8] = made[0, 0]
     return found if np.ptp(found) else found[:1]
-
-
-def _values(fill: Any) -> tuple[float, ...]:
-    return fill if isinstance(fill, tuple) else (fill,) * 4

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.images.transforms.border import Border, colour
+from penstock.images.transforms.border import Border, colour, fill_values
 from penstock.images.transforms.output import Conversion, as_bits, convert, look_up_table, place
 from penstock.images.transforms.view import Filter, Pixels, View, render
 from penstock.stages import stage
@@ -191,7 +191,7 @@ class Canvas:
         """
         pixels = self.pixels
         height, width = self.size
-        value = fill if isinstance(fill, tuple) else (fill,) * 4
+        value = fill_values(fill, pixels.shape[2])
         flags = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}[interpolation]
         made = cv2.warpAffine(pixels, matrix, (width, height), flags=flags | cv2.WARP_INVERSE_MAP, borderValue=value)
         self.pixels = made if made.ndim == 3 else made[:, :, None]

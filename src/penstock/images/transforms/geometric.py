@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
 from penstock.errors import ConfigError, ImageError
-from penstock.images.transforms.base import Size, Transform, chance, draws, filling, pair, switch
+from penstock.images.transforms.base import Size, Transform, chance, draws, pair, switch
+from penstock.images.transforms.border import filling
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
 from penstock.images.transforms.padding import MODES, border_mode, borders

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import cv2
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, chance, draws, filling
+from penstock.images.transforms.base import Transform, chance, draws
+from penstock.images.transforms.border import filling
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
 

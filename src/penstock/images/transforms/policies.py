@@ -15,7 +15,8 @@ import cv2
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, filling
+from penstock.images.transforms.base import Transform
+from penstock.images.transforms.border import filling
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.colour import brightness, bytes_of, contrast, look_up, saturation
 from penstock.images.transforms.geometric import filter_of

@@ -12,7 +12,8 @@ from typing import Any
 import cv2
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import chance, filling
+from penstock.images.transforms.base import chance
+from penstock.images.transforms.border import filling
 from penstock.images.transforms.foreign import Albumentations
 from penstock.images.transforms.geometric import filter_of
 from penstock.images.transforms.output import Form
