@@ -131,9 +131,11 @@ class OpenCV:
 
 
 def ours(
-    *, shards: bool = False, extension: bool = True, index: bool = False, **options: Any
+    *, shards: bool = False, extension: bool = True, index: bool = False, packed: str = "", **options: Any
 ) -> Callable[[Task], Pass]:
-    """Penstock, with arguments for the loader: two worker processes, unless these say else."""
+    """Penstock, with arguments for the loader: two worker processes, unless these say else. Shards are those that all
+    read, or `packed` by ourselves with this option.
+    """
     options = {"num_workers": WORKERS, **options}
     if options.get("executor") != "thread":
         options["persistent_workers"] = True
@@ -149,6 +151,13 @@ def ours(
         entries = None
         if shards:
             source: Any = ps.ShardDataset(task.shards(), seed=0)
+        elif packed:
+            from penstock.shards.pack import pack
+
+            manifest = ps.Manifest.open(task.listing, cache_dir=task.work)
+            count = -(-len(manifest) // 8)
+            pack(manifest, task.work / "packed", max_count=count, progress=False, **{packed: True})
+            source = ps.ShardDataset(str(task.work / "packed" / "train-*.tar"), seed=0)
         else:
             manifest = ps.Manifest.open(task.listing, cache_dir=task.work)
             source = ps.RankDataset(manifest, seed=0)
@@ -375,6 +384,8 @@ ROWS: dict[str, Row] = {
     "penstock, auto": Row("penstock", "yes", ours(num_workers="auto")),
     "penstock, no extension": Row("penstock", "yes", ours(extension=False)),
     "penstock, shards": Row("penstock", "yes", ours(shards=True), _SHARDS),
+    "penstock, shards, index": Row("penstock", "yes", ours(packed="index_images"), _SHARDS),
+    "penstock, shards, markers": Row("penstock", "yes", ours(packed="restart_markers"), _SHARDS),
     "decode alone": Row("simplejpeg", "", decode_alone, frozenset(KINDS)),
     "torch + Pillow": Row("torch", "yes", partial(torch_loader, pillow=True)),
     "torch + OpenCV": Row("torch", "areas", torch_loader),
