@@ -140,6 +140,18 @@ class TestContract:
 
         assert np.array_equal(turned, np.asarray(ImageOps.exif_transpose(by_hand)))
 
+    @pytest.mark.parametrize("how", range(1, 9))
+    def test_who_turns_images_by_itself_sees_no_orientation(self, how: int) -> None:
+        tags = Image.Exif()
+        tags[0x112] = how
+        data = encoded("jpeg", exif=tags)
+        left = backends._without_exif(data)
+        assert exif.orientation(data) == how
+        assert exif.orientation(left) == 1
+        assert b"Exif" not in bytes(left)
+        assert np.array_equal(decode(left), decode(data))
+        assert bytes(backends._without_exif(left)) == bytes(left)
+
     @reading("jpeg", "png")
     @pytest.mark.parametrize("cut", [2, 40, 300])
     def test_truncated(self, name: str, kind: str, cut: int) -> None:

@@ -55,6 +55,7 @@ TOLERANCE = 3
 """Grey levels between two back ends, at most, in an RGB or gray JPEG."""
 
 _FLAGS = cv2.IMREAD_IGNORE_ORIENTATION
+_APP1, _SCAN = 0xE1, 0xDA
 # Warnings of libjpeg after which the picture is whole. All others mean missing or wrong pixels.
 _HARMLESS = ("extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform", "Inconsistent progression")
 
@@ -231,7 +232,19 @@ def _torchcodec(data: Data, channels: int, partial: bool, limit: Limit) -> Image
     module: Any = importlib.import_module("torchcodec.decoders")
     _check_end(data, partial)
     check_jpeg(data, limit)
-    return _from_torch(lambda tensor: module.decode_image(tensor), data, channels)
+    return _from_torch(lambda tensor: module.decode_image(tensor), _without_exif(data), channels)
+
+
+def _without_exif(data: Data) -> Data:
+    """A JPEG without its APP1 segments, by which torchcodec turns the image, whatever it is asked for."""
+    parts, at = [], 0
+    for marker, start, stop in jpeg.segments(data):
+        if marker == _APP1:
+            parts.append(bytes(data[at : start - 4]))  # marker and length lie before the content
+            at = stop
+        elif marker == _SCAN:
+            break
+    return b"".join([*parts, bytes(data[at:])]) if parts else data
 
 
 def _imagecodecs(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
