@@ -58,7 +58,7 @@ class ImageDataset(Around, HasClasses, BatchedDataset):
             `MPDataset` (the result is then iterable-style).
         index: an index of entries, with which crops are decoded in less time, to the same pixels: the path of one
             (`penstock images index`), or True for the one beside the manifest, else that which was learned. "learn":
-            both, and what they do not know is learned on the way (0.6 ms for each photograph, once) and kept in the
+            both, and what they do not know is learned on the way (0.5 ms for each photograph, once) and kept in the
             manifest's ``cache_dir`` or the user's cache, for later epochs and all processes of the machine.
             Of a file that has this name write ``"./learn"``. Those of shards need no word: they are used where they lie
             beside local shards (`penstock shards pack --index-images`), unless this is False.
