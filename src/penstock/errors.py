@@ -21,6 +21,7 @@ __all__ = [
     "ManifestError",
     "ManifestIOError",
     "NotAllowedError",
+    "NotCachedError",
     "OrderError",
     "PartitionError",
     "PenstockError",
@@ -181,6 +182,10 @@ class ServerChangedError(ServerError):
 
 class StorageError(PenstockError, OSError):
     """An object in a store that cannot be read, or a cache folder that cannot be used. The message names it."""
+
+
+class NotCachedError(StorageError):
+    """An object of which the cache keeps no copy, since that would displace copies that are needed sooner."""
 
 
 class StorageNotFoundError(StorageError, FileNotFoundError):

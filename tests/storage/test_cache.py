@@ -356,6 +356,56 @@ class TestProcesses:
             assert process.exitcode == 0
         assert sum(path.stat().st_size for path in files(tmp_path)) <= 350_000
 
+    @full_only("eight processes")
+    def test_many_processes_fetch_each_object_once(self, server: Any, tmp_path: Path) -> None:
+        urls = [server.put(f"{number}.bin", number.to_bytes(2, "little") * 2_000) for number in range(200)]
+        sources = [open_source(url, storage=Storage(cache=tmp_path)) for url in urls]
+        server.requests.clear()
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=_open_all, args=(sources, seed)) for seed in range(8)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(HANG)
+            assert process.exitcode == 0
+        assert len(server.requests) == 200  # a block each
+
+    @full_only("random moments for seconds")
+    def test_random_processes_are_killed(self, server: Any, tmp_path: Path) -> None:
+        """kill -9 strikes one of four again and again: each object comes once, but for what was under way."""
+        urls = [server.put(f"{number}.bin", number.to_bytes(2, "little") * 20_000) for number in range(120)]
+        sources = [open_source(url, storage=Storage(cache=tmp_path)) for url in urls]
+        server.requests.clear()
+        server.fault = lambda *_: "drip:0.02"
+        context, rng = multiprocessing.get_context("fork"), random.Random(0)
+
+        def start() -> Any:
+            process = context.Process(target=_open_all, args=(sources, rng.randrange(100)))
+            process.start()
+            return process
+
+        running, killed = [start() for _ in range(4)], 0
+        while killed < 20:
+            time.sleep(rng.uniform(0.0, 0.1))
+            victim = running.pop(rng.randrange(4))
+            victim.kill()
+            victim.join(HANG)
+            killed += 1
+            running.append(start())
+        server.fault = lambda *_: None
+        for process in running:
+            process.join(HANG)
+            assert process.exitcode == 0
+        assert Cache(tmp_path).verify() == (120, [])
+        assert 120 <= len(server.requests) <= 120 + killed
+        assert files(tmp_path, "partial") == files(tmp_path, "trash") == []
+
+
+def _open_all(sources: list[Any], seed: int) -> None:
+    for number in random.Random(seed).sample(range(len(sources)), len(sources)):
+        copy = sources[number].local()
+        assert copy.read_at(0, 2) == number.to_bytes(2, "little")
+
 
 def _download(folder: str, url: str) -> None:
     Storage(cache=folder, idle=5, deadline=20).local_path(url)

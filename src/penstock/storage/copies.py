@@ -13,6 +13,8 @@ from penstock.storage.fill import ENTRY, read_entry
 
 __all__ = ["CachedFile", "Entry"]
 
+_SECTOR = 512
+
 
 class CachedFile:
     """An open, complete copy of an object. What the cache does to it afterwards does not matter to its readers."""
@@ -42,14 +44,28 @@ class CachedFile:
 
 @dataclass(frozen=True)
 class Entry:
-    """One copy in the cache, or with ``complete=False`` what is there of it so far. Times are those of `time.time`."""
+    """One copy in the cache, or with ``complete=False`` what is there of it so far. Times are those of `time.time`.
+
+    Attributes:
+        size: bytes of all of it, once it is complete.
+        stored: bytes that it takes on the disk now.
+    """
 
     folder: Path
     url: str
     size: int
+    stored: int
     used: float
     leased: float
     complete: bool
+
+    @property
+    def name(self) -> int:
+        """The object's name, whatever its version; see `penstock.storage.futures.object_name`."""
+        try:
+            return int(self.folder.name[:16], 16)
+        except ValueError:
+            return 0
 
     @classmethod
     def look(cls, folder: Path, *, complete: bool) -> Entry | None:
@@ -59,8 +75,16 @@ class Entry:
             return None
         try:
             with os.scandir(folder) as files:
-                more = sum(file.stat().st_size for file in files if file.name != entry["name"])  # indexes beside it
-            used, leased = (folder / ENTRY).stat().st_mtime, folder.stat().st_mtime
-        except OSError:
+                found = {file.name: file.stat() for file in files}
+            used, leased = found[ENTRY].st_mtime, folder.stat().st_mtime
+        except (OSError, KeyError):
             return None
-        return cls(folder, str(entry.get("url", "")), entry["size"] + more, used, leased, complete)
+        # Indexes may lie beside it.
+        size = entry["size"] + sum(status.st_size for name, status in found.items() if name != entry["name"])
+        stored = size if complete else sum(_stored(status) for status in found.values())
+        return cls(folder, str(entry.get("url", "")), size, stored, used, leased, complete)
+
+
+def _stored(status: os.stat_result) -> int:
+    """Return the bytes of a file that may have holes."""
+    return getattr(status, "st_blocks", -(-status.st_size // _SECTOR)) * _SECTOR

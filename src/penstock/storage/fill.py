@@ -161,7 +161,10 @@ def _fill_blocks(source: Download, folder: Path, descriptor: int, progress: Call
             for _ in range(left):
                 result = results.get(timeout=patience)
                 if isinstance(result, BaseException):
-                    raise result
+                    try:
+                        raise result
+                    finally:
+                        del result  # its traceback holds this frame, and all that the callers have open
                 done[result[0]] = result[1]
                 progress(min(PIECE, source.size - result[0] * PIECE))
         except queue.Empty:

@@ -1,16 +1,18 @@
 """The cache of remote objects: complete copies of one version each, shared by all processes of a machine.
 
-    objects/KEY/       NAME, .entry.json      KEY is the xxh3 of the full address and the object's size and etag
+    objects/KEY/       NAME, .entry.json      KEY is the xxh3 of the address, and of it with the size and etag
     partial/KEY/       NAME, .journal, ...    one that is being downloaded, or whose process was killed
     locks/KEY.lock     held by the process that downloads
     failures/KEY.json  how the last attempt failed, for those that waited for it
+    futures/ID.uses    when a live job will use which objects, see `penstock.storage.futures`
     trash/             on its way out
 
 Promises: a folder in ``objects`` is complete, since it is renamed into place after all of it was synced. kill -9 at any
 point costs a few blocks at most. One process downloads an object while the others wait for its lock, which the system
 frees when it dies. What is removed is unlinked: whoever has it open or mapped keeps it. The bound in bytes holds
 before a download begins and after it; only copies whose path was handed out in the last minute, and what several
-processes are downloading at the same time, may exceed it.
+processes are downloading at the same time, may exceed it. A full disk shrinks the cache, and is an error only where
+nothing is left to remove.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ import errno
 import json
 import os
 import secrets
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,19 @@ import xxhash
 from filelock import FileLock, Timeout
 
 from penstock import errors
-from penstock.errors import ConfigError, PenstockError, StorageError, StorageUnavailableError
+from penstock.errors import ConfigError, NotCachedError, PenstockError, StorageError, StorageUnavailableError
 from penstock.progress import progress_bar
 from penstock.storage.cache import cache_root
 from penstock.storage.copies import CachedFile, Entry
 from penstock.storage.fill import ENTRY, Download, fill, hash_blocks, read_entry, write_entry
+from penstock.storage.futures import Futures, object_name
+from penstock.storage.room import FULL, POLL, Room
 from penstock.storage.urls import basename, shown
 
 __all__ = ["Cache"]
 
-_LEASE = 60.0  # seconds for which a path that was handed out stays good
-_ABANDONED = 86400.0  # seconds after which a partial download that nobody works at is removed
-_POLL = 0.02  # seconds; a lock between processes cannot be waited for with a deadline in any other way
-_ROOM_PATIENCE = 60.0
 _TRIES = 5
-_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", -1))
+_EPOCH = 1_000_000_000  # copies bear a time between 2001 and 2017, which no clock of a running machine shows
 
 
 class Cache:
@@ -71,6 +70,7 @@ class Cache:
             raise ConfigError(f"max_bytes must be positive, not {max_bytes}")
         self.max_bytes, self.verify_on_open = max_bytes, verify
         self.folder = Path(os.path.abspath(folder)) if folder is not None else cache_root() / "objects"
+        self._room = Room(self.folder, max_bytes)
         try:
             self._make_folders()
             tag = self.folder / "CACHEDIR.TAG"  # by which backup programs know what to leave out
@@ -80,7 +80,7 @@ class Cache:
             raise StorageError(f"cannot use the cache folder {self.folder}: {error.strerror or error}") from error
 
     def _make_folders(self) -> None:
-        for name in ("objects", "partial", "locks", "failures", "trash"):
+        for name in ("objects", "partial", "locks", "failures", "futures", "trash"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,15 +88,20 @@ class Cache:
 
     # ------------------------------------------------------------------ getting
 
-    def open(self, source: Download, *, keep: bool = False, progress: bool | None = None) -> CachedFile:
+    def open(
+        self, source: Download, *, keep: bool = False, only_later: bool = False, progress: bool | None = None
+    ) -> CachedFile:
         """A complete copy of this version of an object, open.
 
         Args:
             source: see `penstock.storage.open_source`.
             keep: its *path* is going to be handed out, so it must stay for a minute.
+            only_later: make room for it only by removing what is needed later than this object (or by nobody), as
+                the jobs of this machine say (`futures`).
             progress: show a bar while downloading.
 
         Raises:
+            NotCachedError: with ``only_later``, what is there is needed sooner. Read the object by ranges.
             StorageError: the download fails (see `transfer`), the disk is full, the object is larger than the bound.
 
         Where another process downloads it, this one waits, and gets its error if it fails.
@@ -107,7 +112,7 @@ class Cache:
                 found = self._look(key, keep)
                 if found is not None:
                     return found
-                self._obtain(key, source, progress)
+                self._obtain(key, source, progress, only_later=only_later)
         except PenstockError:
             raise
         except OSError as error:
@@ -117,10 +122,22 @@ class Cache:
             "it at the same time; give it more room (max_bytes=)"
         )
 
+    def find(self, source: Download, *, keep: bool = False) -> CachedFile | None:
+        """The copy of this version of an object, open, if there is one. Nothing is downloaded."""
+        try:
+            return self._look(self.key(source), keep)
+        except OSError as error:
+            raise _disk_error(self.folder, source.url, error) from error
+
+    def has(self, source: Download) -> bool:
+        """Whether there is a copy of this version of an object. Costs one small read."""
+        return read_entry(self.folder / "objects" / self.key(source)) is not None
+
     @staticmethod
     def key(source: Download) -> str:
         """Name of the copy: the same for the same version at the same address, and for nothing else."""
-        return xxhash.xxh3_128_hexdigest(f"{source.url}\0{source.fingerprint}".encode("utf-8", "surrogateescape"))
+        version = f"{source.url}\0{source.fingerprint}".encode("utf-8", "surrogateescape")
+        return f"{object_name(source.url):016x}{xxhash.xxh3_64_hexdigest(version)}"
 
     def _look(self, key: str, keep: bool) -> CachedFile | None:
         """The copy, if there is a sound one; an unsound one is removed."""
@@ -128,29 +145,29 @@ class Cache:
         entry = read_entry(folder)
         if entry is None:
             if folder.exists():
-                self._discard(folder)
+                self._room.discard(folder)
             return None
         try:
             file = CachedFile(folder / entry["name"], entry["size"])
             if os.fstat(file.fileno()).st_size != entry["size"] or (
                 self.verify_on_open and hash_blocks(file.fileno(), entry["size"]) != entry.get("xxh3")
             ):
-                self._discard(folder)
+                self._room.discard(folder)
                 return None
             if os.access(folder, os.W_OK):  # nobody removes anything from a cache that may only be read
                 self._note_use(folder, keep)
         except FileNotFoundError:  # it is being removed at this moment; or somebody has removed its file alone
-            self._discard(folder)
+            self._room.discard(folder)
             return None
         return file
 
     def _note_use(self, folder: Path, keep: bool) -> None:
         if keep:
-            with self._room_lock():  # else it might be removed between this and the next line
+            with self._room.lock():  # else it might be removed between this and the next line
                 os.utime(folder)
         os.utime(folder / ENTRY)
 
-    def _obtain(self, key: str, source: Download, progress: bool | None) -> None:
+    def _obtain(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> None:
         """Have the copy in place: download it, or wait for the process that does."""
         self._make_folders()  # somebody may have removed them
         lock = FileLock(self.folder / "locks" / f"{key}.lock")
@@ -161,9 +178,11 @@ class Cache:
             if waited:
                 self._raise_failure(key, began)
             try:
-                self._download(key, source, progress)
+                self._download(key, source, progress, only_later=only_later)
             except StorageError as error:
-                self._publish_failure(key, error)
+                # That there is no room for it now says nothing to those who have to have it.
+                if not isinstance(error, NotCachedError):
+                    self._publish_failure(key, error)
                 raise
         finally:
             lock.release()
@@ -177,7 +196,7 @@ class Cache:
         seen = self._traces(key)
         while True:
             with contextlib.suppress(Timeout):
-                lock.acquire(timeout=patience.idle + patience.deadline, poll_interval=_POLL)
+                lock.acquire(timeout=patience.idle + patience.deadline, poll_interval=POLL)
                 return True
             now = self._traces(key)
             if now == seen:
@@ -194,31 +213,48 @@ class Cache:
             return sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
         return []
 
-    def _download(self, key: str, source: Download, progress: bool | None) -> None:
+    def _download(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> None:
         partial, final = self.folder / "partial" / key, self.folder / "objects" / key
-        name = basename(source.url)
-        entry = {"version": 1, "url": shown(source.url), "name": name, "size": source.size}
-        entry["fingerprint"] = source.fingerprint
-        partial.mkdir(exist_ok=True)
-        write_entry(partial, entry)
-        self.make_room(0, but=key)  # its size counts from here on
-        try:
-            with progress_bar(f"downloading {name}", source.size, progress) as advance:
-                hashes = fill(source, partial, name, advance)
-        except BaseException as error:
-            # From a server without ranges the next attempt begins at the beginning; and a full disk is not left full.
-            if not source.stat.ranged or getattr(error, "errno", None) in _FULL:
-                self._discard(partial)
-            raise
-        write_entry(partial, {**entry, "xxh3": hashes})
+        with progress_bar(f"downloading {basename(source.url)}", source.size, progress) as advance:
+            while True:
+                try:
+                    self._complete(key, source, advance, only_later=only_later)
+                    break
+                except OSError as error:
+                    if error.errno not in FULL:
+                        raise
+                    # Each turn removes a copy at least, so there is a last one.
+                    if not self._room.shrink(key):
+                        self._room.discard(partial)  # a full disk is not left full
+                        raise
         if final.exists():
-            self._discard(final)
+            self._room.discard(final)
         os.utime(partial, (0, 0))  # nobody has its path yet
         os.rename(partial, final)
         _sync(final.parent)
         (self.folder / "failures" / f"{key}.json").unlink(missing_ok=True)
         with contextlib.suppress(StorageError):  # the copy is here, whatever became of the disk
             self.make_room(0, but=key)  # others were downloading too, perhaps: what they have completed may go now
+
+    def _complete(self, key: str, source: Download, advance: Callable[[int], object], *, only_later: bool) -> None:
+        """Have all of an object in its folder of partial ones."""
+        partial, name = self.folder / "partial" / key, basename(source.url)
+        entry = {"version": 1, "url": shown(source.url), "name": name, "size": source.size}
+        entry["fingerprint"] = source.fingerprint
+        try:
+            partial.mkdir(exist_ok=True)
+            write_entry(partial, entry)
+            self._room.make(0, but=key, only_later=only_later)  # its size counts from here on
+            hashes = fill(source, partial, name, advance)
+            write_entry(partial, {**entry, "xxh3": hashes})
+        except BaseException:
+            # From a server without ranges the next attempt begins at the beginning.
+            if not source.stat.ranged:
+                self._room.discard(partial)
+            raise
+        # The same time for the same version, so that an index made of an earlier copy is of this one, too.
+        modified = _EPOCH + int(key[16:], 16) % (_EPOCH // 2)
+        os.utime(partial / name, (modified, modified))
 
     def _publish_failure(self, key: str, error: StorageError) -> None:
         failure = {"kind": type(error).__name__, "message": str(error), "time": time.time(), "pid": os.getpid()}
@@ -240,15 +276,12 @@ class Cache:
 
     # ------------------------------------------------------------------ room
 
-    def limit(self, held: int | None = None) -> int:
-        """The bound in bytes."""
-        if self.max_bytes is not None:
-            return self.max_bytes
-        held = sum(entry.size for entry in self.entries()) if held is None else held
-        return (shutil.disk_usage(self.folder).free + held) // 2
+    def limit(self) -> int:
+        """The bound in bytes: what was given, but no more than the disk has room for."""
+        return self._room.limit()
 
     def make_room(self, size: int, *, but: str = "") -> None:
-        """Remove the copies that were used least recently until ``size`` more bytes are within the bound.
+        """Remove copies until ``size`` more bytes are within the bound: unwanted ones first, then those due last.
 
         Args:
             but: a key that stays, whatever happens.
@@ -256,73 +289,17 @@ class Cache:
         Raises:
             StorageError: what has to stay is larger than the bound by itself.
         """
-        with self._room_lock():
-            self._empty_trash()
-            entries = list(self.entries())
-            held = sum(entry.size for entry in entries)
-            limit, now = self.limit(sum(entry.size for entry in entries if entry.complete)), time.time()
-            own = next((entry.size for entry in entries if entry.folder.name == but), 0)
-            if own + size > limit:
-                if but:
-                    self._discard(self.folder / "partial" / but)
-                raise StorageError(
-                    f"{own + size:,} bytes are more than the cache {self.folder} may hold, which is {limit:,}: set a "
-                    "larger max_bytes, or another folder on a larger disk; or read the object in place (open_source)"
-                )
-            for entry in sorted(entries, key=lambda entry: entry.used):
-                abandoned = not entry.complete and now - entry.used > _ABANDONED
-                if held + size <= limit and not abandoned:
-                    continue
-                if entry.folder.name != but and self._removable(entry, now):
-                    self._discard(entry.folder)
-                    held -= entry.size
+        self._room.make(size, but=but)
 
-    @contextlib.contextmanager
-    def _room_lock(self) -> Iterator[None]:
-        lock = FileLock(self.folder / "locks" / "room.lock")
-        try:
-            lock.acquire(timeout=_ROOM_PATIENCE, poll_interval=_POLL)
-        except Timeout:
-            raise StorageError(
-                f"another process has been clearing the cache {self.folder} for {_ROOM_PATIENCE:g} s: it hangs or is "
-                f"stopped; end it and try again (lock: {lock.lock_file})"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def _removable(self, entry: Entry, now: float) -> bool:
-        if entry.complete:
-            return not -_LEASE < now - entry.leased <= _LEASE  # a clock that went back may not keep it for ever
-        lock = FileLock(self.folder / "locks" / f"{entry.folder.name}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            return False  # somebody downloads it
-        lock.release()
-        return True
-
-    def _discard(self, folder: Path) -> None:
-        """Remove a folder: out of sight in one step, then its files. Open files and maps of them stay good."""
-        away = self.folder / "trash" / secrets.token_hex(8)
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(folder, away)
-        shutil.rmtree(away, ignore_errors=True)
-
-    def _empty_trash(self) -> None:
-        for left in (self.folder / "trash").iterdir():
-            shutil.rmtree(left, ignore_errors=True)
+    def futures(self) -> Futures:
+        """What the live jobs of this machine want of the cache."""
+        return Futures(self.folder)
 
     # ------------------------------------------------------------------ looking after it
 
     def entries(self) -> Iterator[Entry]:
         """All copies, complete ones and others."""
-        for name in ("objects", "partial"):
-            for folder in sorted((self.folder / name).iterdir()):
-                entry = Entry.look(folder, complete=name == "objects")
-                if entry is not None:
-                    yield entry
+        return self._room.entries()
 
     def clear(self, *, unused_for: float = 0.0) -> tuple[int, int]:
         """Remove all copies that were not used for so many seconds: how many, and how many bytes.
@@ -330,11 +307,11 @@ class Cache:
         What others are downloading stays.
         """
         now, count, size = time.time(), 0, 0
-        with self._room_lock():
-            self._empty_trash()
+        with self._room.lock():
+            self._room.empty_trash()
             for entry in list(self.entries()):
-                if now - entry.used >= unused_for and (entry.complete or self._removable(entry, now)):
-                    self._discard(entry.folder)
+                if now - entry.used >= unused_for and (entry.complete or self._room.removable(entry, now)):
+                    self._room.discard(entry.folder)
                     count, size = count + 1, size + entry.size
         return count, size
 
@@ -351,7 +328,7 @@ class Cache:
                 if reason:
                     bad.append((entry, reason))
                     if remove:
-                        self._discard(entry.folder)
+                        self._room.discard(entry.folder)
                 advance(entry.size)
         return len(entries), bad
 
@@ -378,7 +355,7 @@ def _cache(folder: str, max_bytes: int | None, verify: bool) -> Cache:
 
 def _disk_error(folder: Path, url: str, error: OSError) -> StorageError:
     advice = error.strerror or str(error)
-    if error.errno in _FULL:
+    if error.errno in FULL:
         advice = "the disk is full; free some space, or choose another folder (cache=)"
     elif error.errno == errno.EFBIG:
         advice = "the file would be larger than this process may write; raise the limit (ulimit -f)"

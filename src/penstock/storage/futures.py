@@ -1,0 +1,223 @@
+"""When the live jobs of a machine will use which objects: what a cache evicts last, and what it fetches first.
+
+    futures/ID.uses     header and columns: replaced as a whole, mapped by whoever asks
+    futures/ID.lock     held by the job's process; the system frees it when the process dies
+
+A job counts its own positions (samples that it had), and publishes how long one takes. So the uses of several jobs are
+compared in seconds from now. What a killed job leaves counts no more, and whoever finds it removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import struct
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from filelock import FileLock, Timeout
+
+__all__ = ["NEVER", "Future", "Futures", "Uses", "object_name"]
+
+NEVER = 1 << 62
+"""The position of a use that does not come."""
+
+_HEADER = struct.Struct("<8sIIQqd")  # magic, version, pid, objects, position, seconds a position
+_MAGIC, _VERSION = b"PSTKUSES", 1
+_POSITION = struct.Struct("<qd")
+_POSITION_AT = _HEADER.size - _POSITION.size
+_PACE = 1e-3  # seconds a position, while nothing is measured
+_COLUMNS = ("<u8", "<u8", "<i8", "<i8", "<i8", "<i8")
+_WIDTH = 8
+
+Ints = npt.NDArray[np.int64]
+Names = npt.NDArray[np.uint64]
+
+
+def object_name(url: str) -> int:
+    """Return the name of an object in futures and in the cache, whatever its version: 64 bits of its address."""
+    return xxhash.xxh3_64_intdigest(url.encode("utf-8", "surrogateescape"))
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The uses of some objects by one job: columns of equal length, in any order.
+
+    Attributes:
+        name: see `object_name`.
+        first: the position that needs the object first.
+        last: the last position that needs it, of those that belong together: up to here its copy is in use.
+        again: the first position that needs it after that, `NEVER` where none is known.
+        whole: whether a copy is wanted; where it is False, the object is read by ranges unless a copy is there.
+    """
+
+    name: Names
+    first: Ints
+    last: Ints
+    again: Ints
+    whole: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, urls: list[str], first: Any, last: Any, again: Any = NEVER, whole: Any = True) -> Uses:
+        """Return the uses of objects with these addresses; numbers hold for all of them."""
+        name = np.fromiter(map(object_name, urls), np.uint64, len(urls))
+
+        def column(given: Any) -> Ints:
+            return np.broadcast_to(np.asarray(given, np.int64), name.shape)
+
+        wanted = np.broadcast_to(np.asarray(whole, np.bool_), name.shape)
+        return cls(name, column(first), column(last), column(again), wanted)
+
+
+class Future:
+    """What one job publishes in the folder of a cache. It counts until it is closed, or its process ends.
+
+    Args:
+        folder: of the cache.
+
+    Raises:
+        OSError: the folder cannot be written to.
+
+    Safe in threads. A child of a fork holds nothing of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "futures"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.id = secrets.token_hex(8)
+        self._path = self._folder / f"{self.id}.uses"
+        # One thread makes it, another may close it.
+        self._lock = FileLock(self._folder / f"{self.id}.lock", thread_local=False)
+        self._lock.acquire(timeout=0)
+        self._pid = os.getpid()
+        self._map: mmap.mmap | None = None
+        self._pace, self._position, self._began = _PACE, 0, time.monotonic()
+        self._close = weakref.finalize(self, _remove, self._path, self._lock, self._pid)
+
+    def publish(self, uses: Uses, *, position: int = 0, versions: Names | None = None) -> None:
+        """Say what the job will use, in the place of what was said before. Positions count anew, from ``position``.
+
+        Cost: 48 bytes an object on the disk.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        if self._pid != os.getpid() or not self._close.alive:
+            return
+        order = np.argsort(uses.name, kind="stable")
+        versions = np.zeros(len(order), np.uint64) if versions is None else versions
+        columns = (uses.name, versions, uses.first, uses.last, uses.again, uses.whole)
+        temporary = self._path.with_suffix(".tmp")
+        with open(temporary, "w+b") as file:
+            file.write(_HEADER.pack(_MAGIC, _VERSION, self._pid, len(order), position, self._pace))
+            for column, kind in zip(columns, _COLUMNS, strict=True):
+                file.write(np.asarray(column)[order].astype(kind).tobytes())
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0)
+        os.replace(temporary, self._path)
+        self._map, self._position, self._began = mapped, position, time.monotonic()
+
+    def advance(self, position: int) -> None:
+        """Say that the job has had so many positions."""
+        mapped = self._map
+        if mapped is None or self._pid != os.getpid():
+            return
+        passed = position - self._position
+        if passed > 0:
+            self._pace = max((time.monotonic() - self._began) / passed, 1e-9)
+        mapped[_POSITION_AT : _HEADER.size] = _POSITION.pack(position, self._pace)
+
+    def close(self) -> None:
+        """Want nothing more."""
+        self._map = None
+        self._close()
+
+
+def _remove(path: Path, lock: FileLock, pid: int) -> None:
+    if pid != os.getpid():
+        return
+    for left in (path, path.with_suffix(".tmp"), path.with_suffix(".lock")):
+        left.unlink(missing_ok=True)
+    lock.release()
+
+
+class _Published:
+    """One job's uses, as others read them."""
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        magic, version, self.pid, count, self.position, self.pace = _HEADER.unpack_from(data)
+        if (magic, version) != (_MAGIC, _VERSION) or len(data) != _HEADER.size + len(_COLUMNS) * _WIDTH * count:
+            raise ValueError(f"{path} is of another version")
+        self.id = path.stem
+        places = range(_HEADER.size, len(data) + 1, _WIDTH * count) if count else [_HEADER.size] * len(_COLUMNS)
+        columns = [np.frombuffer(data, kind, count, at) for kind, at in zip(_COLUMNS, places, strict=False)]
+        self.name, self.version, self.first, self.last, self.again, self.whole = columns
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def find(self, names: Names) -> tuple[npt.NDArray[np.bool_], Ints]:
+        """Return which of these names the job has, and the rows of those."""
+        at = np.searchsorted(self.name, names)
+        known = at < len(self.name)
+        known[known] = self.name[at[known]] == names[known]
+        return known, at[known]
+
+    def due(self, rows: Ints) -> npt.NDArray[np.float64]:
+        """Return in how many seconds the job needs these objects."""
+        now, first, last, again = self.position, self.first[rows], self.last[rows], self.again[rows]
+        position = np.where(now <= last, np.maximum(first, now), again)
+        return np.where(position < NEVER, (position - now) * self.pace, np.inf)
+
+
+class Futures:
+    """What all live jobs want of a cache, at this moment.
+
+    Args:
+        folder: of the cache. What dead jobs left there is removed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.jobs = list(_live(folder / "futures"))
+
+    def due(self, names: Names) -> npt.NDArray[np.float64]:
+        """Return in how many seconds somebody needs objects; infinity where nobody does."""
+        soonest = np.full(len(names), np.inf)
+        for job in self.jobs:
+            known, rows = job.find(names)
+            soonest[known] = np.minimum(soonest[known], job.due(rows))
+        return soonest
+
+    def wants_ranges(self, name: int) -> bool:
+        """Return whether jobs read this object, and none of them wants a copy of it."""
+        asked = np.array([name], np.uint64)
+        found = [job.whole[rows[0]] for job in self.jobs for known, rows in [job.find(asked)] if known[0]]
+        return bool(found) and not any(found)
+
+
+def _live(folder: Path) -> Iterator[_Published]:
+    for path in folder.glob("*.uses"):
+        lock = FileLock(path.with_suffix(".lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            # It may end at this moment.
+            with contextlib.suppress(OSError, ValueError, struct.error):
+                yield _Published(path)
+            continue
+        except OSError:  # a cache that may only be read
+            continue
+        for left in (path, path.with_suffix(".tmp"), path.with_suffix(".lock")):
+            left.unlink(missing_ok=True)
+        lock.release()
