@@ -103,11 +103,13 @@ class Progress:
         self.had += 1
         if number == self.count and not self._skipped and not self.ahead:
             self.count += 1
-            return
-        for skipped in self._skipped:
-            number += skipped <= number
-        self.ahead.add(number)
-        self._close_gap()
+        else:
+            for skipped in self._skipped:
+                number += skipped <= number
+            self.ahead.add(number)
+            self._close_gap()
+        if self.run is not None:
+            self.run.delivered(self.count)
 
     def _close_gap(self) -> None:
         while self.count in self.ahead:

@@ -123,6 +123,9 @@ class EpochPlan(abc.ABC):
     def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
         """Take note that the plan was read to its end: what draws from a generator moves that on to the end."""
 
+    def delivered(self, count: int) -> None:  # noqa: B027 (most have nothing to do)
+        """Take note that the consumer has had the first ``count`` samples."""
+
     def job(self) -> EpochPlan:
         """Return the plan of all ranks together, from the same cursor."""
         return self
@@ -171,6 +174,9 @@ class BatchEpochPlan(abc.ABC):
 
     def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
         """Take note that the plan was read to its end, or will be read no further."""
+
+    def delivered(self, count: int) -> None:  # noqa: B027 (most have nothing to do)
+        """Take note that the consumer has had the first ``count`` batches."""
 
     def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
         """Yield the batches, several of one size at a time, and their positions: int64 of shape (batches, size).
@@ -357,6 +363,9 @@ class BatchesLeft(BatchEpochPlan):
 
     def exhaust(self) -> None:
         self.whole.exhaust()
+
+    def delivered(self, count: int) -> None:
+        self.whole.delivered(self.at(count))
 
 
 def length_of(plan: EpochPlan | BatchEpochPlan) -> int:

@@ -212,6 +212,11 @@ class ShareEpoch(EpochPlan):
             self.planned = max(self.planned, int(positions[-1]) + 1)
         return positions
 
+    def delivered(self, count: int) -> None:
+        """Take note that the consumer has had the first ``count`` samples."""
+        if self._plan.advance is not None:
+            self._plan.advance(self.view, count)
+
     @property
     def dealt(self) -> Dealt:
         """How the job's ranks share the epoch."""
@@ -249,6 +254,7 @@ class SharePlan(Plan[ShareEpoch]):
     Args:
         source: the rows.
         prepare: called with a view that is about to be read, and with the place after it; such as a gatherer of rows.
+        advance: called with a view that is read, and how many of its samples the consumer has had.
         rank, world_size, ...: see `penstock.plan.share_options.ShareOptions`.
 
     Raises:
@@ -260,6 +266,7 @@ class SharePlan(Plan[ShareEpoch]):
         source: Rows,
         *,
         prepare: Callable[[EpochView, EpochView], None] | None = None,
+        advance: Callable[[EpochView, int], None] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -289,6 +296,7 @@ class SharePlan(Plan[ShareEpoch]):
         self.shuffle, self.block = _block_options(shuffle, len(source), group, block_size, window)
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
         self._prepare = prepare
+        self.advance = advance
         self._views: dict[MiniEpoch, EpochView] = {}
         self._shown = SharedIntegers(MiniEpoch(0, 0, len(source)).numbers)
         self.changes: tuple[Stage, ...] = ()

@@ -190,6 +190,9 @@ class _Batches(BatchEpochPlan):
     def exhaust(self) -> None:
         self.samples.exhaust()
 
+    def delivered(self, count: int) -> None:
+        self.samples.delivered(min(count * self._batch_size, length_of(self.samples)))
+
     def _length(self) -> int | None:
         length = length_of(self.samples)
         return None if length == MAX_N else length

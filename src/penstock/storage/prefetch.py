@@ -1,0 +1,326 @@
+"""`CopiesAhead`: copies of objects that are there when they are needed, since the order of their first use is known.
+
+    ahead = CopiesAhead(storage)
+    ahead.follow([Use(url, first=0, last=99), Use(other, first=100, last=199)])
+    ahead.get(url)            a complete copy, open
+    ahead.advance(100)        the consumer has had 100 positions: the next objects are fetched
+
+What is needed next is fetched next. The job's future is published in the cache's folder, so the cache keeps what is
+needed soonest, whichever process asks (`penstock.storage.futures`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import NotCachedError
+from penstock.storage.backend import Cancel, Stat
+from penstock.storage.copies import CachedFile
+from penstock.storage.futures import NEVER, Future, Uses
+from penstock.storage.remote import RemoteSource, Storage
+from penstock.threads import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["CopiesAhead", "Use"]
+
+_COPIES = 4  # objects under way at a time, which share the requests of the storage
+_PART, _MOST = 16, 4 << 30  # of the cache's bound: what is fetched and not yet needed takes no more
+_PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class Use:
+    """When a job needs one object, in positions: samples, or whatever its consumer counts.
+
+    Attributes:
+        url: its address.
+        first: the position that needs it first.
+        last: the last position that does.
+        again: the first one that needs it after that, `NEVER` where none is known.
+        whole: False for an object of which ranges are read: it is not fetched.
+        size: in bytes, 0 where it is not known.
+        stat: its version; looked up where it is not given, by one request.
+    """
+
+    url: str
+    first: int
+    last: int
+    again: int = NEVER
+    whole: bool = True
+    size: int = 0
+    stat: Stat | None = None
+
+
+class CopiesAhead:
+    """Fetches the objects of one consumer into the cache, in the order of their first use.
+
+    Args:
+        storage: how the store is reached, and the cache.
+        ahead_bytes: how much may be fetched, or under way, that is not needed yet, beside the next object; by default
+            a sixteenth of the cache's bound, 4 GiB at most. It takes the place of copies that are needed later.
+
+    An error of an object is raised by `get` of that object, once. Threads are few, begin with `follow` and end with
+    `close`, or when nobody holds this any more. A child of a fork has none: it opens copies, and its parent fetches.
+    Requests under way: `Storage.parallel` at most. Memory: a block of 4 MiB for each, and what ``uses`` take.
+    """
+
+    def __init__(self, storage: Storage, *, ahead_bytes: int | None = None) -> None:
+        self._storage, self._ahead_bytes = storage, ahead_bytes
+        self._pid = os.getpid()
+        self._fetching: _Fetching | None = None
+        self._future: Future | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_storage": self._storage, "_ahead_bytes": self._ahead_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_storage"], ahead_bytes=state["_ahead_bytes"])  # type: ignore[misc]
+
+    def follow(self, uses: Sequence[Use], *, position: int = 0) -> None:
+        """Fetch these objects, in the place of what was followed before.
+
+        Args:
+            uses: in the order of their first use.
+            position: where the consumer is.
+
+        Raises:
+            OSError: the cache's folder cannot be written to.
+        """
+        if self._pid != os.getpid():
+            return
+        cache = self._storage.the_cache()
+        if self._future is None:
+            self._future = Future(cache.folder)
+        columns = [[use.first, use.last, use.again, use.whole] for use in uses]
+        first, last, again, whole = np.array(columns, np.int64).reshape(-1, 4).T
+        self._future.publish(Uses.of([use.url for use in uses], first, last, again, whole != 0), position=position)
+        if self._fetching is None:
+            bound = min(cache.limit() // _PART, _MOST) if self._ahead_bytes is None else self._ahead_bytes
+            self._fetching = fetching = _Fetching(self._storage, bound)
+            weakref.finalize(self, fetching.stop)
+        self._fetching.follow(uses, position)
+
+    def advance(self, position: int) -> None:
+        """Say that the consumer has had so many positions. Costs microseconds."""
+        if self._pid == os.getpid() and self._fetching is not None and self._future is not None:
+            self._future.advance(position)
+            self._fetching.advance(position)
+
+    def get(self, url: str) -> CachedFile:
+        """A complete copy of an object, open; it waits until it is there, with the deadlines of `Storage`.
+
+        Raises:
+            StorageError: it could not be fetched.
+        """
+        fetching = self._fetching if self._pid == os.getpid() else None
+        if fetching is None:
+            return self._storage.the_cache().open(RemoteSource(url, self._storage), progress=False)
+        error = fetching.failed.pop(url, None)
+        if error is not None:
+            raise error
+        return self._storage.the_cache().open(fetching.source(url), progress=False)
+
+    def close(self) -> None:
+        """End the threads, within seconds, and want nothing more. What was half fetched is gone on with later."""
+        if self._pid != os.getpid():
+            return
+        fetching, self._fetching = self._fetching, None
+        future, self._future = self._future, None
+        if fetching is not None:
+            fetching.close()
+        if future is not None:
+            future.close()
+
+
+class _Fetching:
+    """The threads, and what they share."""
+
+    def __init__(self, storage: Storage, bound: int) -> None:
+        copies = min(_COPIES, storage.parallel)
+        self.failed: dict[str, BaseException] = {}
+        self._storage, self._bound = replace(storage, parallel=max(1, storage.parallel // copies)), bound
+        self._cache = storage.the_cache()
+        self._sources: dict[str, RemoteSource] = {}
+        self._uses: Sequence[Use] = ()
+        self._position = self._turn = 0
+        self._next = 0  # the first use that nobody has taken
+        self._declined: list[int] = []  # uses for which there was no room, and the position at which that was
+        self._declined_at = -1
+        self._ahead: list[list[int]] = []  # first position and bytes of what was fetched and is not needed yet
+        self._changed = threading.Condition()
+        self._door = threading.Lock()
+        self._cancel = Cancel()
+        self._pid = os.getpid()
+        self._threads = [Daemon(self._work, name="penstock-copies", wake=self._wake) for _ in range(copies)]
+
+    # The consumer's side.
+
+    def follow(self, uses: Sequence[Use], position: int) -> None:
+        with self._changed:
+            self._uses, self._position, self._next, self._turn = uses, position, 0, self._turn + 1
+            self._declined, self._declined_at = [], -1
+            self._ahead = []
+            self.failed.clear()
+            self._changed.notify_all()
+
+    def advance(self, position: int) -> None:
+        with self._changed:
+            self._position = position
+            self._ahead = [room for room in self._ahead if room[0] > position]
+            self._changed.notify_all()
+
+    def source(self, url: str, stat: Stat | None = None) -> RemoteSource:
+        """The version of an object that this consumer reads."""
+        found = self._sources.get(url)
+        if found is None:
+            found = self._sources.setdefault(url, RemoteSource(url, self._storage, stat))
+        return found
+
+    def stop(self) -> None:
+        """Ask the threads to end."""
+        for thread in self._threads:
+            thread.stop()
+
+    def close(self) -> None:
+        self.stop()
+        for thread in self._threads:
+            thread.join(_PATIENCE)
+
+    def _wake(self) -> None:
+        if self._pid != os.getpid():  # a fork may have copied locks that a thread of the parent holds
+            return
+        self._cancel.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    # The threads' side.
+
+    def _work(self, thread: Daemon) -> None:
+        while True:
+            # One after the other: what is needed later must not take the room of what is needed sooner.
+            with _Once(self._door) as admitted:
+                taken = self._take(thread)
+                if taken is None:
+                    return
+                self._bring(thread, *taken, admitted)
+
+    def _bring(self, thread: Daemon, turn: int, number: int, room: list[int], admitted: _Once) -> None:
+        use = self._uses_of(turn, number)
+        if use is None:
+            return
+        try:
+            source = self.source(use.url, use.stat)
+            fetched = 0 if self._cache.has(source) else source.size
+            if fetched:
+                stoppable = _Stoppable(source, self._cancel, admitted)
+                self._cache.open(stoppable, only_later=True, progress=False)
+        except NotCachedError:
+            self._decline(turn, number, room)
+        except BaseException as error:
+            with self._changed:
+                room[1] = 0
+                if turn == self._turn and not thread.stopping:
+                    self.failed[use.url] = error
+        else:
+            with self._changed:
+                room[1] = fetched
+                self._changed.notify_all()
+
+    def _uses_of(self, turn: int, number: int) -> Use | None:
+        with self._changed:
+            return self._uses[number] if turn == self._turn else None
+
+    def _take(self, thread: Daemon) -> tuple[int, int, list[int]] | None:
+        """What to fetch next, once there is room for it; None to end."""
+        with self._changed:
+            while not thread.stopping:
+                number = self._wanted()
+                if number is not None:
+                    use = self._uses[number]
+                    room = [use.first, use.size]
+                    self._ahead.append(room)
+                    return self._turn, number, room
+                self._changed.wait()
+            return None
+
+    def _wanted(self) -> int | None:
+        if self._declined and self._declined_at < self._position:
+            return self._declined.pop(0)
+        while self._next < len(self._uses):
+            use = self._uses[self._next]
+            if not use.whole or use.last < self._position:
+                self._next += 1
+                continue
+            ahead = sum(size for first, size in self._ahead if first > self._position)
+            if self._declined or (ahead and ahead + use.size > self._bound):
+                return None
+            self._next += 1
+            return self._next - 1
+        return None
+
+    def _decline(self, turn: int, number: int, room: list[int]) -> None:
+        """Try again once the consumer has gone on: then there are copies that it needs later."""
+        with self._changed:
+            room[1] = 0
+            if turn == self._turn:
+                self._declined = sorted([*self._declined, number])
+                self._declined_at = self._position
+
+
+class _Once:
+    """A lock that is held until `release`, which any thread may call; or until the end of the block."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock, self._held, self._guard = lock, False, threading.Lock()
+
+    def __enter__(self) -> _Once:
+        self._lock.acquire()
+        self._held = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        with self._guard:
+            held, self._held = self._held, False
+        if held:
+            self._lock.release()
+
+
+class _Stoppable:
+    """A source whose requests end when the look-ahead is closed. With the first of them it is admitted to the cache."""
+
+    def __init__(self, source: RemoteSource, cancel: Cancel, admitted: _Once) -> None:
+        self.url, self.size, self.fingerprint = source.url, source.size, source.fingerprint
+        self.stat, self.storage = source.stat, source.storage
+        self._source, self._cancel, self._admitted = source, cancel, admitted
+
+    def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
+        with self._joined(cancel) as both:
+            return self._source.fetch(begin, end, both, data)
+
+    def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
+        with self._joined(cancel) as both:
+            self._source.fetch_into(write, begin, end, both)
+
+    @contextmanager
+    def _joined(self, cancel: Cancel | None) -> Iterator[Cancel]:
+        """A signal that is given with either of two."""
+        self._admitted.release()
+        both = cancel if cancel is not None else Cancel()
+        key = self._cancel.add(both.set)
+        try:
+            yield both
+        finally:
+            self._cancel.remove(key)
