@@ -209,11 +209,11 @@ def test_copies_are_made_several_at_a_time(
 ) -> None:
     together = threading.Barrier(len(paths))
 
-    class Slow(handles.LocalShard):
-        def _current(self) -> Any:
+    class Slow(handles.CopiedShard):
+        def build(self, progress: Any) -> None:
             together.wait(20)
-            return super()._current()
+            super().build(progress)
 
-    monkeypatch.setattr(handles, "LocalShard", Slow)
+    monkeypatch.setattr(handles, "CopiedShard", Slow)
     urls = [server.put(Path(path).name, Path(path).read_bytes()) for path in paths]
     assert len(ShardSet(urls, storage=storage_in(tmp_path))) == sum(COUNTS)

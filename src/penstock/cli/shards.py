@@ -94,10 +94,11 @@ def index(
     Those in a store are copied into the cache for it: --out gives the indexes to upload beside them.
     """
     from penstock.shards import expand
-    from penstock.shards.handles import LocalShard, build, write_indexes
+    from penstock.shards.handles import CopiedShard, LocalShard, build, write_indexes
     from penstock.shards.index import index_path
     from penstock.shards.parallel import build_all
     from penstock.shards.urls import local_path
+    from penstock.storage.urls import is_remote
 
     names = expand(_shards_of(urls))
     for name in names if images else ():
@@ -114,7 +115,7 @@ def index(
         for done, _ in enumerate(build_all(todo, workers), 1):
             show(done, len(todo))
     seconds = time.perf_counter() - started
-    shards = [LocalShard(name, None, None) for name in names]
+    shards = [CopiedShard(name, None, None, None) if is_remote(name) else LocalShard(name, None) for name in names]
     build(shards, progress=False if as_json else None)
     samples = sum(shard.header.samples for shard in shards if shard.header is not None)
     entries = _index_images(names, workers, force=force, bars=not as_json) if images else None

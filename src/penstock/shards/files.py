@@ -34,16 +34,17 @@ class ShardFile:
 
     Args:
         path: the file.
+        descriptor: of the same file, open already; this closes it.
 
     Raises:
         ShardIOError: missing, a folder, no permission, no regular file.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, descriptor: int | None = None) -> None:
         self.path = path
         self._fd = -1
         try:
-            self._fd = os.open(path, _FLAGS)
+            self._fd = os.open(path, _FLAGS) if descriptor is None else descriptor
             status = os.fstat(self._fd)
         except OSError as error:
             raise ShardIOError(str(io_error(path, error))) from error
@@ -58,6 +59,11 @@ class ShardFile:
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # modules may be empty by then
         if self._fd >= 0:
             _close(self._fd)
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file has no name any more, so that its bytes stay on the disk for those alone who have it open."""
+        return os.fstat(self._fd).st_nlink == 0
 
     def close(self) -> None:
         """Close the file. Idempotent."""

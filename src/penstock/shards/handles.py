@@ -1,6 +1,7 @@
 """The shards of a set one by one, before they are open: where each lies, and what its index says.
 
-    handle = LocalShard(url, storage, cache_dir)          a file, or a copy in the cache of an object
+    handle = LocalShard(url, cache_dir)                   a file
+    handle = CopiedShard(url, storage, cache_dir, None)   an object that is copied into the cache
     handle = RemoteShard(url, storage)                    an object that is read by ranges
     handle.header, handle.index(), handle.open()
 
@@ -10,12 +11,20 @@ Promises: a handle may be pickled; what it opens elsewhere is the same shard, or
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
+from penstock.errors import (
+    NotCachedError,
+    ShardChangedError,
+    ShardError,
+    ShardIOError,
+    StorageAuthError,
+    StorageNotFoundError,
+)
 from penstock.images.once import Once
 from penstock.manifest.sidecar import places
 from penstock.progress import progress_bar
@@ -24,13 +33,23 @@ from penstock.shards.grouping import KEY, URL, Sample
 from penstock.shards.index import SUFFIX, Header, ShardIndex, load_or_build, read_header
 from penstock.shards.ranged import RangedShard
 from penstock.shards.urls import local_path
-from penstock.storage import RemoteSource, Storage, cache_root, io_error, is_remote, write_atomically
+from penstock.storage import (
+    Cache,
+    CachedFile,
+    RemoteSource,
+    Storage,
+    cache_root,
+    io_error,
+    is_remote,
+    write_atomically,
+)
+from penstock.storage.futures import object_name
 from penstock.storage.urls import shown
 
 if TYPE_CHECKING:
     from penstock.shards.entries import ShardEntries
 
-__all__ = ["Handle", "LocalShard", "OpenShard", "RemoteShard", "build", "open_handles", "write_indexes"]
+__all__ = ["CopiedShard", "Handle", "LocalShard", "OpenShard", "RemoteShard", "build", "open_handles", "write_indexes"]
 
 _REQUESTS = 16  # under way at a time, while the indexes of a set are fetched
 _COPIES = 4  # shards copied at a time
@@ -39,10 +58,9 @@ _COPIES = 4  # shards copied at a time
 class OpenShard:
     """A shard in a file and its index, open. Safe in threads."""
 
-    def __init__(self, url: str, path: str, index: ShardIndex) -> None:
-        self.url, self.index = url, index
+    def __init__(self, url: str, file: ShardFile, index: ShardIndex) -> None:
+        self.url, self.index, self.file = url, index, file
         self._entries: ShardEntries | None = None  # that of images is opened when somebody asks
-        self.file = ShardFile(path)
         self.file.size, self.file.mtime_ns = index.header.size, index.header.mtime_ns  # what it has to be
 
     def check(self) -> None:
@@ -73,48 +91,35 @@ class OpenShard:
 
 
 class LocalShard:
-    """A shard in a file; one in a store is copied into the local cache when its data, or an index, is needed.
+    """A shard in a file of this machine.
 
     Args:
         url: its name.
-        storage: how a store is reached.
-        cache_dir: where indexes go, instead of beside the shards; that of a copy never goes beside it, where the cache
-            keeps order.
-        header: what an index in the store says.
+        cache_dir: where its index goes, instead of beside it.
 
     Attributes: ``header`` is None while there is no index.
     """
 
-    def __init__(self, url: str, storage: Storage | None, cache_dir: str | None, header: Header | None = None) -> None:
-        self.url, self._storage = url, storage
-        path = local_path(url)
-        self._path = None if path is None else os.path.abspath(path)
-        self._cache_dir = str(cache_root() / "shards") if path is None and cache_dir is None else cache_dir
-        self.header = header if header is not None else self._current()
+    is_file = True
+
+    def __init__(self, url: str, cache_dir: str | None) -> None:
+        self.url, self._cache_dir = url, cache_dir
+        self._path = file_of(url)
+        self.header = self._current()
         self._checked = False
 
     @property
-    def is_file(self) -> bool:
-        """Whether it is a file of its own, and no copy of an object in a store."""
-        return self._path is not None
-
-    @property
-    def path(self) -> str:
-        """The file, or a copy that is there now; it may leave the cache after a while."""
-        return self._path if self._path is not None else file_of(self.url, self._storage)
+    def size(self) -> int:
+        """Bytes of the shard."""
+        return ShardFile(self._path).size
 
     def _current(self) -> Header | None:
-        path = self.path
-        status = ShardFile(path)
-        for place in places(path, SUFFIX, self._cache_dir):
-            header = read_header(place)
-            if header is not None and (header.size, header.mtime_ns) == (status.size, status.mtime_ns):
-                return header
-        return None
+        status = ShardFile(self._path)
+        return _header_of(self._path, self._cache_dir, status.size, status.mtime_ns)
 
     def build(self, progress: Callable[[int], object]) -> None:
         """Make the index, if there is none."""
-        self.header = load_or_build(self.path, url=self.url, cache_dir=self._cache_dir, progress=progress).header
+        self.header = load_or_build(self._path, url=self.url, cache_dir=self._cache_dir, progress=progress).header
 
     def index(self) -> ShardIndex:
         """The index.
@@ -122,25 +127,108 @@ class LocalShard:
         Raises:
             ShardChangedError: it is not the shard any more that this was made of.
         """
-        return self._load(self.path)
+        return self._load(self._path)
 
-    def _load(self, path: str) -> ShardIndex:
-        index = load_or_build(path, url=self.url, cache_dir=self._cache_dir, checked=self._checked)
-        if self.header is not None and index.header.digest != self.header.digest:
-            raise ShardChangedError(f"{shown(self.url)} is no longer the shard that was opened: open the shards again")
+    def _load(self, file: str | ShardFile) -> ShardIndex:
+        index = load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self._checked)
+        _check_digest(self.url, self.header, index)
         self._checked = True
         return index
 
     def open(self) -> OpenShard:
         """Open it. Raises as `index` does."""
-        path = self.path
-        return OpenShard(self.url, path, self._load(path))
+        file = ShardFile(self._path)
+        return OpenShard(self.url, file, self._load(file))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._path is None:
-            return LocalShard, (self.url, self._storage, self._cache_dir, self.header)
         digest = b"" if self.header is None else self.header.digest
         return _local_again, (self.url, self._path, self._cache_dir, digest)
+
+
+class CopiedShard:
+    """A shard in a store, one version of it, that is copied into the cache when its data is needed.
+
+    Args:
+        url: its address.
+        storage: how the store is reached.
+        cache_dir: where indexes of copies go, by default in the user's cache folder: never beside a copy.
+        beside: the shard with the index that lies beside it in the store, if one does.
+
+    Attributes: ``header`` is None while there is no index.
+
+    Where the cache has no room for a copy, or the job wants none, and there is an index, ranges are read.
+    """
+
+    is_file = False
+
+    def __init__(self, url: str, storage: Storage | None, cache_dir: str | None, beside: RemoteShard | None) -> None:
+        self.url, self._beside = url, beside
+        self._cache_dir = str(cache_root() / "shards") if cache_dir is None else cache_dir
+        self.source = RemoteSource(url, storage) if beside is None else beside.source
+        self.header = self._current() if beside is None else beside.header
+        self._checked = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the shard."""
+        return self.source.size
+
+    @property
+    def objects_of_index(self) -> list[RemoteSource]:
+        """What has to stay in the cache for its ranges to be read without a copy."""
+        return [] if self._beside is None else [self._beside.beside]
+
+    def _cache(self) -> Cache:
+        return self.source.storage.the_cache()
+
+    def _current(self) -> Header | None:
+        """What an index says that was made of a copy, which need not be there any more."""
+        path, mtime_ns = self._cache().place(self.source)
+        return _header_of(str(path), self._cache_dir, self.source.size, mtime_ns)
+
+    def build(self, progress: Callable[[int], object]) -> None:
+        """Make the index out of a copy, if there is none. What the copy costs is fetched before one is indexed."""
+        file = _file_of_copy(self.source.local(progress=False))
+        with _indexing:
+            index = load_or_build(file, url=self.url, cache_dir=self._cache_dir, progress=progress)
+        self.header = index.header
+
+    def index(self) -> ShardIndex:
+        """The index: of the store, or made of a copy.
+
+        Raises:
+            ShardChangedError: it is not of the shard any more that this was made of.
+        """
+        path, _ = self._cache().place(self.source)
+        if self._current() is not None:
+            found = ShardIndex.load(places(str(path), SUFFIX, self._cache_dir)[0], checked=self._checked)
+            if found is not None:
+                return self._checked_index(found)
+        if self._beside is not None:
+            return self._beside.index()
+        return self._load(_file_of_copy(self.source.local(progress=False)))
+
+    def _load(self, file: ShardFile) -> ShardIndex:
+        return self._checked_index(load_or_build(file, url=self.url, cache_dir=self._cache_dir, checked=self._checked))
+
+    def _checked_index(self, index: ShardIndex) -> ShardIndex:
+        _check_digest(self.url, self.header, index)
+        self._checked = True
+        return index
+
+    def open(self) -> OpenShard | RangedShard:
+        """Open the copy, or the object for ranges. Raises as `index` does."""
+        cache = self._cache()
+        copy = cache.find(self.source)
+        if copy is None and cache.futures().wants_ranges(object_name(self.url)):
+            return RangedShard(self.url, self.source, self.index())
+        if copy is None:
+            try:
+                copy = cache.open(self.source, only_later=True, progress=False)
+            except NotCachedError:
+                return RangedShard(self.url, self.source, self.index())
+        file = _file_of_copy(copy)
+        return OpenShard(self.url, file, self._load(file))
 
 
 class RemoteShard:
@@ -158,42 +246,66 @@ class RemoteShard:
     is_file = False
 
     def __init__(self, url: str, storage: Storage | None) -> None:
-        self.url, self._storage = url, storage
+        self.url = url
         try:
-            self.header = _stored_index(url, storage, None).header
+            self.beside = RemoteSource(_beside(url), storage)
+            self.header = _stored_index(self.beside, None).header
         except StorageNotFoundError as error:
             raise StorageNotFoundError(
                 f"{error}; make it (penstock shards index ... --out), and upload it beside the shard, or use copy=True"
             ) from error
-        self._source = RemoteSource(url, storage)
-        if self._source.size != self.header.size:
+        self.source = RemoteSource(url, storage)
+        if self.source.size != self.header.size:
             raise ShardError(
-                f"{shown(url)} has {self._source.size:,} bytes, and the index beside it is of a shard with "
+                f"{shown(url)} has {self.source.size:,} bytes, and the index beside it is of a shard with "
                 f"{self.header.size:,}: make the index of this one (penstock shards index) and upload it"
             )
 
     def index(self) -> ShardIndex:
         """The index, from a copy in the cache."""
-        return _stored_index(self.url, self._storage, self.header)
+        return _stored_index(self.beside, self.header)
 
     def open(self) -> RangedShard:
         """The shard, to be read from."""
-        return RangedShard(self.url, self._source, self.index())
+        return RangedShard(self.url, self.source, self.index())
 
 
-Handle = LocalShard | RemoteShard
+Handle = LocalShard | CopiedShard | RemoteShard
+
+_indexing = Lock()
+"""Shards are indexed one after the other: threads would wait for Python's lock, and cost more."""
 
 
-def _stored_index(url: str, storage: Storage | None, expected: Header | None) -> ShardIndex:
+def _stored_index(source: RemoteSource, expected: Header | None) -> ShardIndex:
     """The index beside a shard in a store, copied into the cache."""
-    address = _beside(url)
-    copy = RemoteSource(address, storage).local(keep=True)
+    copy = source.local(keep=True)
     index = ShardIndex.load(copy.path)
     if index is None:
-        raise ShardError(f"{shown(address)} is not a sound index: make it again (penstock shards index), and upload it")
+        raise ShardError(
+            f"{shown(source.url)} is not a sound index: make it again (penstock shards index), and upload it"
+        )
     if expected is not None and index.header.digest != expected.digest:
-        raise ShardChangedError(f"{shown(address)} is no longer the index that was opened: open the shards again")
+        raise ShardChangedError(f"{shown(source.url)} is no longer the index that was opened: open the shards again")
     return index
+
+
+def _check_digest(url: str, header: Header | None, index: ShardIndex) -> None:
+    if header is not None and index.header.digest != header.digest:
+        raise ShardChangedError(f"{shown(url)} is no longer the shard that was opened: open the shards again")
+
+
+def _header_of(path: str, cache_dir: str | None, size: int, mtime_ns: int) -> Header | None:
+    """The header of an index of this file, wherever it is; None where there is none."""
+    for place in places(path, SUFFIX, cache_dir):
+        header = read_header(place)
+        if header is not None and (header.size, header.mtime_ns) == (size, mtime_ns):
+            return header
+    return None
+
+
+def _file_of_copy(copy: CachedFile) -> ShardFile:
+    """A copy of the cache as an open shard; it stays so when the cache removes it."""
+    return ShardFile(str(copy.path), os.dup(copy.fileno()))
 
 
 def _beside(url: str) -> str:
@@ -202,7 +314,7 @@ def _beside(url: str) -> str:
     return path + SUFFIX + mark + query
 
 
-def write_indexes(shards: Iterable[LocalShard], folder: Path) -> None:
+def write_indexes(shards: Iterable[LocalShard | CopiedShard], folder: Path) -> None:
     """Write the indexes of shards as ``NAME.pidx`` into a folder, to be put beside their shards elsewhere.
 
     Raises:
@@ -229,42 +341,42 @@ def open_handles(
     """Handles of all shards, each with its header; what has no index is indexed."""
     remote = [url for url in urls if is_remote(url)]
 
-    def look(url: str) -> RemoteShard | Header | None:
-        if not copy:
-            return RemoteShard(url, storage)
+    def look(url: str) -> RemoteShard | None:
         try:
-            return RemoteShard(url, storage).header
+            return RemoteShard(url, storage)
         except (StorageNotFoundError, StorageAuthError):  # stores say "no access" where one may not list
+            if not copy:
+                raise
             return None
 
-    with ThreadPoolExecutor(_REQUESTS, "penstock-indexes") as pool:
-        found = dict(zip(remote, pool.map(look, remote), strict=True)) if remote else {}
-
     def handle_of(url: str) -> Handle:
-        one = found.get(url)
-        return one if isinstance(one, RemoteShard) else LocalShard(url, storage, cache_dir, one)
+        if not is_remote(url):
+            return LocalShard(url, cache_dir)
+        found = look(url)
+        return found if found is not None and not copy else CopiedShard(url, storage, cache_dir, found)
 
-    with ThreadPoolExecutor(_COPIES, "penstock-copies") as pool:  # what has no index in the store is copied here
-        copies = [url for url in remote if found[url] is None]
-        made = dict(zip(copies, pool.map(handle_of, copies), strict=True)) if copies else {}
+    with ThreadPoolExecutor(_REQUESTS, "penstock-indexes") as pool:
+        made = dict(zip(remote, pool.map(handle_of, remote), strict=True)) if remote else {}
     handles = [made[url] if url in made else handle_of(url) for url in urls]
-    build([handle for handle in handles if isinstance(handle, LocalShard)], progress=progress)
+    build([handle for handle in handles if not isinstance(handle, RemoteShard)], progress=progress)
     return handles
 
 
-def build(shards: list[LocalShard], *, progress: bool | None = None) -> None:
-    """Index those that have no index, one after the other: threads would wait for Python's lock, and cost more."""
+def build(shards: Sequence[LocalShard | CopiedShard], *, progress: bool | None = None) -> None:
+    """Index those that have no index; objects of stores are copied for that, several at a time."""
     missing = [shard for shard in shards if shard.header is None]
     if not missing:
         return
-    total = sum(ShardFile(handle.path).size for handle in missing)
-    with progress_bar("indexing", total, progress) as advance:
-        for handle in missing:
-            handle.build(advance)
+    with progress_bar("indexing", sum(shard.size for shard in missing), progress) as advance:
+        for local in [shard for shard in missing if isinstance(shard, LocalShard)]:
+            local.build(advance)
+        with ThreadPoolExecutor(_COPIES, "penstock-copies") as pool:
+            for _ in pool.map(lambda shard: shard.build(advance), [s for s in missing if isinstance(s, CopiedShard)]):
+                pass
 
 
 def _local_again(url: str, path: str, cache_dir: str | None, digest: bytes) -> LocalShard:
-    handle = LocalShard(path, None, cache_dir)
+    handle = LocalShard(path, cache_dir)
     handle.url = url
     if handle.header is None:
         handle.build(lambda _: None)

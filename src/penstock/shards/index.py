@@ -192,7 +192,7 @@ def index_path(shard: str, cache_dir: str | None = None) -> Path | None:
 
 
 def load_or_build(
-    shard: str,
+    shard: str | ShardFile,
     *,
     url: str | None = None,
     cache_dir: str | None = None,
@@ -202,7 +202,7 @@ def load_or_build(
     """The shard's index; built, or built again, by this process where no sound and current one is found.
 
     Args:
-        shard: a local file.
+        shard: a local file, or an open one.
         url: its name, for messages.
         cache_dir: where indexes go, instead of beside the shard (or, if that is read-only or full, in the user's
             cache).
@@ -214,8 +214,8 @@ def load_or_build(
         TruncatedShardError, ShardError: the shard is damaged, or compressed.
         ShardChangedError: the shard was written to while it was being indexed.
     """
-    file = ShardFile(shard)
-    candidates = places(shard, SUFFIX, cache_dir)
+    file = shard if isinstance(shard, ShardFile) else ShardFile(shard)
+    candidates = places(file.path, SUFFIX, cache_dir)
     found = _current(candidates, file, checked)
     if found is None:
         try:
@@ -225,7 +225,7 @@ def load_or_build(
         with lock:
             found = _current(candidates, file)  # another process may have built it while we waited
             if found is None:
-                return _build(candidates, file, shown(url or shard), progress or (lambda _: None))
+                return _build(candidates, file, shown(url or file.path), progress or (lambda _: None))
     if progress is not None:
         progress(file.size)
     return found

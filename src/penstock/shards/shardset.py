@@ -25,7 +25,7 @@ from penstock.images.once import Once
 from penstock.images.sample_record import SampleRecord
 from penstock.manifest.indices import Indices, to_rows
 from penstock.shards.grouping import Sample
-from penstock.shards.handles import Handle, OpenShard, RemoteShard, open_handles
+from penstock.shards.handles import Handle, OpenShard, open_handles
 from penstock.shards.index import ShardIndex
 from penstock.shards.ranged import RangedShard, read_samples
 from penstock.shards.urls import Urls, expand
@@ -89,7 +89,7 @@ class ShardSet:
         """The number of the first sample of each shard, and of all."""
         self._length = int(self.starts[-1])
         self._whole = range(self._length)
-        self._ranged = any(isinstance(handle, RemoteShard) for handle in handles)
+        self._elsewhere = not all(handle.is_file for handle in handles)
 
     # What it is.
 
@@ -143,10 +143,18 @@ class ShardSet:
             return found
         opened = self._handles[number].open()
         with self._lock:
+            if not self._handles[number].is_file:
+                self._drop_removed()
             while len(self._open) >= self._limit:
                 self._open.pop(next(iter(self._open)))
             self._open[number] = opened
         return opened
+
+    def _drop_removed(self) -> None:
+        """Close copies that the cache has removed: their bytes would stay on the disk."""
+        for number, shard in list(self._open.items()):
+            if isinstance(shard, OpenShard) and shard.file.is_removed:
+                self._open.pop(number, None)
 
     def __getitem__(self, index: SupportsIndex) -> Sample:
         """One sample. IndexError outside, negative indices count from the end."""
@@ -164,7 +172,7 @@ class ShardSet:
         """The samples at ``indices`` (any order, repeats allowed). The fast way to read a batch."""
         rows = to_rows(indices, self._whole)
         numbers = self.starts.searchsorted(rows, "right") - 1
-        if not self._ranged and len(set(numbers.tolist())) <= self._limit:
+        if not self._elsewhere and len(set(numbers.tolist())) <= self._limit:
             return self._read(rows, numbers)
         # In order, neighbours are read by one request, and no more shards are open than may be.
         ordered, places = np.unique(rows, return_inverse=True)
@@ -201,7 +209,7 @@ class ShardSet:
         local = (rows - self.starts[numbers]).tolist()
         shards = {number: self.shard(number) for number in set(numbers.tolist())}
         wanted = [(shards[number], k) for number, k in zip(numbers.tolist(), local, strict=True)]
-        found = list(read_samples(wanted)) if self._ranged else [shard.sample(k) for shard, k in wanted]
+        found = list(read_samples(wanted)) if self._elsewhere else [shard.sample(k) for shard, k in wanted]
         for shard in shards.values():
             shard.check()  # behind the reads
         return found

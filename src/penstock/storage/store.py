@@ -139,6 +139,11 @@ class Cache:
         version = f"{source.url}\0{source.fingerprint}".encode("utf-8", "surrogateescape")
         return f"{object_name(source.url):016x}{xxhash.xxh3_64_hexdigest(version)}"
 
+    def place(self, source: Download) -> tuple[Path, int]:
+        """Where the copy of this version is, or would be, and its time of modification in nanoseconds."""
+        key = self.key(source)
+        return self.folder / "objects" / key / basename(source.url), _modified(key) * 1_000_000_000
+
     def _look(self, key: str, keep: bool) -> CachedFile | None:
         """The copy, if there is a sound one; an unsound one is removed."""
         folder = self.folder / "objects" / key
@@ -252,9 +257,7 @@ class Cache:
             if not source.stat.ranged:
                 self._room.discard(partial)
             raise
-        # The same time for the same version, so that an index made of an earlier copy is of this one, too.
-        modified = _EPOCH + int(key[16:], 16) % (_EPOCH // 2)
-        os.utime(partial / name, (modified, modified))
+        os.utime(partial / name, (_modified(key), _modified(key)))
 
     def _publish_failure(self, key: str, error: StorageError) -> None:
         failure = {"kind": type(error).__name__, "message": str(error), "time": time.time(), "pid": os.getpid()}
@@ -351,6 +354,11 @@ class Cache:
 
 def _cache(folder: str, max_bytes: int | None, verify: bool) -> Cache:
     return Cache(folder, max_bytes=max_bytes, verify=verify)
+
+
+def _modified(key: str) -> int:
+    """Return the time that copies of one version bear: what was made of an earlier copy is of the next one, too."""
+    return _EPOCH + int(key[16:], 16) % (_EPOCH // 2)
 
 
 def _disk_error(folder: Path, url: str, error: OSError) -> StorageError:
