@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
+from penstock.datasets.shards_ahead import ShardsAhead, StoredShard
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.images.sample_record import SampleRecord
@@ -73,7 +74,10 @@ class ShardDataset(SourceDataset):
             raise ConfigError(f"copy, {', '.join(given)} belong to ShardSet(...), and this one is open already")
         self.shards = urls if isinstance(urls, ShardSet) else ShardSet(urls, copy=copy, **given)  # type: ignore[arg-type]
         """The samples as they are on disk."""
-        super().__init__(self.shards, SharePlan(self.shards, **share), chained(decode, load))
+        stored = self.shards.stored() if copy else []
+        ahead = ShardsAhead([StoredShard(*one) for one in stored], self.shards.starts) if stored else None
+        plan = SharePlan(self.shards, prepare=ahead and ahead.prepare, advance=ahead and ahead.advance, **share)
+        super().__init__(self.shards, plan, chained(decode, load))
         self.releases_gil = decode is True
         """Whether items are mostly made outside of Python's lock: images are, when they are decoded."""
 

@@ -62,7 +62,7 @@ class ShardFile:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the file has no name any more, so that its bytes stay on the disk for those alone who have it open."""
+        """Whether the file has no name any more: its bytes stay for those alone who have it open."""
         return os.fstat(self._fd).st_nlink == 0
 
     def close(self) -> None:

@@ -25,11 +25,11 @@ from penstock.images.once import Once
 from penstock.images.sample_record import SampleRecord
 from penstock.manifest.indices import Indices, to_rows
 from penstock.shards.grouping import Sample
-from penstock.shards.handles import Handle, OpenShard, open_handles
+from penstock.shards.handles import CopiedShard, Handle, OpenShard, open_handles
 from penstock.shards.index import ShardIndex
 from penstock.shards.ranged import RangedShard, read_samples
 from penstock.shards.urls import Urls, expand
-from penstock.storage import Storage
+from penstock.storage import RemoteSource, Storage
 from penstock.storage.urls import listed
 from penstock.wording import counted
 
@@ -118,6 +118,11 @@ class ShardSet:
 
     def __repr__(self) -> str:
         return f"<ShardSet of {counted(len(self), 'sample')}: {listed(self.urls)}>"
+
+    def stored(self) -> list[tuple[int, RemoteSource, list[RemoteSource]]]:
+        """The shards in a store that are copied: the number of each, its object, and those that its index takes."""
+        found = [(number, handle) for number, handle in enumerate(self._handles) if isinstance(handle, CopiedShard)]
+        return [(number, handle.source, handle.objects_of_index) for number, handle in found]
 
     # Reading.
 

@@ -1,0 +1,220 @@
+"""Shards of a store that are in the cache when they are needed: an epoch's order says which, and until when.
+
+    view.rows -> shard of each row -> first and last position of each shard, first one in the next epoch
+    all in use at a time fit the cache:   copies come and go, those needed last go first
+    they do not (a global shuffle):       some shards stay copied, as many as fit; ranges are read of the others
+
+So an epoch fetches the part of the data that the cache cannot hold, whatever the shuffle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import get_worker_info
+
+from penstock.plan.share import EpochView, MiniEpoch
+from penstock.storage import UNWRITABLE, RemoteSource
+from penstock.storage.futures import NEVER, object_name
+from penstock.storage.prefetch import CopiesAhead, Use
+from penstock.threads import Daemon
+
+__all__ = ["ShardsAhead", "StoredShard", "spans"]
+
+_CHUNK = 1 << 18  # rows looked at between two looks at the clock
+_AT_ONCE = 1 << 21  # rows for which a consumer waits; the others are looked at in the background
+_IN_USE = 2  # shards come and go as copies where those in use take one part of so many of the cache
+_SPARE = 100  # one part of so many of the cache stays free, for what it writes beside copies
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StoredShard:
+    """A shard in a store.
+
+    Attributes:
+        number: in the set.
+        source: the object, or what is made of it.
+        index: what has to be in the cache for ranges of it to be read; None if no ranges can be read.
+    """
+
+    number: int
+    source: RemoteSource
+    index: Sequence[RemoteSource] | None = None
+
+
+class ShardsAhead:
+    """Looks ahead for one rank of a job: see the module. It is a share's ``prepare`` and ``advance``.
+
+    Args:
+        shards: those in a store, all of one `Storage`.
+        starts: the number of the first row of each shard of the set, and of all.
+
+    Cost: an epoch's rows are computed once more, some ten million a second; memory for each shard, none for rows.
+    """
+
+    def __init__(self, shards: Sequence[StoredShard], starts: npt.NDArray[np.int64]) -> None:
+        self._shards, self._starts = shards, starts
+        self._storage = shards[0].source.storage
+        self._ahead = CopiesAhead(self._storage)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._place: MiniEpoch | None = None
+        self._had = 0
+        self._pid = os.getpid()
+        self._thread: Daemon | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_shards": self._shards, "_starts": self._starts, "_storage": self._storage, "_ahead": self._ahead}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def prepare(self, view: EpochView, following: EpochView) -> None:
+        """Fetch what a view needs, in the order in which it does."""
+        if view.place == self._place or self._pid != os.getpid() or get_worker_info() is not None:
+            return
+        self._place, self._had = view.place, 0
+        if self._thread is not None:
+            self._thread.stop()
+        is_whole = self._follow(view, following, _AT_ONCE)
+        if not is_whole:
+            work = partial(self._follow_all, view, following)
+            self._thread = Daemon(work, name="penstock-shard-uses")
+
+    def advance(self, view: EpochView, count: int) -> None:
+        """Go on: the consumer has had the first ``count`` samples of a view."""
+        if view.place == self._place:
+            self._had = count
+            self._ahead.advance(count)
+
+    def close(self) -> None:
+        """End what runs in the background, and want nothing more."""
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.stop()
+        self._ahead.close()
+        self._place = None
+
+    def _follow_all(self, view: EpochView, following: EpochView, thread: Daemon) -> None:
+        self._follow(view, following, None, lambda: thread.stopping)
+
+    def _follow(
+        self, view: EpochView, following: EpochView, most: int | None, stopping: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Compute the uses of all shards, looking at so many rows at most; return whether these were enough."""
+        first, last, had = spans(view, self._starts, most, stopping)
+        again, _, had_again = spans(following, self._starts, most, stopping)
+        if stopping():
+            return True
+        uses = self._uses(first, last, np.where(again < NEVER, len(view) + again, NEVER), len(view))
+        try:
+            self._ahead.follow(uses, position=self._had)
+        except OSError as error:
+            # A cache that may only be read, or a full disk: then whoever needs a shard opens it, and says what is wrong.
+            if error.errno not in UNWRITABLE:
+                raise
+            return True
+        return had and had_again
+
+    def _uses(self, first: Ints, last: Ints, again: Ints, end: int) -> list[Use]:
+        numbers = np.array([shard.number for shard in self._shards])
+        needed = (first[numbers] < NEVER) | (again[numbers] < NEVER)
+        shards = [self._shards[place] for place in np.flatnonzero(needed).tolist()]
+        numbers = numbers[needed]
+        first, last, again = first[numbers], last[numbers], again[numbers]
+        sizes = np.array([shard.source.size for shard in shards], np.int64)
+        whole, indexes = self._copied(shards, sizes, first, last)
+        rows = zip(shards, first.tolist(), last.tolist(), again.tolist(), whole.tolist(), strict=True)
+        uses = [
+            Use(shard.source.url, begin, stop, later, is_whole, shard.source.size, shard.source.stat)
+            for shard, begin, stop, later, is_whole in rows
+        ]
+        beside = [Use(one.url, 0, end, end, size=one.size, stat=one.stat) for one in indexes]
+        return beside + sorted(uses, key=lambda use: use.first)
+
+    def _copied(
+        self, shards: Sequence[StoredShard], sizes: Ints, first: Ints, last: Ints
+    ) -> tuple[npt.NDArray[np.bool_], list[RemoteSource]]:
+        """Return which shards are copied, and which indexes the others need."""
+        cache = self._storage.the_cache()
+        room = cache.limit() * (_SPARE - 1) // _SPARE
+        everything = np.ones(len(shards), np.bool_)
+        has_ranges = all(shard.index is not None for shard in shards)
+        if sizes.sum() <= room or not has_ranges or _in_use(first, last, sizes) <= room // _IN_USE:
+            return everything, []
+        indexes = [one for shard in shards for one in shard.index or ()]
+        room -= sum(one.size for one in indexes)
+        # All ranks of a node choose the same ones, and those that are there already.
+        there = [not cache.has(shard.source) for shard in shards]
+        order = sorted(range(len(shards)), key=lambda at: (there[at], object_name(shards[at].source.url)))
+        order = [at for at in order if sizes[at] <= room]
+        kept = np.zeros(len(shards), np.bool_)
+        for at in order:
+            if sizes[at] <= room:
+                kept[at] = True
+                room -= int(sizes[at])
+        return kept, indexes
+
+
+def spans(
+    view: EpochView, starts: Ints, most: int | None = None, stopping: Callable[[], bool] = lambda: False
+) -> tuple[Ints, Ints, bool]:
+    """Return where a view needs each shard first and last, and whether that is all known.
+
+    Args:
+        view: whose samples are counted from its beginning.
+        starts: the first row of each shard, and the number of rows.
+        most: how many samples to look at; None for all of them. A shard that was seen by then counts as needed until
+            the end of what was looked at, another one from there on.
+        stopping: says when to give up.
+
+    Returns:
+        int64 arrays of a number for each shard: `NEVER` and -1 where the view does not need it.
+
+    It looks no further once every shard was seen and a shard comes as often as chance has it: then all are needed to
+    the end.
+    """
+    count, shards = len(view), len(starts) - 1
+    first, last = np.full(shards, NEVER), np.full(shards, -1)
+    had = 0
+    while had < count and not stopping():
+        if most is not None and had >= most:
+            first[first == NEVER] = had
+            last[last < 0] = count - 1
+            return first, last, False
+        end = min(had + _CHUNK, count)
+        positions = np.arange(had, end, dtype=np.int64)
+        numbers = starts.searchsorted(view.rows(positions), "right") - 1
+        # Of several assignments to one place the last one holds.
+        last[numbers] = positions
+        begin = np.full(shards, NEVER)
+        begin[numbers[::-1]] = positions[::-1]
+        first = np.minimum(first, begin)
+        had = end
+        if end == _CHUNK and _is_global(numbers, shards):
+            return first, np.full(shards, count - 1), True
+    return first, last, True
+
+
+def _is_global(numbers: Ints, shards: int) -> bool:
+    """Return whether the rows of a chunk come from all shards, in both of its halves."""
+    half = len(numbers) // 2
+    return all(len(np.unique(part)) == shards for part in (numbers[:half], numbers[half:]))
+
+
+def _in_use(first: Ints, last: Ints, sizes: Ints) -> int:
+    """Return the bytes of the shards that are in use at the same time, at most."""
+    used = last >= 0
+    at = np.concatenate([first[used], last[used] + 1])
+    change = np.concatenate([sizes[used], -sizes[used]])
+    order = np.lexsort((change, at))
+    return int(np.cumsum(change[order]).max(initial=0))
