@@ -25,6 +25,7 @@ from penstock.cli.app import app
 from penstock.errors import ConfigError, StorageChangedError, StorageError, StorageUnavailableError
 from penstock.storage import Cache, Storage, local_path, open_source
 from penstock.storage.fill import ENTRY, PIECE
+from penstock.storage.futures import Future, Uses
 
 DATA = os.urandom(3 * PIECE + 777)
 SMALL = os.urandom(100_000)
@@ -449,6 +450,19 @@ class TestCommands:
         assert "removed 0 copies" in self.run("clear", "--unused-days", 1, "--folder", folder)
         assert json.loads(self.run("clear", "--json", "--folder", folder))["removed"] == 1
         assert files(folder) == []
+
+    def test_running_jobs(self, server: Any, storage: Storage) -> None:
+        url, folder = server.put("a.bin", SMALL), storage.the_cache().folder
+        storage.local_path(url)
+        future = Future(folder)
+        future.publish(Uses.of([url, "x", "y"], 0, 9, whole=[True, True, False]))
+        future.advance(7)
+        (job,) = json.loads(self.run("info", "--json", "--folder", folder))["jobs"]
+        assert (job["pid"], job["objects"], job["copies"], job["here"], job["position"]) == (os.getpid(), 3, 2, 1, 7)
+        text = " ".join(self.run("info", "--folder", folder).split())
+        assert f"process {os.getpid()} at 7 wants 2 copies (1 here), and ranges of 1 others" in text
+        future.close()
+        assert json.loads(self.run("info", "--json", "--folder", folder))["jobs"] == []
 
     def test_the_default_folder_and_others(self, tmp_path: Path) -> None:
         assert json.loads(self.run("info", "--json"))["folder"].endswith("penstock/objects")

@@ -51,6 +51,30 @@ def _describe(entry: Entry) -> dict[str, Any]:
     }
 
 
+def _describe_jobs(cache: Cache, complete: list[Entry]) -> list[dict[str, Any]]:
+    """Return what each running job wants of the cache."""
+    import numpy as np
+
+    there = np.array([entry.name for entry in complete], np.uint64)
+    return [
+        {
+            "pid": job.pid,
+            "objects": len(job.name),
+            "copies": int(job.whole.sum()),
+            "here": int(np.isin(job.name[job.whole != 0], there).sum()),
+            "position": job.position,
+            "seconds_per_position": job.pace,
+        }
+        for job in cache.futures().jobs
+    ]
+
+
+def _job_in_words(job: dict[str, Any]) -> str:
+    ranges = job["objects"] - job["copies"]
+    others = f", and ranges of {ranges:,} others" if ranges else ""
+    return f"process {job['pid']} at {job['position']:,} wants {job['copies']:,} copies ({job['here']:,} here){others}"
+
+
 def _kept(folder: Path | None) -> dict[str, list[KeptFile]]:
     """Return what is made of local data, by kind; nothing of it lies in a cache of copies."""
     from penstock.storage.kept import KINDS, kept_files
@@ -76,7 +100,7 @@ def info(
     as_json: Json = False,
     every: Annotated[bool, typer.Option("--all", help="List all copies, not only the largest.")] = False,
 ) -> None:
-    """Show where the cache is, what it holds, and how much it may hold.
+    """Show where the cache is, what it holds, how much it may hold, and what running jobs want of it.
 
     It holds copies of remote objects, and what is made of local data once, such as where the lines of a file are.
     """
@@ -86,7 +110,7 @@ def info(
     made = sum(file.size for files in kept.values() for file in files)
     entries = sorted(cache.entries(), key=lambda entry: -entry.size)
     complete = [entry for entry in entries if entry.complete]
-    held, limit = sum(entry.size for entry in complete), cache.limit()
+    held, limit, jobs = sum(entry.size for entry in complete), cache.limit(), _describe_jobs(cache, complete)
     if as_json:
         print_json(
             {
@@ -95,6 +119,7 @@ def info(
                 "bytes": held,
                 "max_bytes": limit,
                 "partial": len(entries) - len(complete),
+                "jobs": jobs,
                 "entries": [_describe(entry) for entry in entries],
                 "made": {
                     kind: {"count": len(files), "bytes": sum(file.size for file in files)}
@@ -112,6 +137,7 @@ def info(
     ]
     if len(entries) > len(complete):
         rows.append(("unfinished", f"{counted(len(entries) - len(complete), 'download')}, under way or to be resumed"))
+    rows += [("running job", _job_in_words(job)) for job in jobs]
     now = time.time()
     for entry in entries if every else entries[:_SHOWN]:
         state = "" if entry.complete else ", unfinished"

@@ -74,9 +74,12 @@ class ShardDataset(SourceDataset):
             raise ConfigError(f"copy, {', '.join(given)} belong to ShardSet(...), and this one is open already")
         self.shards = urls if isinstance(urls, ShardSet) else ShardSet(urls, copy=copy, **given)  # type: ignore[arg-type]
         """The samples as they are on disk."""
-        stored = self.shards.stored() if copy else []
-        ahead = ShardsAhead([StoredShard(*one) for one in stored], self.shards.starts) if stored else None
-        plan = SharePlan(self.shards, prepare=ahead and ahead.prepare, advance=ahead and ahead.advance, **share)
+        stored = [StoredShard(*one) for one in self.shards.stored()]
+        if stored:
+            ahead = ShardsAhead(stored, self.shards.starts)
+            plan = SharePlan(self.shards, prepare=ahead.prepare, advance=ahead.advance, **share)
+        else:
+            plan = SharePlan(self.shards, **share)
         super().__init__(self.shards, plan, chained(decode, load))
         self.releases_gil = decode is True
         """Whether items are mostly made outside of Python's lock: images are, when they are decoded."""

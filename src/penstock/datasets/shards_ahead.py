@@ -119,7 +119,7 @@ class ShardsAhead:
         try:
             self._ahead.follow(uses, position=self._had)
         except OSError as error:
-            # A cache that may only be read, or a full disk: then whoever needs a shard opens it, and says what is wrong.
+            # The cache may only be read, or its disk is full. Whoever needs a shard opens it, and says what is wrong.
             if error.errno not in UNWRITABLE:
                 raise
             return True

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import xxhash
 from filelock import FileLock, Timeout
 
-__all__ = ["NEVER", "Future", "Futures", "Uses", "object_name"]
+__all__ = ["NEVER", "Future", "Futures", "Published", "Uses", "object_name"]
 
 NEVER = 1 << 62
 """The position of a use that does not come."""
@@ -150,8 +150,8 @@ def _remove(path: Path, lock: FileLock, pid: int) -> None:
     lock.release()
 
 
-class _Published:
-    """One job's uses, as others read them."""
+class Published:
+    """One job's uses, as others read them: its process, position and pace (seconds a position), and columns."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "rb") as file:
@@ -206,7 +206,7 @@ class Futures:
         return bool(found) and not any(found)
 
 
-def _live(folder: Path) -> Iterator[_Published]:
+def _live(folder: Path) -> Iterator[Published]:
     for path in folder.glob("*.uses"):
         lock = FileLock(path.with_suffix(".lock"))
         try:
@@ -214,7 +214,7 @@ def _live(folder: Path) -> Iterator[_Published]:
         except Timeout:
             # It may end at this moment.
             with contextlib.suppress(OSError, ValueError, struct.error):
-                yield _Published(path)
+                yield Published(path)
             continue
         except OSError:  # a cache that may only be read
             continue

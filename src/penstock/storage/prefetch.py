@@ -254,6 +254,7 @@ class _Fetching:
             return None
 
     def _wanted(self) -> int | None:
+        self._declined = [number for number in self._declined if self._uses[number].last >= self._position]
         if self._declined and self._declined_at < self._position:
             return self._declined.pop(0)
         while self._next < len(self._uses):

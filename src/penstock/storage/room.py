@@ -48,11 +48,14 @@ class Room:
 
     def entries(self) -> Iterator[Entry]:
         """Yield all copies, complete ones and others."""
-        for name in ("objects", "partial"):
+        # A download that ends meanwhile goes from the first folder to the second: it is seen, and once.
+        found = {}
+        for name in ("partial", "objects"):
             for folder in sorted((self.folder / name).iterdir()):
                 entry = Entry.look(folder, complete=name == "objects")
                 if entry is not None:
-                    yield entry
+                    found[folder.name] = entry
+        yield from found.values()
 
     def limit(self, entries: list[Entry] | None = None) -> int:
         """Return the bound in bytes: what was given, but no more than the disk takes now."""

@@ -112,7 +112,10 @@ class Cache:
                 found = self._look(key, keep)
                 if found is not None:
                     return found
-                self._obtain(key, source, progress, only_later=only_later)
+                made = self._obtain(key, source, progress, only_later=only_later)
+                # It is good for its readers even if others have made room of it already. Its path is not.
+                if made is not None and not keep:
+                    return made
         except PenstockError:
             raise
         except OSError as error:
@@ -148,9 +151,12 @@ class Cache:
         """The copy, if there is a sound one; an unsound one is removed."""
         folder = self.folder / "objects" / key
         entry = read_entry(folder)
-        if entry is None:
-            if folder.exists():
+        if entry is None and folder.exists():
+            # It may have come between the two looks. Then it is whole.
+            entry = read_entry(folder)
+            if entry is None:
                 self._room.discard(folder)
+        if entry is None:
             return None
         try:
             file = CachedFile(folder / entry["name"], entry["size"])
@@ -172,18 +178,18 @@ class Cache:
                 os.utime(folder)
         os.utime(folder / ENTRY)
 
-    def _obtain(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> None:
-        """Have the copy in place: download it, or wait for the process that does."""
+    def _obtain(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> CachedFile | None:
+        """Have the copy in place: download it and return it open, or wait for the process that does."""
         self._make_folders()  # somebody may have removed them
         lock = FileLock(self.folder / "locks" / f"{key}.lock")
         began, waited = time.time(), self._acquire(lock, key, source)
         try:
             if read_entry(self.folder / "objects" / key) is not None:
-                return
+                return None
             if waited:
                 self._raise_failure(key, began)
             try:
-                self._download(key, source, progress, only_later=only_later)
+                return self._download(key, source, progress, only_later=only_later)
             except StorageError as error:
                 # That there is no room for it now says nothing to those who have to have it.
                 if not isinstance(error, NotCachedError):
@@ -218,7 +224,7 @@ class Cache:
             return sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
         return []
 
-    def _download(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> None:
+    def _download(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> CachedFile:
         partial, final = self.folder / "partial" / key, self.folder / "objects" / key
         with progress_bar(f"downloading {basename(source.url)}", source.size, progress) as advance:
             while True:
@@ -234,12 +240,15 @@ class Cache:
                         raise
         if final.exists():
             self._room.discard(final)
+        made = CachedFile(partial / basename(source.url), source.size)
+        made.path = final / made.path.name
         os.utime(partial, (0, 0))  # nobody has its path yet
         os.rename(partial, final)
         _sync(final.parent)
         (self.folder / "failures" / f"{key}.json").unlink(missing_ok=True)
         with contextlib.suppress(StorageError):  # the copy is here, whatever became of the disk
             self.make_room(0, but=key)  # others were downloading too, perhaps: what they have completed may go now
+        return made
 
     def _complete(self, key: str, source: Download, advance: Callable[[int], object], *, only_later: bool) -> None:
         """Have all of an object in its folder of partial ones."""
