@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from busy_support import HANG
 from full_run import full_only
+from mds_writer import write_mds
 
 import penstock as ps
 from penstock.datasets.shards_ahead import spans
@@ -85,6 +86,28 @@ def test_hits_are_the_part_that_fits(server: Any, tmp_path: Path, shuffle: str, 
     assert total <= missed[0] <= total + 20  # a loader's first batches may be made twice, while it sizes their memory
     for count in missed[1:]:
         assert abs(1 - count / total - fraction) <= 0.03
+
+
+@full_only("workers for each")
+def test_shards_of_an_mds_folder(server: Any, tmp_path: Path) -> None:
+    """Copies come and go in a block shuffle: what is needed last goes first, and none comes twice in an epoch."""
+    samples = [{"number": number, "data": os.urandom(SIZE)} for number in range(50 * SAMPLES)]
+    folder = write_mds(tmp_path / "mds", {"number": "int", "data": "bytes"}, samples, per_shard=SAMPLES)
+    for path in folder.iterdir():
+        url = server.put(f"mds/{path.name}", path.read_bytes())
+    size = (folder / "shard.00000.mds").stat().st_size
+    storage = Storage(cache=Cache(tmp_path / "cache", max_bytes=25 * (size + 600)))
+    where = url.rpartition("/")[0]
+    dataset = ps.MDSDataset(where, storage=storage, shuffle="block", block_size=SAMPLES, window=1)
+    loader = ps.DataLoader(dataset, batch_size=5, num_workers=2)
+    for number in range(3):
+        loader.set_epoch(number)
+        server.requests.clear()
+        assert sorted(n for batch in loader for n in batch["number"].tolist()) == list(range(50 * SAMPLES))
+        copied = [path for path, part in server.data_requests() if path.endswith(".mds")]
+        assert len(set(copied)) == len(copied)
+        # Two or three of them are in use, or come next.
+        assert number == 0 or len(copied) <= 25 + 3
 
 
 def _train(urls: list[str], folder: str, seed: int, found: Any) -> None:

@@ -74,7 +74,10 @@ class ShardDataset(SourceDataset):
             raise ConfigError(f"copy, {', '.join(given)} belong to ShardSet(...), and this one is open already")
         self.shards = urls if isinstance(urls, ShardSet) else ShardSet(urls, copy=copy, **given)  # type: ignore[arg-type]
         """The samples as they are on disk."""
-        stored = [StoredShard(*one) for one in self.shards.stored()]
+        stored = [
+            StoredShard(number, source.url, source.size, source.storage, source.stat, index)
+            for number, source, index in self.shards.stored()
+        ]
         if stored:
             ahead = ShardsAhead(stored, self.shards.starts)
             plan = SharePlan(self.shards, prepare=ahead.prepare, advance=ahead.advance, **share)

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from penstock.plan.share import EpochView, MiniEpoch
-from penstock.storage import UNWRITABLE, RemoteSource
+from penstock.storage import UNWRITABLE, RemoteSource, Storage
+from penstock.storage.backend import Stat
 from penstock.storage.futures import NEVER, object_name
 from penstock.storage.prefetch import CopiesAhead, Use
 from penstock.threads import Daemon
@@ -41,12 +42,18 @@ class StoredShard:
 
     Attributes:
         number: in the set.
-        source: the object, or what is made of it.
+        url: its address.
+        size: in bytes.
+        storage: how it is reached.
+        stat: its version, where that is known.
         index: what has to be in the cache for ranges of it to be read; None if no ranges can be read.
     """
 
     number: int
-    source: RemoteSource
+    url: str
+    size: int
+    storage: Storage
+    stat: Stat | None = None
     index: Sequence[RemoteSource] | None = None
 
 
@@ -60,9 +67,9 @@ class ShardsAhead:
     Cost: an epoch's rows are computed once more, some ten million a second; memory for each shard, none for rows.
     """
 
-    def __init__(self, shards: Sequence[StoredShard], starts: npt.NDArray[np.int64]) -> None:
+    def __init__(self, shards: Sequence[StoredShard], starts: Ints) -> None:
         self._shards, self._starts = shards, starts
-        self._storage = shards[0].source.storage
+        self._storage = shards[0].storage
         self._ahead = CopiesAhead(self._storage)
         self._begin()
 
@@ -131,11 +138,11 @@ class ShardsAhead:
         shards = [self._shards[place] for place in np.flatnonzero(needed).tolist()]
         numbers = numbers[needed]
         first, last, again = first[numbers], last[numbers], again[numbers]
-        sizes = np.array([shard.source.size for shard in shards], np.int64)
+        sizes = np.array([shard.size for shard in shards], np.int64)
         whole, indexes = self._copied(shards, sizes, first, last)
         rows = zip(shards, first.tolist(), last.tolist(), again.tolist(), whole.tolist(), strict=True)
         uses = [
-            Use(shard.source.url, begin, stop, later, is_whole, shard.source.size, shard.source.stat)
+            Use(shard.url, begin, stop, later, is_whole, shard.size, shard.stat)
             for shard, begin, stop, later, is_whole in rows
         ]
         beside = [Use(one.url, 0, end, end, size=one.size, stat=one.stat) for one in indexes]
@@ -148,15 +155,14 @@ class ShardsAhead:
         cache = self._storage.the_cache()
         room = cache.limit() * (_SPARE - 1) // _SPARE
         everything = np.ones(len(shards), np.bool_)
-        has_ranges = all(shard.index is not None for shard in shards)
+        has_ranges = all(shard.index is not None and shard.stat is not None for shard in shards)
         if sizes.sum() <= room or not has_ranges or _in_use(first, last, sizes) <= room // _IN_USE:
             return everything, []
         indexes = [one for shard in shards for one in shard.index or ()]
         room -= sum(one.size for one in indexes)
         # All ranks of a node choose the same ones, and those that are there already.
-        there = [not cache.has(shard.source) for shard in shards]
-        order = sorted(range(len(shards)), key=lambda at: (there[at], object_name(shards[at].source.url)))
-        order = [at for at in order if sizes[at] <= room]
+        there = [cache.has(RemoteSource(shard.url, shard.storage, shard.stat)) for shard in shards]
+        order = sorted(range(len(shards)), key=lambda at: (not there[at], object_name(shards[at].url)))
         kept = np.zeros(len(shards), np.bool_)
         for at in order:
             if sizes[at] <= room:

@@ -102,6 +102,11 @@ class SourceFile:
         """The size that the open file has at this moment."""
         return os.fstat(self._fd).st_size
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file has no name any more: its bytes stay for those alone who have it open."""
+        return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
+
     def is_same(self, descriptor: int) -> bool:
         """Whether another descriptor is of this very file, and not of one that took its name."""
         return os.path.samestat(os.fstat(self._fd), os.fstat(descriptor))

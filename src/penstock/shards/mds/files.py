@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -72,6 +72,7 @@ class Files:
         self.cache_dir = cache_dir
         self.validate_hash = validate_hash
         self._copies: Cache | None = None
+        self._found: dict[str, RemoteSource] = {}
 
     def open(self, info: ShardInfo) -> SourceFile:
         """A shard that is not compressed (any more), open, with its hash checked if that was asked for.
@@ -91,6 +92,14 @@ class Files:
         self._check(file.path, info.raw, file.map or b"")
         return file
 
+    def stored(self, shards: Sequence[ShardInfo]) -> list[tuple[int, str, int, Storage]]:
+        """Those that are fetched from a store as they are; see `MDSFolder.stored`."""
+        how = self.storage
+        if how is None:
+            return []
+        plain = [(number, info.raw) for number, info in enumerate(shards) if info.packed is None]
+        return [(number, self._name(part), part.size, how) for number, part in plain]
+
     def _name(self, part: Part) -> str:
         return (
             f"{self.folder}/{part.basename}" if self.storage is not None else os.path.join(self.folder, part.basename)
@@ -100,11 +109,17 @@ class Files:
         return self.storage is None and os.path.exists(self._name(part))
 
     def _look(self, part: Part) -> FileSource | RemoteSource | None:
-        """What there is under its name, in the folder or in the store."""
+        """What there is under its name, in the folder or in the store: there, the version that was found first."""
+        known = self._found.get(part.basename)
+        if known is not None:
+            return known
         try:
-            return (self.storage or Storage()).open(self._name(part))
+            found = (self.storage or Storage()).open(self._name(part))
         except StorageNotFoundError:
             return None
+        if isinstance(found, RemoteSource):
+            self._found[part.basename] = found
+        return found
 
     def _find(self, part: Part) -> SourceFile | None:
         """A file as it is, or None where it does not exist."""

@@ -127,6 +127,15 @@ class MDSFolder(BatchedDataset):
         """Samples of each shard."""
         return [shard.samples for shard in self._index.shards]
 
+    @property
+    def starts(self) -> list[int]:
+        """The number of the first sample of each shard, and of all."""
+        return self._starts
+
+    def stored(self) -> list[tuple[int, str, int, Storage]]:
+        """The shards that are fetched from a store as they are: number, address, size, and how it is reached."""
+        return self._files.stored(self._index.shards)
+
     def is_prefix_of_current(self, fingerprint: str, samples: int) -> bool:
         """Whether a data set with this fingerprint and so many samples has since grown to be this one."""
         return samples in self._starts and prefix_fingerprint(self._index, samples) == fingerprint
@@ -172,6 +181,8 @@ class MDSFolder(BatchedDataset):
         if shard is None:
             info = self._index.shards[number]
             shard = Shard(self._files.open(info), info, self._reader(info.columns))
+            for removed in [at for at, one in list(self._open.items()) if one.file.is_removed]:
+                self._open.pop(removed, None)
             self._open[number] = shard
             while len(self._open) > _open_files():
                 self._open.pop(next(iter(self._open.copy())), None)
