@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,35 @@ def test_jobs_share_a_cache(server: Any, tmp_path: Path) -> None:
     assert sorted(path for path, count in asked(server) if count > 1) == sorted(f"/s-{n:03d}.tar" for n in range(30))
     assert Cache(tmp_path / "cache").verify()[1] == []
     assert Cache(tmp_path / "cache").futures().jobs == []
+
+
+@full_only("workers for each")
+def test_a_job_that_is_killed(server: Any, tmp_path: Path) -> None:
+    """kill -9 in the middle of an epoch: the next job goes on with what is there."""
+    urls, size = put_shards(server, tmp_path / "shards", 30)
+    context = multiprocessing.get_context("spawn")
+    found = context.Queue()
+    enough = threading.Event()
+
+    def fault(path: str, begin: int, end: int, number: int) -> None:
+        if len(asked(server)) >= 30 + 12:  # a look at each, and some of them
+            enough.set()
+
+    server.fault = fault
+    cache = Cache(tmp_path / "cache")
+    job = context.Process(target=_train, args=(urls, str(cache.folder), 0, found))
+    job.start()
+    assert enough.wait(HANG)
+    job.kill()
+    job.join(HANG)
+    assert cache.verify()[1] == []
+    assert cache.futures().jobs == []
+    _train(urls, str(cache.folder), 1, found)
+    assert found.get(timeout=HANG) == [list(range(30 * SAMPLES))] * 2
+    copies = [path for path, count in asked(server) if count == size]
+    assert set(copies) == {f"/s-{number:03d}.tar" for number in range(30)}
+    assert len(copies) <= 30 + 8  # what was under way came once more
+    assert cache.verify()[1] == []
 
 
 def test_a_second_opening_needs_no_copy(server: Any, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -66,6 +66,16 @@ class Entry:
             return int(self.folder.name[:16], 16)
         except ValueError:
             return 0
+
+    def again(self) -> Entry | None:
+        """What is there now, of a complete copy: what a second look finds, for a tenth of its cost."""
+        folder = os.fspath(self.folder)
+        try:
+            used, leased = os.stat(os.path.join(folder, ENTRY)).st_mtime, os.stat(folder).st_mtime
+        except OSError:
+            return None
+        # Whatever else changes in a folder changes its time.
+        return replace(self, used=used) if leased == self.leased else Entry.look(self.folder, complete=True)
 
     @classmethod
     def look(cls, folder: Path, *, complete: bool) -> Entry | None:

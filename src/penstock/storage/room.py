@@ -34,6 +34,9 @@ _ABANDONED = 86400.0  # seconds after which a partial download that nobody works
 _PATIENCE = 60.0
 _SPARE, _SPARE_PART = 256 << 20, 64  # what stays free on the disk: a part of it, and so much at most
 
+_seen: dict[Path, dict[str, Entry]] = {}
+"""The complete copies of each cache, as this process saw them last."""
+
 
 class Room:
     """The copies of a cache, and its bound.
@@ -48,14 +51,19 @@ class Room:
 
     def entries(self) -> Iterator[Entry]:
         """Yield all copies, complete ones and others."""
+        known, complete, found = _seen.get(self.folder, {}), {}, {}
         # A download that ends meanwhile goes from the first folder to the second: it is seen, and once.
-        found = {}
-        for name in ("partial", "objects"):
-            for folder in sorted((self.folder / name).iterdir()):
-                entry = Entry.look(folder, complete=name == "objects")
-                if entry is not None:
-                    found[folder.name] = entry
-        yield from found.values()
+        for name in sorted(os.listdir(self.folder / "partial")):
+            entry = Entry.look(self.folder / "partial" / name, complete=False)
+            if entry is not None:
+                found[name] = entry
+        for name in sorted(os.listdir(self.folder / "objects")):
+            before = known.get(name)
+            entry = before.again() if before else Entry.look(self.folder / "objects" / name, complete=True)
+            if entry is not None:
+                complete[name] = entry
+        _seen[self.folder] = complete
+        yield from {**found, **complete}.values()
 
     def limit(self, entries: list[Entry] | None = None) -> int:
         """Return the bound in bytes: what was given, but no more than the disk takes now."""
