@@ -108,6 +108,9 @@ class Progress:
                 number += skipped <= number
             self.ahead.add(number)
             self._close_gap()
+
+    def tell(self) -> None:
+        """Tell the pass how many batches were had."""
         if self.run is not None:
             self.run.delivered(self.count)
 
@@ -203,6 +206,8 @@ class DataLoaderIter:
             raise WorkerError(INTERRUPTED)
         if self.renewed is not None and (other := self.renewed()) is not None:
             self._become(other)
+        # Before the next batch is taken: what is counted afterwards, and what is not, could not be told apart.
+        self.progress.tell()
         start = perf_counter()
         try:
             result = self._batches.next()
