@@ -83,6 +83,8 @@ JOBS = [
     Job("server", "server", "--lines 1000000 --repeat 3 --seconds 0.7", 1.0, "", 3),
     Job("ray_executor", "ray_executor", "cheap large driver --repeat 3", 1.3, "", 6),
     Job("storage", "storage", "--size 128 --repeat 3", 0.5, "", 2),
+    Job("remote", "remote", None, 0, "", 9, ""),
+    Job("remote_faults", "remote", None, 0, "--parts faults", 9, ""),
     Job("rank_dataset", "rank_dataset", None, 0, "", 1.5),
     Job("mp_dataset", "mp_dataset", None, 0, "", 2),
     Job("loader_dispatch", "loader_dispatch", None, 0, "--repeat 3", 6),
