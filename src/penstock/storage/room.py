@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,19 @@ _SPARE, _SPARE_PART = 256 << 20, 64  # what stays free on the disk: a part of it
 
 _seen: dict[Path, dict[str, Entry]] = {}
 """The complete copies of each cache, as this process saw them last."""
+
+_turn = threading.Lock()
+"""For the threads of this process, before the lock between processes."""
+
+
+def _fork() -> None:
+    """Have a lock in the child that no thread of the parent holds."""
+    global _turn
+    _turn = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fork)
 
 
 class Room:
@@ -162,17 +176,19 @@ class Room:
     def lock(self) -> Iterator[None]:
         """Be the only one that removes anything."""
         lock = FileLock(self.folder / "locks" / "room.lock")
-        try:
-            lock.acquire(timeout=_PATIENCE, poll_interval=POLL)
-        except Timeout:
-            raise StorageError(
-                f"another process has been clearing the cache {self.folder} for {_PATIENCE:g} s: it hangs or is "
-                f"stopped; end it and try again (lock: {lock.lock_file})"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
+        # Threads of one process wake each other; processes look again and again.
+        with _turn:
+            try:
+                lock.acquire(timeout=_PATIENCE, poll_interval=POLL)
+            except Timeout:
+                raise StorageError(
+                    f"another process has been clearing the cache {self.folder} for {_PATIENCE:g} s: it hangs or is "
+                    f"stopped; end it and try again (lock: {lock.lock_file})"
+                ) from None
+            try:
+                yield
+            finally:
+                lock.release()
 
     def removable(self, entry: Entry, now: float) -> bool:
         """Return whether nobody downloads a copy, and its path was not handed out a moment ago."""
