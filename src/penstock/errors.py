@@ -60,6 +60,10 @@ class ConfigError(PenstockError, ValueError):
     """An argument, or a combination of arguments, that makes no sense."""
 
 
+class LengthUnknownError(PenstockError, TypeError):
+    """A length that nobody knows yet. To ``len`` it is what an object without a length raises."""
+
+
 class UnknownClassesError(ConfigError, AttributeError):
     """``classes`` of a data set whose source says no names. To ``hasattr`` there is no such attribute."""
 

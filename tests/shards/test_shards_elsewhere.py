@@ -38,7 +38,7 @@ def test_shards_over_http(server: Any, tmp_path: Path) -> None:
             address = server.put(f"{os.path.basename(path)}{suffix}", content)
             urls += [address] if not suffix else []
     storage = Storage(cache=Cache(tmp_path / "cache"))
-    dataset = ps.ShardDataset(urls, shuffle="none", load=label, storage=storage)
+    dataset = ps.ShardDataset(ps.ShardSet(urls, storage=storage), shuffle="none", load=label)
     assert [dataset[i] for i in range(11)] == list(range(11))
     assert dataset.shards[0]["__url__"] == urls[0]
     loader = ps.DataLoader(dataset, batch_size=4, num_workers=2, executor="process")
@@ -55,10 +55,11 @@ def test_signatures_are_not_printed(server: Any, tmp_path: Path) -> None:
     storage = Storage(cache=Cache(tmp_path / "cache"))
     for make in (
         lambda: list(ps.StreamShards(cut, storage=storage)),
-        lambda: ps.ShardDataset(cut, storage=storage),
+        lambda: ps.ShardSet(cut, storage=storage),
+        lambda: list(ps.DataLoader(ps.ShardDataset(cut, storage=storage))),
         lambda: list(ps.StreamShards(whole, decode={"cls": bytes.fromhex}, storage=storage)),  # type: ignore[dict-item]
-        lambda: ps.ShardDataset(whole, decode={"cls": json.loads}, load=no_label, storage=storage)[0],
-        lambda: ps.ImageDataset(ps.ShardDataset(whole, storage=storage))[0],
+        lambda: list(ps.DataLoader(ps.ShardDataset(whole, decode={"cls": json.loads}, load=no_label, storage=storage))),
+        lambda: list(ps.DataLoader(ps.ImageDataset(ps.ShardDataset(whole, storage=storage)))),
         lambda: list(wds.WebDataset(whole, shardshuffle=False).decode(wds.handle_extension("cls", no_label))),
     ):
         with pytest.raises(Exception, match=r"[ab]\.tar") as caught:

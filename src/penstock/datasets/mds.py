@@ -13,9 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-import numpy as np
-
-from penstock.datasets.shards_ahead import ShardsAhead, StoredShard
+from penstock.datasets.shards_ahead import ShardsAhead
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.plan.share import MiniEpoch, SharePlan
@@ -72,10 +70,8 @@ class MDSDataset(SourceDataset):
         }
         self.folder = _folder(source, {name: value for name, value in given.items() if value is not None})
         """The samples as they are on disk."""
-        stored = [StoredShard(*one) for one in self.folder.stored()]
-        if stored:
-            ahead = ShardsAhead(stored, np.array(self.folder.starts, np.int64))
-            plan = SharePlan(self.folder, prepare=ahead.prepare, advance=ahead.advance, **share)
+        if self.folder.stored():
+            plan = SharePlan(self.folder, ahead=ShardsAhead(self.folder), **share)
         else:
             plan = SharePlan(self.folder, **share)
         super().__init__(self.folder, plan, load)

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
-from penstock.datasets.shards_ahead import ShardsAhead, StoredShard
+from penstock.datasets.shards_ahead import ShardsAhead
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
+from penstock.plan.windows import ShardSamples, WindowPlan
+from penstock.shards.arriving import open_shards
 from penstock.shards.decode import chained
 from penstock.shards.grouping import Sample
 from penstock.shards.shardset import ShardSet
 from penstock.shards.urls import Urls
 from penstock.stages import stage
-from penstock.storage import Storage
+from penstock.storage import Storage, is_remote
 
 __all__ = ["ShardDataset"]
 
@@ -44,6 +46,8 @@ class ShardDataset(SourceDataset):
             `penstock.RankDataset`. ``shuffle="block"`` with a ``block_size`` of about a shard's samples keeps reads
             within few shards at a time; ``"global"`` reads from all of them.
         copy, storage, cache_dir, progress: see `ShardSet`.
+        window_shards: of shards in a store that have no indexes: how many of a rank's are mixed in the first epoch, see
+            below.
 
     Raises:
         ConfigError, PartitionError: arguments that make no sense.
@@ -52,6 +56,12 @@ class ShardDataset(SourceDataset):
     Every sample comes once an epoch, whatever the number of shards, ranks and workers, and all ranks have equally many
     batches, unless ``remainder="uneven"``. The state is a few integers, and loads on any number of ranks. Index ``i``
     is the i-th sample of this rank; ``dataset.shards[i]`` is the i-th one on disk.
+
+    Shards in a store need no index: the first batch comes once the first shard is here. As long as nobody has counted
+    the samples, an epoch has an order of its own: shards are permuted and dealt to ranks, the samples of up to
+    ``window_shards`` of a rank are shuffled together, and ranks tell each other how many there are. Every sample still
+    comes once, and ranks have equally many. ``len`` is a `LengthUnknownError` until the last shard was counted;
+    the next epoch has the order that is asked for. A state of such an epoch fits any number of ranks, too.
 
     Memory does not depend on the number of samples: the indexes are mapped and shared by all processes.
     """
@@ -66,21 +76,20 @@ class ShardDataset(SourceDataset):
         storage: Storage | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
+        window_shards: int = 8,
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share, load)
+        if window_shards < 1:
+            raise ConfigError(f"window_shards is a positive number of shards, got {window_shards!r}")
         given = {"storage": storage, "cache_dir": cache_dir, "progress": progress}
         if isinstance(urls, ShardSet) and (not copy or any(value is not None for value in given.values())):
             raise ConfigError(f"copy, {', '.join(given)} belong to ShardSet(...), and this one is open already")
-        self.shards = urls if isinstance(urls, ShardSet) else ShardSet(urls, copy=copy, **given)  # type: ignore[arg-type]
+        self.shards = urls if isinstance(urls, ShardSet) else open_shards(urls, copy=copy, **given)  # type: ignore[arg-type]
         """The samples as they are on disk."""
-        stored = [
-            StoredShard(number, source.url, source.size, source.storage, source.stat, index)
-            for number, source, index in self.shards.stored()
-        ]
-        if stored:
-            ahead = ShardsAhead(stored, self.shards.starts)
-            plan = SharePlan(self.shards, prepare=ahead.prepare, advance=ahead.advance, **share)
+        plan: SharePlan
+        if any(is_remote(url) for url in self.shards.urls):
+            plan = WindowPlan(self.shards, window_shards=window_shards, ahead=ShardsAhead(self.shards), **share)
         else:
             plan = SharePlan(self.shards, **share)
         super().__init__(self.shards, plan, chained(decode, load))
@@ -92,8 +101,10 @@ class ShardDataset(SourceDataset):
         return self.shards.as_images(self.rows(indices, place), self.records(indices, place))
 
     def _read(self, view: EpochView, local: Indices) -> list[Any]:
-        rows = view.rows(local)
+        rows, place = view.rows(local), cast(MiniEpoch | ShardSamples, view.place)
         with stage("read"):
+            if isinstance(place, ShardSamples):
+                return self.shards.arrived(rows, place.versions)
             return self.shards.records(rows)
 
     def _read_one(self, view: EpochView, local: int, row: int) -> Any:

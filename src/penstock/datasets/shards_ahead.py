@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from penstock.plan.share import EpochView, MiniEpoch
-from penstock.storage import UNWRITABLE, RemoteSource, Storage
-from penstock.storage.backend import Stat
+from penstock.shards.stored import StoredShard
+from penstock.storage import UNWRITABLE, RemoteSource
 from penstock.storage.futures import NEVER, object_name
 from penstock.storage.prefetch import CopiesAhead, Use
 from penstock.threads import Daemon
 
-__all__ = ["ShardsAhead", "StoredShard", "spans"]
+__all__ = ["ShardsAhead", "ShardsInStores", "spans"]
 
 _CHUNK = 1 << 18  # rows looked at between two looks at the clock
 _AT_ONCE = 1 << 21  # rows for which a consumer waits; the others are looked at in the background
@@ -36,41 +35,28 @@ _SPARE = 100  # one part of so many of the cache stays free, for what it writes 
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class StoredShard:
-    """A shard in a store.
+class ShardsInStores(Protocol):
+    """Shards, of which any number lie in a store."""
 
-    Attributes:
-        number: in the set.
-        url: its address.
-        size: in bytes.
-        storage: how it is reached.
-        stat: its version, where that is known.
-        index: what has to be in the cache for ranges of it to be read; None if no ranges can be read.
-    """
+    @property
+    def starts(self) -> Any:
+        """The number of the first sample of each shard, and of all."""
 
-    number: int
-    url: str
-    size: int
-    storage: Storage
-    stat: Stat | None = None
-    index: Sequence[RemoteSource] | None = None
+    def stored(self) -> list[StoredShard]:
+        """Return the shards in a store that are copied."""
 
 
 class ShardsAhead:
     """Looks ahead for one rank of a job: see the module. It is a share's ``prepare`` and ``advance``.
 
     Args:
-        shards: those in a store, all of one `Storage`.
-        starts: the number of the first row of each shard of the set, and of all.
+        shards: of which those in a store are all of one `Storage`. What they hold is asked for when it is needed.
 
     Cost: an epoch's rows are computed once more, some ten million a second; memory for each shard, none for rows.
     """
 
-    def __init__(self, shards: Sequence[StoredShard], starts: Ints) -> None:
-        self._shards, self._starts = shards, starts
-        self._storage = shards[0].storage
-        self._ahead = CopiesAhead(self._storage)
+    def __init__(self, shards: ShardsInStores) -> None:
+        self._set = shards
         self._begin()
 
     def _begin(self) -> None:
@@ -80,15 +66,27 @@ class ShardsAhead:
         self._thread: Daemon | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_shards": self._shards, "_starts": self._starts, "_storage": self._storage, "_ahead": self._ahead}
+        return {"_set": self._set}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self._set = state["_set"]
         self._begin()
+
+    @cached_property
+    def _shards(self) -> list[StoredShard]:
+        return self._set.stored()
+
+    @cached_property
+    def _starts(self) -> Ints:
+        return np.array(self._set.starts, np.int64)
+
+    @cached_property
+    def _ahead(self) -> CopiesAhead:
+        return CopiesAhead(self._shards[0].storage)
 
     def prepare(self, view: EpochView, following: EpochView) -> None:
         """Fetch what a view needs, in the order in which it does."""
-        if view.place == self._place or self._pid != os.getpid() or get_worker_info() is not None:
+        if view.place == self._place or self._pid != os.getpid() or get_worker_info() is not None or not self._shards:
             return
         self._place, self._had = view.place, 0
         if self._thread is not None:
@@ -108,7 +106,8 @@ class ShardsAhead:
         """End what runs in the background, and want nothing more."""
         if self._thread is not None and self._pid == os.getpid():
             self._thread.stop()
-        self._ahead.close()
+        if "_ahead" in self.__dict__:
+            self._ahead.close()
         self._place = None
 
     def _follow_all(self, view: EpochView, following: EpochView, thread: Daemon) -> None:
@@ -135,6 +134,8 @@ class ShardsAhead:
     def _uses(self, first: Ints, last: Ints, again: Ints, end: int) -> list[Use]:
         numbers = np.array([shard.number for shard in self._shards])
         needed = (first[numbers] < NEVER) | (again[numbers] < NEVER)
+        if not needed.any():
+            return []
         shards = [self._shards[place] for place in np.flatnonzero(needed).tolist()]
         numbers = numbers[needed]
         first, last, again = first[numbers], last[numbers], again[numbers]
@@ -152,7 +153,7 @@ class ShardsAhead:
         self, shards: Sequence[StoredShard], sizes: Ints, first: Ints, last: Ints
     ) -> tuple[npt.NDArray[np.bool_], list[RemoteSource]]:
         """Return which shards are copied, and which indexes the others need."""
-        cache = self._storage.the_cache()
+        cache = shards[0].storage.the_cache()
         room = cache.limit() * (_SPARE - 1) // _SPARE
         everything = np.ones(len(shards), np.bool_)
         has_ranges = all(shard.index is not None and shard.stat is not None for shard in shards)

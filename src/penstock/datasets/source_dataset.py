@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from penstock.order.permutation import Indices, normalise
+from penstock.order.permutation import Indices
 from penstock.plan.cursor import State
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.source import Source
@@ -223,17 +223,17 @@ class SourceDataset(BatchedDataset):
     def records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[Any]:
         """Return the source's records at these indices, whatever ``load`` makes of them."""
         view = self.plan.view(place)
-        return self._read(view, normalise(indices, len(view)))
+        return self._read(view, view.local(indices))
 
     def rows(self, indices: Sequence[int], place: MiniEpoch | None = None) -> Indices:
         """Return the rows of the source at these indices, int64 of shape (n,)."""
         view = self.plan.view(place)
-        return view.rows(normalise(indices, len(view)))
+        return view.rows(view.local(indices))
 
     def keys(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[int]:
         """Return the keys of the generators of the samples at these indices."""
         view = self.plan.view(place)
-        return view.keys(normalise(indices, len(view)))
+        return view.keys(view.local(indices))
 
     # Where the job stands.
 
@@ -281,4 +281,4 @@ class SourceDataset(BatchedDataset):
             StateError: the state is of another source, order or partition.
         """
         cursor = self.plan.read_grown(state) if allow_growth else self.plan.read(state)
-        self.plan.wish_for(cursor.place, loaded=True)
+        self.plan.wish_at(cursor)

@@ -636,6 +636,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 iterator.end(max(0.5, deadline - time.monotonic()))
         self._engine.close()
         self._iterator = None
+        if (order := own_order(self.dataset)) is not None:
+            order.close()
 
     def __enter__(self) -> DataLoader[T_co]:
         return self

@@ -387,7 +387,10 @@ class Position:
             here, history = self._present()
             assert here.run is not None
             at = _at(here.run, here.count)
-            state["sampler"] = here.run.cursor(here.count).state()
+            cursor = here.run.cursor(here.count)
+            state["sampler"] = cursor.state()
+            if cursor.data is not None:
+                state["fingerprint"] = cursor.data
             state.update(self._overtaking(_at(here.run, number) - at for number in here.ahead))
             if history is not None:
                 state.update(history.state(at))
@@ -445,7 +448,10 @@ class Position:
         Raises:
             StateError: it is one.
         """
-        check_state(state, {"version": STATE_VERSION, **self._identity()}, of="DataLoader")
+        identity, order = self._identity(), own_order(self.samples)
+        if order is not None and isinstance(state, Mapping) and order.is_known_as(state.get("fingerprint")):
+            identity.pop("fingerprint")
+        check_state(state, {"version": STATE_VERSION, **identity}, of="DataLoader")
 
     def _read_ahead(self, state: Mapping[str, Any]) -> frozenset[int]:
         if self.plan is None or not state.get("ahead"):

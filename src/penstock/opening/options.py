@@ -96,6 +96,7 @@ class ShardOptions(ShareOptions, total=False):
     storage: Storage | None
     cache_dir: str | os.PathLike[str] | None
     progress: bool | None
+    window_shards: int
 
 
 class StreamOptions(TypedDict, total=False):
@@ -192,6 +193,7 @@ class ImageOptions(ShareOptions, total=False):
     cache_dir: Any
     split: str | None
     copy: bool
+    window_shards: int
     cache_bytes: int | None
     allow_pickle: bool | None
     validate_hash: str | None
@@ -236,6 +238,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "token_type": ((str,), "a type of integers, such as 'int64'"),
     **dict.fromkeys(("sequence_length", "stride", "end_token", "pad_token"), ((Integral,), "an integer")),
     "max_pixels": ((Integral,), "a number of pixels"),
+    "window_shards": ((Integral,), "a number of shards"),
     "index": ((*_PATH, bool), "the path of an index of entries, True or 'learn'"),
     **dict.fromkeys(("cache_bytes", "buffer_bytes"), ((Integral,), "a number of bytes")),
     **dict.fromkeys(("flip", "row", "preload", "copy", "allow_pickle", "progress"), ((bool,), "True or False")),

@@ -62,6 +62,11 @@ class Cursor:
     entropy: State = field(default_factory=dict)
     sampler: Cursor | None = None
 
+    @property
+    def data(self) -> str | None:
+        """Identity of the data, where it is another one than that of the data now."""
+        return None
+
     def state(self) -> State:
         """Return the cursor as a JSON-serialisable dict, which `read` takes back."""
         state: State = {"version": STATE_VERSION, **self.plan, "unit": self.unit}

@@ -95,6 +95,7 @@ class EpochPlan(abc.ABC):
         per_rank: whether positions are those of this rank alone. Otherwise they are ordinals in the whole job's epoch,
             and a sample has the same one on any number of ranks.
         one_by_one: whether reading the plan runs code of the user's, so that it is read no further ahead than needed.
+        grows: whether the end shows only while the plan is read, see `reach`.
         place: where the data set stands, for data sets that workers have to tell.
     """
 
@@ -102,11 +103,16 @@ class EpochPlan(abc.ABC):
     epoch: int = 0
     per_rank: bool = False
     one_by_one: bool = False
+    grows: bool = False
     place: Any = None
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Return how many samples there are; TypeError where the plan has no end."""
+        """Return how many samples there are; TypeError where the plan has no end, or nobody knows it yet."""
+
+    def reach(self, count: int) -> int:
+        """Return how many samples are known: ``count`` at least, or all there are. Waits where that takes reading."""
+        return length_of(self)
 
     @abc.abstractmethod
     def indices(self, start: int, stop: int) -> Indices:

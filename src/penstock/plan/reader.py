@@ -105,6 +105,13 @@ class Plan(abc.ABC, Generic[E]):
         """
         return self.read(state)
 
+    def is_known_as(self, fingerprint: Any) -> bool:
+        """Return whether the data have this fingerprint, too, in states of an epoch that began before it was known."""
+        return False
+
+    def close(self) -> None:
+        """End what runs in the background, until something is read again: a loader over the plan was closed."""
+
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
         """Return the source of chance of one epoch, which draws when it is asked, and once; None where there is none.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, PartitionError, StateError
 from penstock.hashing import checked_seed
 from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
 from penstock.order.partition import REMAINDERS
-from penstock.order.permutation import Indices
+from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
 from penstock.plan.epoch import Dealt, EpochPlan
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.plan.exclusion import ExcludedRows, Mark
     from penstock.plan.filter import KeptRows
 
-__all__ = ["EpochRows", "EpochView", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
+__all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
 
 _KEPT_VIEWS = 4
 """Views that are kept: a loader each."""
@@ -142,6 +142,10 @@ class EpochView:
     def __len__(self) -> int:
         return max(0, len(self.partition) - self.place.skip)
 
+    def local(self, indices: Sequence[int]) -> Indices:
+        """Return local indices as an array, with negative ones counted from the end."""
+        return normalise(indices, len(self))
+
     def positions_of(self, local: Indices) -> Indices:
         """Return the positions of local samples, int64 of shape (n,)."""
         return self.partition[local + self.place.skip]
@@ -175,6 +179,19 @@ class EpochView:
             )
         position = self.partition[index % size + self.place.skip]
         return position, self.order[position % self.partition.n]
+
+
+class LookAhead(Protocol):
+    """What has data there before they are needed, in the process of the reader."""
+
+    def prepare(self, view: EpochView, following: EpochView) -> None:
+        """Look at a view that is about to be read, and at the one after it."""
+
+    def advance(self, view: EpochView, count: int) -> None:
+        """Take note that the consumer has had the first ``count`` samples of a view."""
+
+    def close(self) -> None:
+        """End what runs in the background."""
 
 
 class ShareEpoch(EpochPlan):
@@ -214,8 +231,8 @@ class ShareEpoch(EpochPlan):
 
     def delivered(self, count: int) -> None:
         """Take note that the consumer has had the first ``count`` samples."""
-        if self._plan.advance is not None:
-            self._plan.advance(self.view, count)
+        if self._plan.ahead is not None:
+            self._plan.ahead.advance(self.view, count)
 
     @property
     def dealt(self) -> Dealt:
@@ -254,7 +271,7 @@ class SharePlan(Plan[ShareEpoch]):
     Args:
         source: the rows.
         prepare: called with a view that is about to be read, and with the place after it; such as a gatherer of rows.
-        advance: called with a view that is read, and how many of its samples the consumer has had.
+        ahead: looks ahead of the reader.
         rank, world_size, ...: see `penstock.plan.share_options.ShareOptions`.
 
     Raises:
@@ -266,7 +283,7 @@ class SharePlan(Plan[ShareEpoch]):
         source: Rows,
         *,
         prepare: Callable[[EpochView, EpochView], None] | None = None,
-        advance: Callable[[EpochView, int], None] | None = None,
+        ahead: LookAhead | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -291,14 +308,15 @@ class SharePlan(Plan[ShareEpoch]):
         self.remainder = remainder
         self.filters: tuple[KeptRows, ...] = ()
         """What is left of the rows: the last one takes of what those before it keep."""
-        self.excluded = None if exclude is None else _excluded(exclude, len(source))
+        rows = self.length()
+        self.excluded = None if exclude is None else _excluded(exclude, rows)
         """Rows that nobody gets, as the filters count them."""
-        self.shuffle, self.block = _block_options(shuffle, len(source), group, block_size, window)
+        self.shuffle, self.block = _block_options(shuffle, rows, group, block_size, window)
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
         self._prepare = prepare
-        self.advance = advance
+        self.ahead = ahead
         self._views: dict[MiniEpoch, EpochView] = {}
-        self._shown = SharedIntegers(MiniEpoch(0, 0, len(source)).numbers)
+        self._shown = SharedIntegers(MiniEpoch(0, 0, rows).numbers)
         self.changes: tuple[Stage, ...] = ()
         """Those of a mixture's weights, in the order in which they were made."""
         self.runs: weakref.WeakSet[ShareEpoch] = weakref.WeakSet()
@@ -317,10 +335,14 @@ class SharePlan(Plan[ShareEpoch]):
         # What readers of another process read is theirs.
         self._views, self.runs = {}, weakref.WeakSet()
 
+    def length(self) -> int:
+        """Return how many rows the source has."""
+        return len(self.source)
+
     @property
     def samples(self) -> int:
         """How many rows there are to go through."""
-        return len(self.filters[-1]) if self.filters else len(self.source)
+        return len(self.filters[-1]) if self.filters else self.length()
 
     @property
     def fingerprint(self) -> str:
@@ -467,6 +489,10 @@ class SharePlan(Plan[ShareEpoch]):
         self._show(place, loaded=loaded, running=False)
         self._wish, self._times_set = Wish(ShareCursor.at(place), loaded), self._times_set + 1
 
+    def wish_at(self, cursor: ShareCursor) -> None:
+        """Let every reader begin at the cursor of a loaded state."""
+        self.wish_for(cursor.place, loaded=True)
+
     def begin(self) -> None:
         """Begin an iteration by hand, at the place that is shown."""
         self._show(self.shown, loaded=False, running=True)
@@ -483,9 +509,15 @@ class SharePlan(Plan[ShareEpoch]):
 
     def prepare(self) -> None:
         """Have the rows gathered that are read next, where somebody gathers rows."""
-        if self._prepare is not None:
+        wanted = [self._prepare, self.ahead.prepare if self.ahead is not None else None]
+        for prepare in filter(None, wanted):
             view = self.view(self.shown)
-            self._prepare(view, self.view(self.following(view.place.whole)))
+            prepare(view, self.view(self.following(view.place.whole)))
+
+    def close(self) -> None:
+        """End what looks ahead, until something is read again."""
+        if self.ahead is not None:
+            self.ahead.close()
 
     # As a plan.
 

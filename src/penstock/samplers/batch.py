@@ -146,6 +146,8 @@ class _Batches(BatchEpochPlan):
 
     def __iter__(self) -> Iterator[Batch]:
         run = self.samples
+        if run.grows:
+            return self._as_they_come()
         return batches(
             run.indices,
             run.positions,
@@ -158,6 +160,8 @@ class _Batches(BatchEpochPlan):
 
     def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
         run = self.samples
+        if run.grows:
+            return (([indices], positions[None]) for indices, positions in self._as_they_come())
         return batch_blocks(
             run.indices,
             run.positions,
@@ -168,8 +172,20 @@ class _Batches(BatchEpochPlan):
             one_by_one=self.one_by_one,
         )
 
+    def _as_they_come(self) -> Iterator[Batch]:
+        """Yield the batches of samples whose number shows only while they are read."""
+        run, begin, full = self.samples, 0, self._batch_size
+        while (end := min(run.reach(begin + full), begin + full)) == begin + full:
+            yield run.indices(begin, end).tolist(), run.positions(begin, end)
+            begin = end
+        run.exhaust()
+        if begin < end and not self._drop_last:
+            yield run.indices(begin, end).tolist(), run.positions(begin, end)
+
     def lists(self) -> CountedIterable[list[Any]]:
         run = self.samples
+        if run.grows:
+            return super().lists()
         return BatchIterator(
             run.indices,
             self._length(),

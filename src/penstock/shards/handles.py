@@ -32,6 +32,7 @@ from penstock.shards.files import ShardFile, file_of
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.shards.index import SUFFIX, Header, ShardIndex, load_or_build, read_header
 from penstock.shards.ranged import RangedShard
+from penstock.shards.stored import StoredShard
 from penstock.shards.urls import local_path
 from penstock.storage import (
     Cache,
@@ -43,13 +44,18 @@ from penstock.storage import (
     is_remote,
     write_atomically,
 )
+from penstock.storage.backend import Cancel, Stat
 from penstock.storage.futures import object_name
+from penstock.storage.prefetch import Stoppable
 from penstock.storage.urls import shown
 
 if TYPE_CHECKING:
     from penstock.shards.entries import ShardEntries
 
-__all__ = ["CopiedShard", "Handle", "LocalShard", "OpenShard", "RemoteShard", "build", "open_handles", "write_indexes"]
+__all__ = [
+    *("CopiedShard", "Handle", "LocalShard", "OpenShard", "RemoteShard"),
+    *("build", "has_index", "open_handles", "write_indexes"),
+]
 
 _REQUESTS = 16  # under way at a time, while the indexes of a set are fetched
 _COPIES = 4  # shards copied at a time
@@ -153,6 +159,7 @@ class CopiedShard:
         storage: how the store is reached.
         cache_dir: where indexes of copies go, by default in the user's cache folder: never beside a copy.
         beside: the shard with the index that lies beside it in the store, if one does.
+        stat: the version, where that is known; otherwise the store is asked.
 
     Attributes: ``header`` is None while there is no index.
 
@@ -161,10 +168,17 @@ class CopiedShard:
 
     is_file = False
 
-    def __init__(self, url: str, storage: Storage | None, cache_dir: str | None, beside: RemoteShard | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        storage: Storage | None,
+        cache_dir: str | None,
+        beside: RemoteShard | None,
+        stat: Stat | None = None,
+    ) -> None:
         self.url, self._beside = url, beside
         self._cache_dir = str(cache_root() / "shards") if cache_dir is None else cache_dir
-        self.source = RemoteSource(url, storage) if beside is None else beside.source
+        self.source = RemoteSource(url, storage, stat) if beside is None else beside.source
         self.header = self._current() if beside is None else beside.header
         self._checked = False
 
@@ -173,10 +187,11 @@ class CopiedShard:
         """Bytes of the shard."""
         return self.source.size
 
-    @property
-    def objects_of_index(self) -> list[RemoteSource]:
-        """What has to stay in the cache for its ranges to be read without a copy."""
-        return [] if self._beside is None else [self._beside.beside]
+    def stored(self, number: int) -> StoredShard:
+        """Return what look-ahead has to know of it, as the shard with this number of its set."""
+        source = self.source
+        index = [] if self._beside is None else [self._beside.beside]
+        return StoredShard(number, self.url, source.size, source.storage, source.stat, index)
 
     def _cache(self) -> Cache:
         return self.source.storage.the_cache()
@@ -186,12 +201,27 @@ class CopiedShard:
         path, mtime_ns = self._cache().place(self.source)
         return _header_of(str(path), self._cache_dir, self.source.size, mtime_ns)
 
-    def build(self, progress: Callable[[int], object]) -> None:
-        """Make the index out of a copy, if there is none. What the copy costs is fetched before one is indexed."""
-        file = _file_of_copy(self.source.local(progress=False))
+    def build(
+        self, progress: Callable[[int], object], *, only_later: bool = False, cancel: Cancel | None = None
+    ) -> None:
+        """Make the index out of a copy, if there is none. What the copy costs is fetched before one is indexed.
+
+        ``only_later`` and ``cancel`` are those of `fetch`.
+        """
+        file = _file_of_copy(self.fetch(only_later=only_later, cancel=cancel))
         with _indexing:
             index = load_or_build(file, url=self.url, cache_dir=self._cache_dir, progress=progress)
         self.header = index.header
+
+    def fetch(self, *, only_later: bool = False, cancel: Cancel | None = None) -> CachedFile:
+        """Return a copy, open; fetched if there is none.
+
+        Args:
+            only_later: see `Cache.open`.
+            cancel: ends the download, which goes on another time.
+        """
+        source = self.source if cancel is None else Stoppable(self.source, cancel)
+        return self._cache().open(source, only_later=only_later, progress=False)
 
     def index(self) -> ShardIndex:
         """The index: of the store, or made of a copy.
@@ -287,6 +317,15 @@ def _stored_index(source: RemoteSource, expected: Header | None) -> ShardIndex:
     if expected is not None and index.header.digest != expected.digest:
         raise ShardChangedError(f"{shown(source.url)} is no longer the index that was opened: open the shards again")
     return index
+
+
+def has_index(url: str, storage: Storage | None) -> bool:
+    """Return whether a shard in a store has its index beside it there. Costs one request."""
+    try:
+        RemoteSource(_beside(url), storage)
+    except (StorageNotFoundError, StorageAuthError):  # stores say "no access" where one may not list
+        return False
+    return True
 
 
 def _check_digest(url: str, header: Header | None, index: ShardIndex) -> None:

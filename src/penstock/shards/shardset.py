@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from threading import Lock
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -24,18 +23,20 @@ import xxhash
 from penstock.images.once import Once
 from penstock.images.sample_record import SampleRecord
 from penstock.manifest.indices import Indices, to_rows
+from penstock.plan.windows import Need, split_rows
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import CopiedShard, Handle, OpenShard, open_handles
 from penstock.shards.index import ShardIndex
-from penstock.shards.ranged import RangedShard, read_samples
+from penstock.shards.opened import OpenShards
+from penstock.shards.ranged import RangedShard
+from penstock.shards.stored import StoredShard
 from penstock.shards.urls import Urls, expand
-from penstock.storage import RemoteSource, Storage
+from penstock.storage import Storage
 from penstock.storage.urls import listed
 from penstock.wording import counted
 
 __all__ = ["ShardSet"]
 
-_FEWEST, _MOST = 64, 4096  # shards held open; each takes two descriptors, four with an index of entries
 
 _AT_ONCE, _SMALL = 32, 32 << 10  # while iterating: samples read between two looks at the file, if they are so small
 
@@ -80,16 +81,13 @@ class ShardSet:
 
     def _set_up(self, urls: list[str], handles: list[Handle]) -> None:
         self.urls, self._handles = urls, handles
-        self._open: dict[int, OpenShard | RangedShard] = {}
+        self._opened = OpenShards(handles)
         self._once = Once()  # for all indexes of entries
-        self._limit = _open_limit()
-        self._lock = Lock()
         self._headers = [handle.header for handle in handles if handle.header is not None]
         self.starts: npt.NDArray[np.int64] = np.cumsum([0, *(header.samples for header in self._headers)])
         """The number of the first sample of each shard, and of all."""
         self._length = int(self.starts[-1])
         self._whole = range(self._length)
-        self._elsewhere = not all(handle.is_file for handle in handles)
 
     # What it is.
 
@@ -119,10 +117,38 @@ class ShardSet:
     def __repr__(self) -> str:
         return f"<ShardSet of {counted(len(self), 'sample')}: {listed(self.urls)}>"
 
-    def stored(self) -> list[tuple[int, RemoteSource, list[RemoteSource]]]:
-        """The shards in a store that are copied: the number of each, its object, and those that its index takes."""
-        found = [(number, handle) for number, handle in enumerate(self._handles) if isinstance(handle, CopiedShard)]
-        return [(number, handle.source, handle.objects_of_index) for number, handle in found]
+    def stored(self) -> list[StoredShard]:
+        """Return the shards in a store that are copied."""
+        return [handle.stored(number) for number, handle in enumerate(self._handles) if isinstance(handle, CopiedShard)]
+
+    # For `penstock.plan.windows`: an epoch that began before all shards were counted goes on in its order.
+
+    complete = True
+    """Whether all shards are counted."""
+
+    def counts_of(self, shards: Sequence[int]) -> list[int]:
+        """Return how many samples some shards have."""
+        return [self._headers[number].samples for number in shards]
+
+    def expect(self, needs: Sequence[Need], *, position: int = 0) -> None:
+        """Do nothing: every shard is there when it is asked for."""
+
+    def advance(self, position: int) -> None:
+        """Do nothing: nobody looks ahead."""
+
+    def close(self) -> None:
+        """Do nothing: nobody looks ahead."""
+
+    def finish(self, rank: int, world_size: int) -> None:
+        """Do nothing: all shards are counted."""
+
+    def versions(self, shards: Sequence[int]) -> tuple[Any, ...]:
+        """Return nothing: every process knows the shards."""
+        return ()
+
+    def arrived(self, rows: Indices, versions: Iterable[Any]) -> list[Sample]:
+        """Return the samples at rows of `penstock.plan.windows.pack_rows`, in this order."""
+        return self._opened.read(*split_rows(np.asarray(rows, dtype=np.int64)))
 
     # Reading.
 
@@ -133,33 +159,12 @@ class ShardSet:
 
     def index(self, number: int) -> ShardIndex:
         """The index of a shard, without its data. Raises as `shard` does."""
-        found = self._open.get(number)
+        found = self._opened.find(number)
         return found.index if found is not None else self._handles[number].index()
 
     def shard(self, number: int) -> OpenShard | RangedShard:
-        """A shard, opened if it is not.
-
-        Raises:
-            ShardChangedError: it is not the shard any more that this set was made of.
-            StorageError: see `penstock.storage.local_path`.
-        """
-        found = self._open.get(number)
-        if found is not None:
-            return found
-        opened = self._handles[number].open()
-        with self._lock:
-            if not self._handles[number].is_file:
-                self._drop_removed()
-            while len(self._open) >= self._limit:
-                self._open.pop(next(iter(self._open)))
-            self._open[number] = opened
-        return opened
-
-    def _drop_removed(self) -> None:
-        """Close copies that the cache has removed: their bytes would stay on the disk."""
-        for number, shard in list(self._open.items()):
-            if isinstance(shard, OpenShard) and shard.file.is_removed:
-                self._open.pop(number, None)
+        """A shard, opened if it is not. Raises as `OpenShards.get` does."""
+        return self._opened.get(number)
 
     def __getitem__(self, index: SupportsIndex) -> Sample:
         """One sample. IndexError outside, negative indices count from the end."""
@@ -177,16 +182,7 @@ class ShardSet:
         """The samples at ``indices`` (any order, repeats allowed). The fast way to read a batch."""
         rows = to_rows(indices, self._whole)
         numbers = self.starts.searchsorted(rows, "right") - 1
-        if not self._elsewhere and len(set(numbers.tolist())) <= self._limit:
-            return self._read(rows, numbers)
-        # In order, neighbours are read by one request, and no more shards are open than may be.
-        ordered, places = np.unique(rows, return_inverse=True)
-        numbers = self.starts.searchsorted(ordered, "right") - 1
-        part = np.cumsum(np.diff(numbers, prepend=numbers[:1]) != 0) // self._limit
-        cuts = np.flatnonzero(np.diff(part)) + 1
-        pairs = zip(np.split(ordered, cuts), np.split(numbers, cuts), strict=True)
-        found = [sample for few, theirs in pairs for sample in self._read(few, theirs)]
-        return [dict(found[place]) for place in places.tolist()]
+        return self._opened.read(numbers, rows - self.starts[numbers])
 
     def image_records(self, indices: Indices) -> list[SampleRecord]:
         """The same as records of images, for `penstock.ImageDataset`. See `as_images`."""
@@ -209,16 +205,6 @@ class ShardSet:
         shard = self.shard(number)
         return shard.entries(local, data, self._once) if isinstance(shard, OpenShard) else None
 
-    def _read(self, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> list[Sample]:
-        """The samples at rows, with the numbers of their shards."""
-        local = (rows - self.starts[numbers]).tolist()
-        shards = {number: self.shard(number) for number in set(numbers.tolist())}
-        wanted = [(shards[number], k) for number, k in zip(numbers.tolist(), local, strict=True)]
-        found = list(read_samples(wanted)) if self._elsewhere else [shard.sample(k) for shard, k in wanted]
-        for shard in shards.values():
-            shard.check()  # behind the reads
-        return found
-
     def __iter__(self) -> Iterator[Sample]:
         for number, count in enumerate(self.counts):
             shard = self.shard(number)
@@ -238,21 +224,10 @@ class ShardSet:
 
     def check_unchanged(self) -> None:
         """Raise ShardChangedError if a shard that is open was truncated, written to or touched since."""
-        for shard in list(self._open.values()):
-            shard.check()
+        self._opened.check()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.urls, self._handles)
-
-
-def _open_limit() -> int:
-    """How many shards to hold open, for a quarter of the descriptors that this process may have, or half of them."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return _FEWEST
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST if soft == resource.RLIM_INFINITY else min(max(soft // 8, _FEWEST), _MOST)
 
 
 def _reopen(urls: list[str], handles: list[Handle]) -> ShardSet:

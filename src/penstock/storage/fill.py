@@ -45,6 +45,10 @@ class Download(Protocol):
     stat: Stat
     storage: Any
 
+    @property
+    def given_up(self) -> bool:
+        """Whether its own process has ended the download."""
+
     def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
         """Bytes from begin to end."""
 

@@ -31,7 +31,7 @@ from penstock.threads import Daemon
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CopiesAhead", "Use"]
+__all__ = ["CopiesAhead", "Stoppable", "Use"]
 
 _COPIES = 4  # objects under way at a time, which share the requests of the storage
 _PART, _MOST = 16, 4 << 30  # of the cache's bound: what is fetched and not yet needed takes no more
@@ -222,7 +222,7 @@ class _Fetching:
             source = self.source(use.url, use.stat)
             fetched = 0 if self._cache.has(source) else source.size
             if fetched:
-                stoppable = _Stoppable(source, self._cancel, admitted)
+                stoppable = Stoppable(source, self._cancel, admitted)
                 self._cache.open(stoppable, only_later=True, progress=False)
         except NotCachedError:
             self._decline(turn, number, room)
@@ -299,13 +299,18 @@ class _Once:
             self._lock.release()
 
 
-class _Stoppable:
-    """A source whose requests end when the look-ahead is closed. With the first of them it is admitted to the cache."""
+class Stoppable:
+    """A source whose requests end with a signal. With the first of them it is admitted to the cache."""
 
-    def __init__(self, source: RemoteSource, cancel: Cancel, admitted: _Once) -> None:
+    def __init__(self, source: RemoteSource, cancel: Cancel, admitted: _Once | None = None) -> None:
         self.url, self.size, self.fingerprint = source.url, source.size, source.fingerprint
         self.stat, self.storage = source.stat, source.storage
         self._source, self._cancel, self._admitted = source, cancel, admitted
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the signal was given."""
+        return self._cancel.is_set()
 
     def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
         with self._joined(cancel) as both:
@@ -318,7 +323,8 @@ class _Stoppable:
     @contextmanager
     def _joined(self, cancel: Cancel | None) -> Iterator[Cancel]:
         """A signal that is given with either of two."""
-        self._admitted.release()
+        if self._admitted is not None:
+            self._admitted.release()
         both = cancel if cancel is not None else Cancel()
         key = self._cancel.add(both.set)
         try:

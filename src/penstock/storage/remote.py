@@ -210,6 +210,8 @@ class RemoteSource:
     Safe from several threads, after a fork, and pickled: the other process reads the same version, or gets an error.
     """
 
+    given_up = False
+
     def __init__(self, url: str, storage: Storage | None = None, stat: Stat | None = None) -> None:
         self.url, self.storage = url, storage if storage is not None else Storage()
         backend = backend_for(url, self.storage)

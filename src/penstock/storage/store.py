@@ -191,8 +191,8 @@ class Cache:
             try:
                 return self._download(key, source, progress, only_later=only_later)
             except StorageError as error:
-                # That there is no room for it now says nothing to those who have to have it.
-                if not isinstance(error, NotCachedError):
+                # That there is no room for it now, or that a job ends, says nothing to those who have to have it.
+                if not isinstance(error, NotCachedError) and not source.given_up:
                     self._publish_failure(key, error)
                 raise
         finally:

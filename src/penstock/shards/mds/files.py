@@ -23,6 +23,7 @@ from penstock.errors import ConfigError, ShardError, ShardIOError, StorageNotFou
 from penstock.shards.mds.compression import decompress
 from penstock.shards.mds.index import Part, ShardInfo
 from penstock.shards.mds.shard import shard_errors
+from penstock.shards.stored import StoredShard
 from penstock.storage import Cache, CachedFile, FileSource, RemoteSource, SourceFile, Storage
 from penstock.storage.backend import Cancel, Stat
 
@@ -92,13 +93,13 @@ class Files:
         self._check(file.path, info.raw, file.map or b"")
         return file
 
-    def stored(self, shards: Sequence[ShardInfo]) -> list[tuple[int, str, int, Storage]]:
-        """Those that are fetched from a store as they are; see `MDSFolder.stored`."""
+    def stored(self, shards: Sequence[ShardInfo]) -> list[StoredShard]:
+        """Return those that are fetched from a store as they are; see `MDSFolder.stored`."""
         how = self.storage
         if how is None:
             return []
         plain = [(number, info.raw) for number, info in enumerate(shards) if info.packed is None]
-        return [(number, self._name(part), part.size, how) for number, part in plain]
+        return [StoredShard(number, self._name(part), part.size, how) for number, part in plain]
 
     def _name(self, part: Part) -> str:
         return (
@@ -174,6 +175,8 @@ class Files:
 
 class _Unpacked:
     """The content of a compressed shard as something that the cache has to get: made here, not downloaded."""
+
+    given_up = False
 
     def __init__(self, name: str, size: int, packed: FileSource | RemoteSource, make: Callable[[], bytes]) -> None:
         where = packed.url if isinstance(packed, RemoteSource) else f"file://{os.path.realpath(packed.url)}"

@@ -24,6 +24,7 @@ from penstock.shards.mds.encodings import IMAGES
 from penstock.shards.mds.files import Files
 from penstock.shards.mds.index import Columns, Index, parse_index, prefix_fingerprint
 from penstock.shards.mds.shard import Reader, Shard
+from penstock.shards.stored import StoredShard
 from penstock.sources.batched import BatchedDataset
 from penstock.storage import Cache, Storage, is_remote
 from penstock.storage.urls import local_part, shown
@@ -132,8 +133,8 @@ class MDSFolder(BatchedDataset):
         """The number of the first sample of each shard, and of all."""
         return self._starts
 
-    def stored(self) -> list[tuple[int, str, int, Storage]]:
-        """The shards that are fetched from a store as they are: number, address, size, and how it is reached."""
+    def stored(self) -> list[StoredShard]:
+        """Return the shards that are fetched from a store as they are."""
         return self._files.stored(self._index.shards)
 
     def is_prefix_of_current(self, fingerprint: str, samples: int) -> bool:

@@ -1,0 +1,174 @@
+"""`Arrivals`: shards of a store that threads of this process copy and count, as they are needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from penstock.errors import NotCachedError
+from penstock.plan.windows import Need
+from penstock.shards.exchange import Exchange
+from penstock.shards.facts import Facts
+from penstock.shards.store_shard import StoreShard
+from penstock.storage import UNWRITABLE
+from penstock.storage.backend import Cancel
+from penstock.storage.futures import NEVER, Future, Uses
+from penstock.threads import Daemon
+
+__all__ = ["Arrivals"]
+
+_THREADS = 8  # shards that arrive at a time
+
+
+class Arrivals:
+    """Gets shards by threads of this process, and what other ranks tell of theirs.
+
+    Threads run while there is something to get. What the consumer needs until when is published in the cache, which
+    keeps it until then.
+    """
+
+    def __init__(self, handles: list[StoreShard], exchange: Exchange | None) -> None:
+        self.pid = os.getpid()
+        self._handles, self._exchange = handles, exchange
+        self._changed = threading.Condition()
+        self._queue: deque[int] = deque()
+        self._busy: set[int] = set()
+        self._had: set[int] = set()  # of the shards that are needed now, those that were brought
+        self._asked: set[int] = set()  # shards that somebody waits for: whatever the cache holds makes room
+        self._errors: dict[int, BaseException] = {}
+        self._own: set[int] = set()
+        self._only_facts = False
+        self._threads = 0
+        self._cancel = Cancel()
+        self._future: Future | None = None
+
+    def expect(self, needs: Sequence[Need], position: int) -> None:
+        """Get these next, and forget about the rest."""
+        numbers = [need.shard for need in needs]
+        if needs:
+            self._publish(needs, position)
+        with self._changed:
+            self._only_facts = False
+            self._own.update(numbers)
+            self._had.intersection_update(numbers)
+            self._queue = deque(n for n in numbers if n not in self._had and n not in self._busy)
+            self._start()
+
+    def advance(self, position: int) -> None:
+        """Take note of where the consumer is."""
+        if self._future is not None:
+            self._future.advance(position)
+
+    def close(self) -> None:
+        """Get nothing more, and want nothing of the cache."""
+        self._give_up()
+        self._cancel = Cancel()
+        future, self._future = self._future, None
+        if future is not None:
+            future.close()
+
+    def count(self, numbers: Sequence[int]) -> None:
+        """Have shards counted: nobody needs their samples now."""
+        with self._changed:
+            self._only_facts = True
+            self._own.update(numbers)
+            self._queue = deque(n for n in numbers if n not in self._busy)
+            self._start()
+
+    def _publish(self, needs: Sequence[Need], position: int) -> None:
+        try:
+            if self._future is None:
+                self._future = Future(self._handles[0].storage.the_cache().folder)
+            last = [NEVER - 1 if need.last is None else need.last for need in needs]
+            urls = [self._handles[need.shard].url for need in needs]
+            uses = Uses.of(urls, [need.first for need in needs], last)
+            self._future.publish(uses, position=position)
+        except OSError as error:
+            # The cache may only be read, or its disk is full. Whoever needs a shard opens it, and says what is wrong.
+            if error.errno not in UNWRITABLE:
+                raise
+
+    def wait(self, shards: Sequence[int]) -> list[Facts]:
+        """Return what is known of shards, once it is."""
+        missing = [number for number in shards if self._handles[number].facts is None]
+        others = [number for number in missing if number not in self._own]
+        if self._exchange is not None:
+            for number, facts in zip(others, self._exchange.wait(others), strict=True):
+                self._handles[number].facts = facts
+        elif others:
+            with self._changed:
+                self._queue.extend(number for number in others if number not in self._busy)
+                self._start()
+        return [self._wait_for(number) for number in shards]
+
+    def _wait_for(self, number: int) -> Facts:
+        with self._changed:
+            while self._handles[number].facts is None:
+                if number in self._errors:
+                    raise self._errors.pop(number)
+                self._asked.add(number)
+                if number not in self._busy and number not in self._queue:
+                    self._queue.appendleft(number)
+                    self._start()
+                self._changed.wait()
+            self._asked.discard(number)
+            facts = self._handles[number].facts
+        assert facts is not None
+        return facts
+
+    def _start(self) -> None:
+        """Have as many threads as are needed. The caller holds the lock."""
+        for _ in range(min(_THREADS - self._threads, len(self._queue))):
+            self._threads += 1
+            Daemon(self._work, name="penstock-shards", wake=self._give_up)
+
+    def _give_up(self) -> None:
+        self._cancel.set()
+        with self._changed:
+            self._queue.clear()
+            self._changed.notify_all()
+
+    def _work(self, thread: Daemon) -> None:
+        while (taken := self._take()) is not None:
+            number, cancel = taken
+            error: BaseException | None = None
+            try:
+                self._bring(number, cancel)
+            except NotCachedError:
+                # It is fetched when somebody waits for it.
+                pass
+            except BaseException as raised:  # raised where somebody waits for the shard
+                error = raised
+            with self._changed:
+                self._busy.discard(number)
+                self._had.add(number)
+                if error is not None and not cancel.is_set():
+                    self._errors[number] = error
+                self._changed.notify_all()
+
+    def _bring(self, number: int, cancel: Cancel) -> None:
+        handle = self._handles[number]
+        was_counted = handle.facts is not None
+        if self._only_facts:
+            facts = handle.count(cancel)
+        else:
+            facts = handle.obtain(only_later=number not in self._asked, cancel=cancel)
+        if not was_counted:
+            with self._changed:
+                self._changed.notify_all()
+            if self._exchange is not None:
+                self._exchange.tell(number, facts)
+        if not self._only_facts:
+            handle.fetch(cancel)
+
+    def _take(self) -> tuple[int, Cancel] | None:
+        with self._changed:
+            if not self._queue:
+                self._threads -= 1
+                return None
+            number = self._queue.popleft()
+            self._busy.add(number)
+            self._errors.pop(number, None)
+            return number, self._cancel

@@ -1,0 +1,417 @@
+"""Shards in a store that nobody has indexed: the order of windows, its states, and what is fetched."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shard_support import make_tar
+
+import penstock as ps
+from penstock.errors import (
+    ConfigError,
+    LengthUnknownError,
+    ShardError,
+    StateError,
+    StorageChangedError,
+    StorageNotFoundError,
+)
+from penstock.order.windows import Stage, WindowOrder, window_spans
+from penstock.shards import ShardSet
+from penstock.storage import Cache, Storage
+
+COUNTS = [3, 0, 17, 30, 5, 5, 12, 1, 9, 30, 2, 8, 21]
+TOTAL = sum(COUNTS)
+
+
+def number(sample: dict[str, Any]) -> int:
+    return int(sample["cls"])
+
+
+number.pure = True  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def urls(server: Any) -> list[str]:
+    """Shards on a server, of `COUNTS` samples numbered through."""
+    starts = np.cumsum([0, *COUNTS])
+    return [
+        server.put(
+            f"s-{k:03d}.tar", make_tar([(f"{k:03d}_{i:04d}.cls", b"%d" % (starts[k] + i)) for i in range(count)])
+        )
+        for k, count in enumerate(COUNTS)
+    ]
+
+
+class Shards:
+    """Data sets over the same shards with one cache, as the processes of a machine have it."""
+
+    def __init__(self, urls: list[str], folder: Path) -> None:
+        self.urls, self.folder = urls, folder
+
+    def dataset(self, rank: int = 0, world_size: int = 1, **options: Any) -> ps.ShardDataset:
+        storage = Storage(cache=Cache(self.folder / "cache"))
+        share = {"rank": rank, "world_size": world_size, "window_shards": 4, "load": number, **options}
+        return ps.ShardDataset(self.urls, storage=storage, cache_dir=self.folder / "indexes", **share)
+
+    def loader(self, rank: int = 0, world_size: int = 1, *, options: Any = None, **loader: Any) -> ps.DataLoader[Any]:
+        return ps.DataLoader(self.dataset(rank, world_size, **(options or {})), **{"batch_size": 4, **loader})
+
+
+@pytest.fixture
+def shards(urls: list[str], tmp_path: Path) -> Shards:
+    return Shards(urls, tmp_path)
+
+
+def batches(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def flat(found: list[list[int]]) -> list[int]:
+    return [n for batch in found for n in batch]
+
+
+# The arithmetic.
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=20),
+    world=st.integers(1, 7),
+    first=st.integers(0, 6),
+    key=st.one_of(st.none(), st.integers(0, 1 << 60)),
+)
+def test_each_sample_of_a_window_has_one_position(counts: list[int], world: int, first: int, key: int | None) -> None:
+    shards = list(range(100, 100 + len(counts)))
+    order = WindowOrder(shards, counts, begin=50, first=first % world, world_size=world, key=key)
+    everything = [(shard, i) for shard, count in zip(shards, counts, strict=True) for i in range(count)]
+    at = list(zip(*(part.tolist() for part in order.at(np.arange(50, 50 + len(order)))), strict=True))
+    assert sorted(at) == everything
+    for rank in range(world):
+        own = list(zip(*(part.tolist() for part in order.of_rank(rank)), strict=True))
+        assert own == at[(rank - first) % world :: world]
+        theirs = set(shards[rank::world])
+        # It reads of others what its own shards do not have.
+        assert sum(shard in theirs for shard, _ in own) == min(sum(counts[rank::world]), len(own))
+
+
+@given(shards=st.integers(0, 300), world=st.integers(1, 9), most=st.integers(1, 20), begin=st.integers(0, 50))
+def test_windows_cover_the_shards(shards: int, world: int, most: int, begin: int) -> None:
+    end, stage, widest = min(begin, shards), Stage(begin, 0, world), 0
+    for window in range(320):
+        first, last = window_spans(stage, window, shards, most)
+        assert first == end
+        end, widest = last, max(widest, last - first)
+    assert end == shards
+    assert widest <= world * most
+    assert window_spans(stage, 0, shards, most)[1] <= begin + world or begin >= shards
+
+
+def test_the_order_stays_as_it_is(shards: Shards) -> None:
+    assert flat(batches(shards.loader()))[:12] == GOLDEN
+
+
+GOLDEN = [79, 74, 81, 77, 73, 78, 76, 75, 80, 59, 55, 57]
+
+
+# An epoch.
+
+
+def test_an_epoch_without_indexes_has_every_sample_once(shards: Shards, server: Any) -> None:
+    loader = shards.loader()
+    assert server.data_requests() == []
+    first = batches(loader)
+    assert sorted(flat(first)) == list(range(TOTAL))
+    assert Counter(path for path, _ in server.data_requests()) == {f"/s-{k:03d}.tar": 1 for k in range(len(COUNTS))}
+    assert len(loader) == len(first)
+    again = shards.loader()
+    assert batches(again) == first
+    assert len(server.data_requests()) == len(COUNTS)
+
+
+def test_the_next_epoch_has_the_order_that_was_asked_for(shards: Shards) -> None:
+    loader = shards.loader()
+    batches(loader)
+    second = batches(loader)
+    storage = Storage(cache=Cache(shards.folder / "cache"))
+    indexed = ps.ShardDataset(ShardSet(shards.urls, storage=storage), load=number)
+    other = ps.DataLoader(indexed, batch_size=4)
+    other.set_epoch(1)
+    assert second == batches(other)
+
+
+def test_ranks_share_an_epoch(shards: Shards) -> None:
+    for world in (2, 3, 5):
+        parts = [batches(shards.loader(rank, world)) for rank in range(world)]
+        assert len({len(part) for part in parts}) == 1
+        found = Counter(n for part in parts for n in flat(part))
+        assert set(found) == set(range(TOTAL))
+        assert sum(found.values()) == -(-TOTAL // world) * world
+
+
+@pytest.mark.parametrize("remainder", ["pad", "drop", "uneven"])
+def test_remainders(shards: Shards, remainder: str) -> None:
+    parts = [flat(batches(shards.loader(rank, 4, options={"remainder": remainder}))) for rank in range(4)]
+    sizes, found = [len(part) for part in parts], Counter(n for part in parts for n in part)
+    if remainder == "uneven":
+        assert sum(sizes) == TOTAL
+        assert max(sizes) - min(sizes) <= 1
+        assert max(found.values()) == 1
+    else:
+        assert set(sizes) == {TOTAL // 4 + (remainder == "pad" and TOTAL % 4 > 0)}
+        assert len(found) == (TOTAL if remainder == "pad" else TOTAL // 4 * 4)
+
+
+def test_shuffle_none_keeps_the_order_of_the_shards(shards: Shards) -> None:
+    assert flat(batches(shards.loader(options={"shuffle": "none"}))) == list(range(TOTAL))
+
+
+def test_epochs_and_seeds_differ(shards: Shards) -> None:
+    orders = []
+    for seed, epoch in ((0, 0), (0, 1), (1, 0)):
+        loader = shards.loader(options={"seed": seed})
+        loader.set_epoch(epoch)
+        orders.append(flat(batches(loader)))
+    assert all(sorted(order) == list(range(TOTAL)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+@pytest.mark.parametrize(("executor", "workers"), [("process", 1), ("process", 3), ("thread", 2)])
+def test_executors_make_the_same_batches(shards: Shards, executor: Any, workers: int) -> None:
+    expected = batches(shards.loader())
+    with shards.loader(executor=executor, num_workers=workers) as loader:
+        assert batches(loader) == expected
+        assert sorted(flat(batches(loader))) == list(range(TOTAL))
+
+
+def test_workers_that_share_nothing_with_the_main_process(shards: Shards) -> None:
+    expected = batches(shards.loader())
+    with shards.loader(executor="process", num_workers=2, multiprocessing_context="spawn") as loader:
+        assert batches(loader) == expected
+
+
+def test_an_empty_set_of_samples(server: Any, tmp_path: Path) -> None:
+    urls = [server.put(f"e-{k}.tar", make_tar([])) for k in range(3)]
+    loader = Shards(urls, tmp_path).loader()
+    assert batches(loader) == []
+    assert len(loader) == 0
+
+
+# Lengths.
+
+
+def test_a_length_is_unknown_until_all_is(shards: Shards) -> None:
+    loader = shards.loader()
+    for ask in (lambda: len(loader), lambda: len(loader.dataset), lambda: loader.dataset[0]):
+        with pytest.raises(LengthUnknownError, match="no indexes in the store"):
+            ask()
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(TypeError):
+        len(loader)
+    left = sum(1 for _ in iterator)
+    assert len(loader) == left + 1
+    assert len(loader.dataset) == TOTAL
+    assert loader.dataset[0] in range(TOTAL)
+
+
+@pytest.mark.parametrize("option", [{"mini_epochs": 2}, {"group": 3, "shuffle": "block"}, {"exclude": [1]}])
+def test_options_that_need_counts_say_so(shards: Shards, option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="needs the number of samples"):
+        shards.dataset(**option)
+
+
+# States.
+
+
+def test_resume_at_every_batch(shards: Shards) -> None:
+    expected, states = [], []
+    loader = shards.loader()
+    for batch in loader:
+        expected.append(batch.tolist())
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    assert max(len(json.dumps(state)) for state in states) < 600
+    for had, state in enumerate(states, 1):
+        other = shards.loader()
+        other.load_state_dict(state)
+        assert batches(other) == expected[had:]
+
+
+def test_the_epoch_behind_a_resume_is_the_same(shards: Shards) -> None:
+    loader = shards.loader()
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    second = batches(loader)
+    other = shards.loader()
+    other.load_state_dict(state)
+    assert batches(other) == rest
+    assert batches(other) == second
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 5), (4, 1), (1, 3)])
+def test_resume_on_other_ranks_loses_and_repeats_nothing(shards: Shards, before: int, after: int) -> None:
+    options = {"remainder": "uneven"}
+    for steps in range(1, 12):
+        first = [shards.loader(rank, before, batch_size=3, options=options) for rank in range(before)]
+        had, states = [], []
+        for loader in first:
+            iterator = iter(loader)
+            had += [n for _ in range(steps) for n in next(iterator).tolist()]
+            states.append(loader.state_dict())
+        assert [state for state in states if state != states[0]] == []
+        rest = []
+        for rank in range(after):
+            loader = shards.loader(rank, after, batch_size=3, options=options)
+            loader.load_state_dict(states[0])
+            rest += flat(batches(loader))
+        assert sorted(had + rest) == list(range(TOTAL))
+
+
+def test_resume_twice_within_a_window(shards: Shards) -> None:
+    had, state = [], None
+    for world, steps in ((3, 2), (2, 1), (4, 3), (1, 1000)):
+        states = []
+        for rank in range(world):
+            loader = shards.loader(rank, world, batch_size=3, options={"remainder": "uneven"})
+            if state is not None:
+                loader.load_state_dict(state)
+            for step, batch in enumerate(loader, 1):
+                had += batch.tolist()
+                if step == steps:
+                    break
+            states.append(loader.state_dict())
+        state = states[0]
+    assert sorted(had) == list(range(TOTAL))
+
+
+def test_a_run_ends_its_epoch_as_it_began_though_indexes_are_there(shards: Shards, server: Any) -> None:
+    expected = batches(shards.loader())
+    loader = shards.loader()
+    iterator = iter(loader)
+    had = [next(iterator).tolist() for _ in range(4)]
+    state = loader.state_dict()
+    for url in shards.urls:
+        name = url.rpartition("/")[2]
+        path = shards.folder / name
+        path.write_bytes(server.objects[f"/{name}"].data)
+        index = ShardSet(str(path)).index(0)
+        server.put(f"{name}.pidx", index.path.read_bytes())
+    indexed = shards.loader()
+    assert len(indexed.dataset) == TOTAL
+    indexed.load_state_dict(state)
+    assert had + batches(indexed) == expected
+    second = batches(indexed)
+    ordinary = shards.loader()
+    ordinary.set_epoch(1)
+    assert second == batches(ordinary) != expected
+
+
+def test_a_state_behind_the_first_epoch_counts_the_shards_anew(shards: Shards, tmp_path: Path) -> None:
+    loader = shards.loader()
+    batches(loader)
+    iterator = iter(loader)
+    had = [next(iterator).tolist() for _ in range(3)]
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    elsewhere = Shards(shards.urls, tmp_path / "other").loader()
+    elsewhere.load_state_dict(state)
+    assert batches(elsewhere) == rest
+    assert had
+
+
+def test_states_of_other_shards_are_refused(shards: Shards) -> None:
+    loader = shards.loader()
+    next(iter(loader))
+    state = loader.state_dict()
+    for other in (
+        Shards(shards.urls[:-1], shards.folder).loader(),
+        shards.loader(options={"window_shards": 2}),
+        shards.loader(options={"shuffle": "none"}),
+    ):
+        with pytest.raises(StateError):
+            other.load_state_dict(state)
+    damaged = copy.deepcopy(state)
+    damaged["sampler"]["window"] = [3, 10_000]
+    with pytest.raises(StateError, match="damaged"):
+        shards.loader().load_state_dict(damaged)
+
+
+def test_a_state_is_picked_up_without_the_cache(shards: Shards, tmp_path: Path, server: Any) -> None:
+    expected = batches(shards.loader())
+    loader = shards.loader()
+    iterator = iter(loader)
+    had = [next(iterator).tolist() for _ in range(25)]
+    server.requests.clear()
+    elsewhere = Shards(shards.urls, tmp_path / "other").loader()
+    elsewhere.load_state_dict(loader.state_dict())
+    assert had + batches(elsewhere) == expected
+    # What came before the window is not read again.
+    assert len({path for path, _ in server.data_requests()}) < len(COUNTS)
+
+
+# What goes wrong.
+
+
+def test_a_missing_shard_is_named_in_its_turn(shards: Shards, server: Any) -> None:
+    expected = batches(shards.loader())
+    gone = Shards(shards.urls, shards.folder / "gone").loader()
+    del server.objects["/s-003.tar"]
+    found = []
+    with pytest.raises(StorageNotFoundError, match=r"s-003\.tar"):
+        for batch in gone:
+            found.append(batch.tolist())
+    assert found == expected[: len(found)]
+
+
+def test_a_damaged_shard_is_named(shards: Shards, server: Any) -> None:
+    server.put("s-000.tar", b"no archive at all" * 100)
+    with pytest.raises(ShardError, match=r"s-000\.tar"):
+        batches(shards.loader())
+
+
+def test_a_shard_that_is_replaced_is_an_error(shards: Shards, server: Any) -> None:
+    with shards.loader(executor="process", num_workers=1) as loader:
+        batches(loader)
+        # What is in the cache stays what it was.
+        for url in shards.urls:
+            server.put(url.rpartition("/")[2], make_tar([("other.cls", b"99999")]))
+        assert sorted(flat(batches(loader))) == list(range(TOTAL))
+    Cache(shards.folder / "cache").clear()
+    with shards.loader() as fresh:
+        assert sorted(flat(batches(fresh))) == [99999] * len(COUNTS)
+    Cache(shards.folder / "cache").clear()
+    loader = ps.DataLoader(pickle.loads(pickle.dumps(loader.dataset)), batch_size=4)
+    with pytest.raises(StorageChangedError, match=r"s-0\d\d\.tar was changed"):
+        batches(loader)
+
+
+def test_pickles_carry_what_is_known(shards: Shards) -> None:
+    dataset = shards.dataset()
+    loader = ps.DataLoader(dataset, batch_size=4)
+    assert not pickle.loads(pickle.dumps(dataset)).shards.complete
+    batches(loader)
+    other = pickle.loads(pickle.dumps(dataset))
+    assert len(other) == TOTAL
+    assert [other[i] for i in range(5)] == [dataset[i] for i in range(5)]
+
+
+def test_nothing_is_left_running(shards: Shards) -> None:
+    import threading
+
+    loader = shards.loader()
+    next(iter(loader))
+    loader.close()
+    batches(shards.loader())
+    assert [thread.name for thread in threading.enumerate() if thread.name == "penstock-shards"] == []
+    assert os.listdir(shards.folder / "cache" / "partial") == []
