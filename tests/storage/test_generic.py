@@ -20,7 +20,7 @@ from penstock.errors import (
     StorageUnavailableError,
 )
 from penstock.storage import Storage, local_path, open_source, read_object
-from penstock.storage.remote import backend_for
+from penstock.storage.backends import backend_for
 
 fsspec = pytest.importorskip("fsspec")
 DATA = os.urandom((9 << 20) + 7)
@@ -93,14 +93,17 @@ def test_failures(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stores_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    monkeypatch.setitem(sys.modules, "adlfs", None)
-    with pytest.raises(StorageError, match=r"az:// needs the package adlfs: pip install 'penstock\[cloud\]'"):
-        open_source("az://container/key")
-    with pytest.raises(StorageError, match="nowhere://"):
-        open_source("nowhere://a/b")
     monkeypatch.delenv("AIS_ENDPOINT", raising=False)
     with pytest.raises(StorageError, match="set AIS_ENDPOINT"):
         open_source("ais://bucket/key")
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    for url in ("az://container/key", "http://127.0.0.1/key"):
+        with pytest.raises(
+            StorageError, match=r"(az|http):// needs the package obstore: pip install 'penstock\[cloud\]'"
+        ):
+            Storage(idle=28).open(url)  # an option of its own, so that a back end of its own is made
+    with pytest.raises(StorageError, match="nowhere://"):
+        open_source("nowhere://a/b")
 
 
 def test_aistore_by_its_gateway(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

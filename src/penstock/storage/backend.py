@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -50,27 +51,21 @@ class Stat:
 
 
 class Transient(Exception):
-    """What may go well the next time: a cut, a timeout, an answer 5xx. ``after`` is what the server asks to wait."""
-
-    def __init__(self, reason: str, after: float = 0.0) -> None:
-        super().__init__(reason)
-        self.after = after
+    """What may go well the next time: a cut, a timeout, an answer 5xx."""
 
 
 class Receiver(Protocol):
     """What a request is answered to. Called from whichever thread the answer arrives in; what it raises ends it."""
+
+    @property
+    def ranged(self) -> bool:
+        """False where the server is known to have no ranges."""
 
     def begun(self, stat: Stat, offset: int) -> None:
         """The answer begins, and its first byte is the object's byte ``offset``."""
 
     def piece(self, data: bytes | memoryview) -> bool:
         """Some bytes, in order; False once no more are wanted."""
-
-    def room(self, size: int) -> memoryview | None:
-        """Where the next bytes may be put, at most so many, to save a copy; None if they are for `piece`."""
-
-    def filled(self, count: int) -> bool:
-        """So many bytes were put there; False once no more are wanted."""
 
 
 class Cancel:
@@ -127,20 +122,55 @@ class Backend(Protocol):
     ) -> None:
         """Ask for the bytes from ``begin`` to before ``end``, or for all from there on."""
 
-    def glob(self, url: str, *, deadline: float) -> list[str]:
-        """The addresses that a pattern matches, sorted."""
+    def put(self, url: str, data: bytes, *, if_absent: bool, idle: float, deadline: float, cancel: Cancel) -> bool:
+        """Write an object as a whole; False where ``if_absent`` was asked and there is one."""
+
+    def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
+        """The addresses that a pattern matches, sorted, with their versions."""
+
+
+class _Loop:
+    """The event loop of this process, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        Daemon(lambda _: self.loop.run_forever(), name="penstock-storage", wake=self._stop)
+
+    def _stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+_lock = threading.Lock()
+_loop: _Loop | None = None
+_of_parents: list[_Loop | None] = []  # closing one would take its files from the parent
+
+
+def _shared_loop() -> asyncio.AbstractEventLoop:
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = _Loop()
+        return _loop.loop
+
+
+def _after_fork() -> None:
+    global _lock, _loop
+    _of_parents.append(_loop)
+    _lock, _loop = threading.Lock(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def run_async(coroutine: Coroutine[Any, Any, T], *, deadline: float, cancel: Cancel) -> T:
-    """The result of a coroutine on the loop that fsspec's back ends share in this process, from any other thread.
+    """The result of a coroutine on the event loop of this process, from any other thread.
 
     Raises:
         TimeoutError: past the deadline. The coroutine is cancelled.
         Transient: it was cancelled.
     """
-    from fsspec.asyn import get_loop
-
-    future = asyncio.run_coroutine_threadsafe(coroutine, get_loop())
+    future = asyncio.run_coroutine_threadsafe(coroutine, _shared_loop())
     key = cancel.add(future.cancel)
     try:
         return future.result(max(0.0, deadline - time.monotonic()))

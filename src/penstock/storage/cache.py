@@ -73,13 +73,16 @@ def is_writable(folder: str | os.PathLike[str]) -> bool:
 
 
 @contextlib.contextmanager
-def write_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False) -> Iterator[BinaryIO]:
     """Open a file that appears under ``path`` all at once when the block ends, or not at all when it raises.
+
+    With ``if_absent`` a file that is there stays, also one that comes while the block runs.
 
     The bytes go to a temporary file in the same folder; at the end it is synced, renamed, and the folder
     synced. Readers see the old file or the new one, and no temporary file is left after an error.
 
     Raises:
+        FileExistsError: ``if_absent``, and there is a file.
         OSError: of the disk; or there is something under `path` that is no file: a device would become one.
     """
     path = Path(path)
@@ -94,7 +97,11 @@ def write_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(descriptor)
-        os.replace(temporary, path)
+        if if_absent:
+            os.link(temporary, path)
+            os.unlink(temporary)
+        else:
+            os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

@@ -1,4 +1,4 @@
-"""Objects of any other file system that fsspec knows: gs, az, hf, ...
+"""Objects of any other file system that fsspec knows: ftp, gdrive, hf, ...
 
 These are asked for ranges in fsspec's own way, which tells nothing of the version that the bytes are of. So size and
 etag are looked at again after each range: one more request, and never bytes of two versions.
@@ -43,14 +43,22 @@ class GenericBackend:
         into.begun(stat, begin)
         into.piece(data)
 
-    def glob(self, url: str, *, deadline: float) -> list[str]:
-        def find() -> list[str]:
+    def put(self, url: str, data: bytes, *, if_absent: bool, idle: float, deadline: float, cancel: Cancel) -> bool:
+        if if_absent:
+            raise StorageError(f"cannot write {shown(url)}: fsspec has no way to write an object only if there is none")
+        self._call(lambda: self._fs.pipe_file(self._path(url), data), url, deadline, cancel)
+        return True
+
+    def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
+        def look() -> list[tuple[str, Stat]]:
             prefix = f"{scheme(url)}://"
             found = self._fs.glob(self._path(url), detail=True)
-            names = [name for name, info in found.items() if info.get("type") != "directory"]
-            return sorted(name if "://" in name else prefix + name for name in names)
+            files = {name: info for name, info in found.items() if info.get("type") != "directory"}
+            return sorted(
+                (name if "://" in name else prefix + name, self._stat_of(info, name)) for name, info in files.items()
+            )
 
-        return self._call(find, url, deadline, Cancel())
+        return self._call(look, url, deadline, Cancel())
 
     def _path(self, url: str) -> str:
         path: str = self._fs._strip_protocol(url)

@@ -18,7 +18,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from penstock.storage.backend import Cancel, Receiver, Stat
 from penstock.storage.generic import GenericBackend
-from penstock.storage.http import HttpBackend
+from penstock.storage.object_store import ObjectStoreBackend
 
 __all__ = ["HubBackend"]
 
@@ -28,10 +28,10 @@ _COMMIT = re.compile(r"^hf://[^@]+@[0-9a-f]{40}(/|$)")
 class HubBackend(GenericBackend):
     """Addresses of a commit are read by ranges; those of a branch as `GenericBackend` does, see `pin`."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], idle: float) -> None:
         super().__init__("hf", options)
         headers = build_hf_headers(token=self._fs.token, library_name="penstock")
-        self._http = HttpBackend({"headers": headers})
+        self._http = ObjectStoreBackend({"headers": headers}, idle)
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, Stat]] = {}
 
@@ -70,8 +70,8 @@ class HubBackend(GenericBackend):
         receiver = _OfCommit(into, stat)
         self._http.fetch(address, begin, end, receiver, idle=idle, deadline=deadline, cancel=cancel)
 
-    def glob(self, url: str, *, deadline: float) -> list[str]:
-        return super().glob(self.pin(url, deadline=deadline), deadline=deadline)
+    def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
+        return super().find(self.pin(url, deadline=deadline), deadline=deadline)
 
     def _look(self, url: str) -> tuple[str, Stat]:
         """Return the address of a file of a commit on the web, and what the hub says of it. A folder is listed once."""
@@ -92,7 +92,11 @@ class _OfCommit:
 
     def __init__(self, into: Receiver, stat: Stat) -> None:
         self._into, self._stat = into, stat
-        self.piece, self.room, self.filled = into.piece, into.room, into.filled
+        self.piece = into.piece
+
+    @property
+    def ranged(self) -> bool:
+        return self._into.ranged
 
     def begun(self, stat: Stat, offset: int) -> None:
         self._into.begun(replace(stat, etag=self._stat.etag, modified=self._stat.modified), offset)

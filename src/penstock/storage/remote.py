@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
-import json
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +23,13 @@ from typing import IO, Any, Protocol
 
 from penstock.errors import ConfigError, StorageAuthError, StorageChangedError, StorageError, StorageNotFoundError
 from penstock.storage.ahead import ObjectsAhead
-from penstock.storage.backend import Backend, Cancel, Stat
+from penstock.storage.backend import Cancel, Stat
+from penstock.storage.backends import backend_for
 from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch, read_parallel
+from penstock.storage.cache import write_atomically
 from penstock.storage.copies import CachedFile
 from penstock.storage.store import Cache
-from penstock.storage.transfer import Patience, stat_object, transfer
+from penstock.storage.transfer import Patience, put_object, stat_object, transfer
 from penstock.storage.urls import is_remote, local_part, scheme, shown
 
 __all__ = ["FileSource", "RemoteSource", "Source", "Storage", "local_path", "open_source", "read_object"]
@@ -56,8 +55,8 @@ class Storage:
     """How remote objects are reached. Small and picklable, for `Manifest.open`, `ImageDataset` and workers.
 
     Args:
-        options: of the fsspec file system: ``{"anon": True}``, ``{"endpoint_url": ...}``, ``{"headers": {...}}``.
-            Credentials are usually found without, where the stores' own tools look for them.
+        options: of the store: ``{"anon": True}``, ``{"endpoint_url": ...}``, ``{"headers": {...}}``, and what obstore's
+            stores take. Credentials are usually found without, where the stores' own tools look for them.
         cache: the `Cache` for local copies, or its folder; None for ``penstock/objects`` in the user's cache folder.
         idle: seconds without a byte after which a connection is given up.
         deadline: seconds for one request with all its repetitions, of a few MiB at most.
@@ -138,10 +137,40 @@ class Storage:
         Raises:
             StorageNotFoundError: none does.
         """
-        found = backend_for(url, self).glob(url, deadline=time.monotonic() + self.deadline)
+        return [address for address, _ in self.find(url)]
+
+    def find(self, url: str) -> list[tuple[str, Stat]]:
+        """The same with size and version of each, as the store lists them: `RemoteSource` takes them and asks no more.
+
+        Raises:
+            StorageNotFoundError: none does.
+        """
+        found = backend_for(url, self).find(url, deadline=time.monotonic() + self.deadline)
         if not found:
             raise StorageNotFoundError(f"no object matches {shown(url)}")
         return found
+
+    def put(self, url: str | os.PathLike[str], data: bytes, *, if_absent: bool = False) -> bool:
+        """Write a small object, or a file, as a whole: readers see the old bytes or the new ones.
+
+        Args:
+            url: where to. A file's folder must be there.
+            data: at most 5 GB, by one request.
+            if_absent: leave what is there. Of several that write at the same time one succeeds.
+
+        Returns:
+            Whether it was written. Where ``if_absent`` is asked and an answer is lost, False may stand for a write of
+            one's own.
+
+        Raises:
+            StorageAuthError: it may not be written there.
+            StorageUnavailableError: the store does not answer.
+            StorageError: the store has no way to do that; web servers know no ``if_absent``.
+        """
+        if not is_remote(url):
+            return _put_file(local_part(url), data, if_absent)
+        backend = backend_for(os.fspath(url), self)
+        return put_object(backend, os.fspath(url), data, if_absent=if_absent, patience=self.patience)
 
 
 class FileSource:
@@ -292,6 +321,21 @@ class RemoteSource:
         return f"<RemoteSource {shown(self.url)}, {self.size:,} bytes, {self.etag or 'no etag'}>"
 
 
+def _put_file(path: str, data: bytes, if_absent: bool) -> bool:
+    try:
+        with write_atomically(path, if_absent=if_absent) as file:
+            file.write(data)
+    except FileExistsError:
+        return False
+    except PermissionError:
+        raise StorageAuthError(f"{path}: no permission to write it") from None
+    except FileNotFoundError:
+        raise StorageNotFoundError(f"cannot write {path}: there is no such folder") from None
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    return True
+
+
 def _reader(file: FileSource | CachedFile) -> Fetch:
     """Ranges of something that is here already."""
     return lambda begin, end, _: file.read_at(begin, end - begin)
@@ -345,67 +389,3 @@ def local_path(
     if cache is not None:
         how = Storage(how.options, cache, how.idle, how.deadline, how.attempts, how.parallel, how.block)
     return how.local_path(url, progress=progress)
-
-
-# ------------------------------------------------------------------ back ends, made once a process
-
-_backends: dict[tuple[str, str, float], Backend] = {}
-_lock = threading.Lock()
-_left_behind: list[Any] = []  # of the parent: their sockets are shared with it, and must not be closed here
-
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
-_PACKAGES |= {
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "adl": "adlfs",
-    "hf": "huggingface_hub",
-}
-
-_IN_CLOUD = frozenset(_PACKAGES.values())
-
-
-def backend_for(url: str, storage: Storage) -> Backend:
-    """The back end of an address in this process, made when it is first asked for.
-
-    Raises:
-        StorageError: no such scheme, or its package is not installed.
-    """
-    protocol = scheme(url)
-    key = (protocol, json.dumps(dict(storage.options), sort_keys=True, default=repr), storage.idle)
-    found = _backends.get(key)
-    if found is None:
-        with _lock:
-            found = _backends.get(key)
-            if found is None:
-                found = _backends[key] = _make(protocol, url, storage)
-    return found
-
-
-def _make(protocol: str, url: str, storage: Storage) -> Backend:
-    try:
-        if protocol in ("http", "https", "ais"):
-            return importlib.import_module("penstock.storage.http").HttpBackend(storage.options)  # type: ignore[no-any-return]
-        if protocol in ("s3", "s3a"):
-            return importlib.import_module("penstock.storage.s3").S3Backend(storage.options, storage.idle)  # type: ignore[no-any-return]
-        if protocol == "hf":
-            return importlib.import_module("penstock.storage.hub").HubBackend(storage.options)  # type: ignore[no-any-return]
-        return importlib.import_module("penstock.storage.generic").GenericBackend(protocol, storage.options)  # type: ignore[no-any-return]
-    except ImportError as error:
-        package = _PACKAGES.get(protocol, getattr(error, "name", None) or "fsspec")
-        extra = "pip install 'penstock[cloud]'" if package in _IN_CLOUD else f"pip install {package}"
-        raise StorageError(f"{shown(url)}: reading {protocol}:// needs the package {package}: {extra}") from error
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise StorageError(f"{shown(url)}: {error}") from error
-
-
-def _after_fork() -> None:
-    global _backends, _lock
-    _left_behind.append(_backends)
-    _backends, _lock = {}, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

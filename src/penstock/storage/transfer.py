@@ -19,7 +19,7 @@ from penstock.storage.urls import shown
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
-__all__ = ["Patience", "rank_note", "stat_object", "transfer"]
+__all__ = ["Patience", "put_object", "rank_note", "stat_object", "transfer"]
 
 _ENOUGH = 1 << 16  # bytes after which a failure counts as the first one again
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0
@@ -44,6 +44,10 @@ class _Receiver:
     ) -> None:
         self.url, self.position, self.end, self.known = url, begin, end, known
         self._write, self._skip, self._begin, self._target = write, 0, begin, target
+
+    @property
+    def ranged(self) -> bool:
+        return self.known is None or self.known.ranged
 
     def begun(self, stat: Stat, offset: int) -> None:
         if self.known is None:
@@ -78,17 +82,6 @@ class _Receiver:
             self.position += len(view)
         return self.position < self.end
 
-    def room(self, size: int) -> memoryview | None:
-        if self._target is None or self._skip or self.end is None:
-            return None
-        at = self.position - self._begin
-        return self._target[at : min(at + size, self.end - self._begin)]
-
-    def filled(self, count: int) -> bool:
-        assert self.end is not None
-        self.position += count
-        return self.position < self.end
-
 
 class _Attempts:
     """Counts failures in a row, and how long to wait; progress starts the count again."""
@@ -109,10 +102,7 @@ class _Attempts:
         return self.in_a_row >= self._patience.attempts or time.monotonic() + self.wait(state) >= self._deadline
 
     def wait(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome is not None else None
-        asked = error.after if isinstance(error, Transient) else 0.0
-        usual = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (self.in_a_row - 1))
-        return max(asked, usual * random.uniform(0.5, 1.0))
+        return min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (self.in_a_row - 1)) * random.uniform(0.5, 1.0)
 
 
 def _persist(
@@ -170,6 +160,21 @@ def stat_object(backend: Backend, url: str, *, patience: Patience, cancel: Cance
 
     _persist(url, "open", once, lambda: 0, patience, given_up)
     return found[0]
+
+
+def put_object(
+    backend: Backend, url: str, data: bytes, *, if_absent: bool, patience: Patience, cancel: Cancel | None = None
+) -> bool:
+    """Write a whole object; False if one is there and ``if_absent`` was asked. Raises what `transfer` does."""
+    done: list[bool] = []
+    given_up = cancel or Cancel()
+
+    def once(deadline: float) -> None:
+        idle = patience.idle
+        done.append(backend.put(url, data, if_absent=if_absent, idle=idle, deadline=deadline, cancel=given_up))
+
+    _persist(url, "write", once, lambda: 0, patience, given_up)
+    return done[0]
 
 
 def transfer(

@@ -13,13 +13,13 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from penstock.errors import ConfigError, StorageError
 
-__all__ = ["basename", "is_remote", "listed", "local_part", "scheme", "shown", "through_gateway"]
+__all__ = ["WEB", "basename", "is_remote", "listed", "local_part", "scheme", "shown", "through_gateway"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _NORMALISED = re.compile(r"(https?|s3a?|gcs|gs|az|abfss?|adl|hf|ais):/[^/]")  # what a Path makes of an address
 _LOCAL = ("file", "local")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]")
-_WEB = ("http", "https")
+WEB = ("http", "https")
 
 
 def scheme(url: str | os.PathLike[str]) -> str:
@@ -59,7 +59,7 @@ def listed(urls: Sequence[str | os.PathLike[str]]) -> str:
 def shown(url: str | os.PathLike[str]) -> str:
     """The address without password, query and fragment, safe to print."""
     text = os.fspath(url)
-    if scheme(text) in _WEB or "@" in text.partition("://")[2].partition("/")[0]:
+    if scheme(text) in WEB or "@" in text.partition("://")[2].partition("/")[0]:
         try:
             parts = urlsplit(text)
         except ValueError:  # no address at all
@@ -75,7 +75,7 @@ def shown(url: str | os.PathLike[str]) -> str:
 
 def basename(url: str) -> str:
     """The last part of the address as the name of a file: the extension tells readers what it is."""
-    path = unquote(urlsplit(url).path) if scheme(url) in _WEB else url.partition("://")[2]
+    path = unquote(urlsplit(url).path) if scheme(url) in WEB else url.partition("://")[2]
     name = _UNSAFE.sub("_", path.rstrip("/").rpartition("/")[2])[-100:].lstrip(".")
     return name or "object"
 
@@ -88,4 +88,4 @@ def through_gateway(url: str) -> str:
     if not gateway:
         raise StorageError(f"{url}: set AIS_ENDPOINT, as AIStore's own clients need it, to the address of the gateway")
     bucket, _, name = url.partition("://")[2].partition("/")
-    return f"{gateway}/v1/objects/{bucket}/{name}?provider=ais"
+    return f"{gateway}/v1/objects/{bucket}/{name}"

@@ -1,0 +1,72 @@
+"""The back end of an address, made once a process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, StorageError
+from penstock.storage.backend import Backend
+from penstock.storage.urls import WEB, scheme, shown
+
+if TYPE_CHECKING:
+    from penstock.storage.remote import Storage
+
+__all__ = ["backend_for"]
+
+_OBJECT_STORE = frozenset({*WEB, "ais", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"})
+
+_backends: dict[tuple[str, str, float], Backend] = {}
+_lock = threading.Lock()
+_left_behind: list[Any] = []  # of the parent: their sockets are shared with it, and must not be closed here
+
+
+def backend_for(url: str, storage: Storage) -> Backend:
+    """The back end of an address in this process, made when it is first asked for.
+
+    Raises:
+        StorageError: no such scheme, or its package is not installed.
+    """
+    protocol = scheme(url)
+    key = (protocol, json.dumps(dict(storage.options), sort_keys=True, default=repr), storage.idle)
+    found = _backends.get(key)
+    if found is None:
+        with _lock:
+            found = _backends.get(key)
+            if found is None:
+                found = _backends[key] = _make(protocol, url, storage)
+    return found
+
+
+def _make(protocol: str, url: str, storage: Storage) -> Backend:
+    options, idle = storage.options, storage.idle
+    package = {"hf": "huggingface_hub"}.get(protocol, "obstore" if protocol in _OBJECT_STORE else "fsspec")
+    try:
+        if protocol in _OBJECT_STORE:
+            return importlib.import_module("penstock.storage.object_store").ObjectStoreBackend(options, idle)  # type: ignore[no-any-return]
+        if protocol == "hf":
+            return importlib.import_module("penstock.storage.hub").HubBackend(options, idle)  # type: ignore[no-any-return]
+        return importlib.import_module("penstock.storage.generic").GenericBackend(protocol, options)  # type: ignore[no-any-return]
+    except ImportError as error:
+        missing = (error.name or package).partition(".")[0]
+        extra = "'penstock[cloud]'" if missing in ("fsspec", "huggingface_hub", "obstore") else missing
+        raise StorageError(
+            f"{shown(url)}: reading {protocol}:// needs the package {missing}: pip install {extra}"
+        ) from error
+    except ConfigError:
+        raise
+    except (ValueError, OSError) as error:
+        raise StorageError(f"{shown(url)}: {error}") from error
+
+
+def _after_fork() -> None:
+    global _backends, _lock
+    _left_behind.append(_backends)
+    _backends, _lock = {}, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,221 @@
+"""Objects of S3, Google's and Azure's stores and of web servers, by obstore: Python's names for Rust's object_store.
+
+It keeps connections, signs requests, follows redirections, and takes proxies from the environment. Here is what it does
+not do: errors that never show a signature, and servers without ranges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import fnmatch
+import re
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from penstock.errors import (
+    ConfigError,
+    StorageAuthError,
+    StorageChangedError,
+    StorageError,
+    StorageNotFoundError,
+)
+from penstock.storage.backend import Cancel, Receiver, Stat, Transient, run_async
+from penstock.storage.forked import obstore
+from penstock.storage.stores import NO_CREDENTIALS, Stores
+from penstock.storage.urls import WEB, scheme, shown
+
+__all__ = ["ObjectStoreBackend"]
+
+_PIECE = 1 << 16  # bytes handed on at once; a cut loses at most so many
+_STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})([\w ]*)")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_CAUSE = re.compile(r'\b(?:message|error): "([^"\\]*)"')
+_KIND = re.compile(r"\bkind: (\w+)")
+_METADATA = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")  # where machines ask for credentials
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_ADDRESS = re.compile(r"\w+://\S+")
+_AGAIN, _NEVER = (408, 425, 429), (501, 505)
+_LASTING = {  # what goes wrong on the way and stays wrong
+    "MissingContentLength": "the server does not say how large the object is (Content-Length), so that nobody could "
+    "tell whether all of it arrived; download it by other means",
+    "TooManyRedirects": "more than 10 redirections",
+    "BadScheme": "the server sends us to http:// or something that is no web address, which has no TLS; say http://",
+}
+_MAGIC = re.compile(r"[*?\[]")
+
+T = TypeVar("T")
+
+
+class _NoRanges(Exception):
+    """The server answers with all of the object to a question for a part, or has no such part."""
+
+
+class ObjectStoreBackend:
+    """Reads by GET alone: many servers, and all presigned addresses, refuse HEAD."""
+
+    def __init__(self, options: Mapping[str, Any], idle: float) -> None:
+        self._obstore, self._stores = obstore(), Stores(options, idle)
+
+    def stat(self, url: str, *, idle: float, deadline: float, cancel: Cancel) -> Stat:
+        return run_async(self._stat(url), deadline=deadline, cancel=cancel)
+
+    def fetch(
+        self, url: str, begin: int, end: int | None, into: Receiver, *, idle: float, deadline: float, cancel: Cancel
+    ) -> None:
+        run_async(self._fetch(url, begin, end, into), deadline=deadline, cancel=cancel)
+
+    def put(self, url: str, data: bytes, *, if_absent: bool, idle: float, deadline: float, cancel: Cancel) -> bool:
+        return run_async(self._put(url, data, if_absent), deadline=deadline, cancel=cancel)
+
+    def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
+        if scheme(url) in (*WEB, "ais"):
+            raise StorageError(f"{shown(url)}: patterns need a store that can be listed, HTTP cannot; name the files")
+        return run_async(self._find(url), deadline=deadline, cancel=Cancel())
+
+    async def _stat(self, url: str) -> Stat:
+        try:
+            answer = await self._get(url, (0, 1))
+            await self._translated(url, answer.bytes_async())
+            return _stat(answer.meta)
+        except (_NoRanges, StorageChangedError):  # an empty object has no first byte either
+            found = _stat((await self._get(url, None)).meta)
+            return replace(found, ranged=not found.size)
+
+    async def _fetch(self, url: str, begin: int, end: int | None, into: Receiver) -> None:
+        whole = (begin == 0 and end is None) or not into.ranged
+        wanted = {"offset": begin} if end is None else (begin, end)
+        try:
+            answer = await self._get(url, None if whole else wanted)
+        except _NoRanges:
+            answer = await self._get(url, None)
+        into.begun(_stat(answer.meta), answer.range[0])
+        pieces = answer.stream(_PIECE)
+        while True:
+            try:
+                piece = await self._translated(url, anext(pieces))
+            except StopAsyncIteration:
+                return
+            if not into.piece(memoryview(piece)):
+                return
+
+    async def _put(self, url: str, data: bytes, if_absent: bool) -> bool:
+        store, path = self._find_store(url)
+        mode = "create" if if_absent else "overwrite"
+        writing = self._obstore.put_async(store, path, data, mode=mode, use_multipart=False)
+        try:
+            await self._translated(url, writing, "write")
+        except self._obstore.exceptions.AlreadyExistsError:
+            return False
+        return True
+
+    async def _find(self, url: str) -> list[tuple[str, Stat]]:
+        start, _, pattern = url.partition("://")
+        bucket, _, pattern = pattern.partition("/")
+        parts = pattern.split("/")
+        fixed = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1)
+        folder = "/".join(parts[:fixed])
+        store, _ = self._find_store(url)
+        if fixed == len(parts) - 1 and parts[-1] != "**":
+            listing = self._obstore.list_with_delimiter_async(store, folder or None)
+            found = (await self._translated(url, listing, "list"))["objects"]
+        else:
+            listing = self._obstore.list(store, folder or None)
+            found = await self._translated(url, listing.collect_async(), "list")
+        files = [meta for meta in found if _matches(meta["path"].split("/"), parts) and not _is_folder(meta, found)]
+        return sorted((f"{start}://{bucket}/{meta['path']}", _stat(meta)) for meta in files)
+
+    async def _get(self, url: str, span: Any) -> Any:
+        store, path = self._find_store(url)
+        options = {} if span is None else {"range": span}
+        return await self._translated(url, self._obstore.get_async(store, path, options=options))
+
+    def _find_store(self, url: str) -> tuple[Any, str]:
+        try:
+            return self._stores.find(url)
+        except (StorageError, ConfigError):
+            raise
+        except (ValueError, OSError, self._obstore.exceptions.BaseError) as error:
+            raise StorageError(f"cannot read {shown(url)}: {_brief(error)}") from None
+
+    async def _translated(self, url: str, doing: Awaitable[T], what: str = "read") -> T:
+        """Return the result, with obstore's errors as ours. Their own text is never shown: it has the address."""
+        errors = self._obstore.exceptions
+        try:
+            return await doing
+        except (StopAsyncIteration, asyncio.CancelledError, errors.AlreadyExistsError):
+            raise
+        except (errors.NotSupportedError, NotImplementedError) as error:
+            if "RangeNotSupported" in str(error):
+                raise _NoRanges from None
+            raise StorageError(f"cannot {what} {shown(url)}: the store has no way to do that") from None
+        except ValueError as error:
+            raise StorageError(f"cannot {what} {shown(url)}: {_brief(error)}") from None
+        except (OSError, errors.BaseError) as error:
+            raise _failure(url, str(error), what) from None
+
+
+def _stat(meta: Mapping[str, Any]) -> Stat:
+    when = meta["last_modified"]
+    modified = email.utils.format_datetime(when, usegmt=True) if when.timestamp() else ""
+    return Stat(int(meta["size"]), meta["e_tag"] or "", modified)
+
+
+def _is_folder(meta: Mapping[str, Any], found: list[Any]) -> bool:
+    """Return whether this is an empty object that stands for a folder."""
+    return not meta["size"] and any(other["path"].startswith(meta["path"] + "/") for other in found)
+
+
+def _matches(names: list[str], parts: list[str]) -> bool:
+    """Return whether a path matches a pattern, both in parts: ``**`` is any number of them, ``*`` is within one."""
+    if not parts:
+        return not names
+    if parts[0] == "**":
+        return any(_matches(names[skipped:], parts[1:]) for skipped in range(len(names) + 1))
+    return bool(names) and fnmatch.fnmatchcase(names[0], parts[0]) and _matches(names[1:], parts[1:])
+
+
+def _brief(error: object) -> str:
+    """Return what an error says, without addresses and the part for programmers that obstore adds."""
+    return _ADDRESS.sub("...", str(error).partition("\n\nDebug source:")[0])
+
+
+def _failure(url: str, text: str, what: str) -> Exception:
+    """Return what an error of obstore means, which says so in its text alone."""
+    where = shown(url)
+    if any(host in text for host in _METADATA):
+        return StorageAuthError(f"{where}: no credentials were found, nor has this machine any; {NO_CREDENTIALS}")
+    if "NotPartial" in text:
+        return _NoRanges()
+    if found := _STATUS.search(text):
+        code = _CODE.search(text)
+        reason = f"HTTP {found[1]}{found[2].rstrip()}{f', {code[1]}' if code else ''}"
+        return _refused(where, int(found[1]), reason, what)
+    if untrusted := _CERTIFICATE.search(text):
+        return StorageError(
+            f"cannot {what} {where}: its certificate is not trusted ({untrusted[1]}); options={{'ca_file': ...}} names "
+            "your own"
+        )
+    for sign, meaning in _LASTING.items():
+        if sign in text:
+            return StorageError(f"cannot {what} {where}: {meaning}")
+    if "TimedOut" in text or "kind: Timeout" in text:
+        return Transient("no byte came in time")
+    if "reqwest" in text or "hyper" in text:
+        causes, kinds = _CAUSE.findall(text), _KIND.findall(text)
+        return Transient((causes or kinds or ["the connection failed"])[-1])
+    return StorageError(f"cannot {what} {where}: {_brief(text)}")
+
+
+def _refused(where: str, status: int, reason: str, what: str) -> Exception:
+    """Return what a status means."""
+    if status in (404, 410):
+        return StorageNotFoundError(f"{where} does not exist ({reason})")
+    if status in (401, 403, 407):
+        return StorageAuthError(f"{where}: access refused ({reason}); {NO_CREDENTIALS}")
+    if status == 416:
+        return StorageChangedError(f"{where} is shorter than it was: the server has no such range ({reason})")
+    if status in _AGAIN or (status >= 500 and status not in _NEVER):
+        return Transient(reason)
+    return StorageError(f"cannot {what} {where}: {reason}")
