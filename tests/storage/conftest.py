@@ -56,7 +56,7 @@ server.stop()
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """The address of an S3 server."""
-    for name in ("moto", "s3fs", "flask"):
+    for name in ("moto", "flask"):
         pytest.importorskip(name)
     environment = {**os.environ, "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
     process = subprocess.Popen(

@@ -24,6 +24,7 @@ class Stored:
     ranges: bool = True
     encoding: str | None = None
     length: bool = True
+    partial_status: int = 206
 
     def __post_init__(self) -> None:
         if self.etag is None:
@@ -117,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send(self, stored: Stored, begin: int, end: int, partial: bool, kind: str, amount: float) -> None:
         length = end - begin - (int(amount) if kind == "lie" else 0)
-        self.send_response(206 if partial else 200)
+        self.send_response(stored.partial_status if partial else 200)
         if stored.length:
             self.send_header("Content-Length", str(length))
         else:

@@ -293,7 +293,9 @@ class _Server:
 
     def change(self, request: Request, path: Path, writer: asyncio.StreamWriter, is_object: bool) -> None:
         """PUT or DELETE; uploads in parts are refused."""
-        if request.method == "PUT" and is_object and "uploadId" not in request.query:
+        if request.method == "PUT" and request.headers.get("if-none-match") == "*" and path.exists():
+            send(writer, 412, error("PreconditionFailed", "there is one"))
+        elif request.method == "PUT" and is_object and "uploadId" not in request.query:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(path.name + ".partial")
             partial.write_bytes(request.body)

@@ -20,10 +20,9 @@ _EXTRAS = {
     "prometheus-client": "`penstock serve --metrics-port`, and a loader's metrics",
     "lmdb": "LMDB databases as sources",
     "tokenizers": "text by a tokenizer.json: TokenizedDataset, `penstock tokenize`",
-    "fsspec": "object stores; http:// and https:// work without",
-    "s3fs": "s3:// addresses",
-    "gcsfs": "gs:// addresses",
-    "adlfs": "az:// addresses",
+    "obstore": "s3://, gs://, az://, http:// and https:// addresses",
+    "botocore": "credentials and profiles of ~/.aws",
+    "fsspec": "addresses of other stores, and hf://",
     "huggingface-hub": "hf:// addresses",
 }
 _REQUIREMENT = re.compile(

@@ -32,7 +32,16 @@ from penstock.storage.store import Cache
 from penstock.storage.transfer import Patience, put_object, stat_object, transfer
 from penstock.storage.urls import is_remote, local_part, scheme, shown
 
-__all__ = ["FileSource", "RemoteSource", "Source", "Storage", "local_path", "open_source", "read_object"]
+__all__ = [
+    "FileSource",
+    "RemoteSource",
+    "Source",
+    "Storage",
+    "list_objects",
+    "local_path",
+    "open_source",
+    "read_object",
+]
 
 
 class Source(Protocol):
@@ -68,7 +77,7 @@ class Storage:
         ConfigError: numbers that are not positive.
     """
 
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # there may be secrets in it
     cache: Cache | str | os.PathLike[str] | None = None
     idle: float = 30.0
     deadline: float = 300.0
@@ -137,14 +146,10 @@ class Storage:
         Raises:
             StorageNotFoundError: none does.
         """
-        return [address for address, _ in self.find(url)]
+        return [address for address, _ in self.list_objects(url)]
 
-    def find(self, url: str) -> list[tuple[str, Stat]]:
-        """The same with size and version of each, as the store lists them: `RemoteSource` takes them and asks no more.
-
-        Raises:
-            StorageNotFoundError: none does.
-        """
+    def list_objects(self, url: str) -> list[tuple[str, Stat]]:
+        """See the function `list_objects`."""
         found = backend_for(url, self).find(url, deadline=time.monotonic() + self.deadline)
         if not found:
             raise StorageNotFoundError(f"no object matches {shown(url)}")
@@ -362,6 +367,23 @@ def open_source(url: str | os.PathLike[str], *, storage: Storage | None = None) 
 def read_object(url: str | os.PathLike[str], *, storage: Storage | None = None) -> bytes:
     """All bytes of an object, by one request and past the cache: for many small ones, such as images."""
     return (storage or Storage()).read(url)
+
+
+def list_objects(pattern: str, *, storage: Storage | None = None) -> list[tuple[str, Stat]]:
+    """List the objects that a pattern in a store matches, sorted, each with its size and version.
+
+    Args:
+        pattern: ``s3://bucket/train-*.tar``. ``*`` stays within a folder, ``**`` as a part stands for any folders.
+        storage: how the store is reached.
+
+    Raises:
+        StorageNotFoundError: none does.
+        StorageError: the store cannot be listed, as web servers.
+
+    Costs one request for each 1,000 objects of the folder before the first sign, and those below it where a pattern
+    goes on after a folder. What is opened as ``RemoteSource(address, storage, stat)`` then needs no look at it.
+    """
+    return (storage or Storage()).list_objects(pattern)
 
 
 def local_path(
