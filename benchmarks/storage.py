@@ -3,6 +3,9 @@
 The server runs in a process of its own on 127.0.0.1, as fast as it can, and then like a store at a distance: a delay
 before each answer, and a rate for each connection. Peers: threads with `http.client`, which read into a buffer and
 check nothing; aiohttp; fsspec's file; our stream; our download into the cache.
+
+Then ranges at random, from three stores at three distances (_range_servers.py): ours, which checks the version of each;
+threads with `http.client`; s3fs.
 """
 
 from __future__ import annotations
@@ -13,16 +16,20 @@ import contextlib
 import http.client
 import http.server
 import multiprocessing
+import os
+import random
 import shutil
 import socketserver
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
-from _common import interleave, parse, spread, table
+from _common import folder, interleave, parse, remark, spread, table
+from _range_servers import SERVERS, Missing
 from penstock.storage import Cache, Storage, open_source
 
 BLOCK, PARALLEL = 4 << 20, 8
@@ -161,11 +168,116 @@ def cached(port: int, size: int) -> None:
         shutil.rmtree(folder)
 
 
+Ranges = Callable[[list[int]], None]
+"""Reads the ranges that begin there."""
+
+
+def ranges_of_ours(url: str, size: int) -> Ranges:
+    """By `RemoteSource.fetch`: plain HTTP by its address, the others as S3."""
+    host, is_s3 = url.removesuffix("/bucket"), url.endswith("/bucket")
+    storage = Storage(
+        {"endpoint_url": host, "key": "any", "secret": "any", "region_name": "us-east-1"} if is_s3 else {}
+    )
+    source: Any = open_source("s3://bucket/big.bin" if is_s3 else f"{url}/bucket/big.bin", storage=storage)
+    pool = ThreadPoolExecutor(PARALLEL)
+    return lambda begins: sum_up(pool.map(lambda begin: len(source.fetch(begin, begin + size)), begins), size, begins)
+
+
+def ranges_of_client(url: str, size: int) -> Ranges:
+    """Threads that keep a connection each."""
+    kept, path = threading.local(), "/bucket/big.bin"
+    host = url.removesuffix("/bucket").removeprefix("http://")
+    pool = ThreadPoolExecutor(PARALLEL)
+
+    def read(begin: int) -> int:
+        client = getattr(kept, "client", None)
+        if client is None:
+            client = kept.client = http.client.HTTPConnection(host)
+        client.request("GET", path, headers={"Range": f"bytes={begin}-{begin + size - 1}"})
+        return len(client.getresponse().read())
+
+    return lambda begins: sum_up(pool.map(read, begins), size, begins)
+
+
+def ranges_of_s3fs(url: str, size: int) -> Ranges:
+    """Its ``_cat_file``, so many at a time on its loop.
+
+    Raises:
+        ImportError: s3fs is not installed.
+    """
+    import fsspec.asyn
+    from s3fs import S3FileSystem
+
+    system = S3FileSystem(
+        endpoint_url=url.removesuffix("/bucket"), key="any", secret="any", client_kwargs={"region_name": "us-east-1"}
+    )
+
+    async def read(begins: list[int]) -> list[int]:
+        limit = asyncio.Semaphore(PARALLEL)
+
+        async def one(begin: int) -> int:
+            async with limit:
+                return len(await system._cat_file("bucket/big.bin", start=begin, end=begin + size))
+
+        return await asyncio.gather(*map(one, begins))
+
+    return lambda begins: sum_up(fsspec.asyn.sync(system.loop, read, begins), size, begins)
+
+
+def sum_up(lengths: Any, size: int, begins: list[int]) -> None:
+    """Check that all of them came."""
+    assert sum(lengths) == size * len(begins)
+
+
+def compare_ranges(size: int, range_size: int, count: int, repeat: int) -> None:
+    """Print ranges a second, MB a second and processor time for each server and distance."""
+    peers = {"penstock": ranges_of_ours, "http.client, threads": ranges_of_client, "s3fs": ranges_of_s3fs}
+    rows: list[tuple[object, ...]] = []
+    rng = random.Random(0)
+    begins = [rng.randrange(0, size - range_size) // 4096 * 4096 for _ in range(count)]
+    with folder(None) as root:
+        (root / "bucket").mkdir()
+        (root / "bucket" / "big.bin").write_bytes(os.urandom(size))
+        for name, delay in [(name, delay) for name in SERVERS for delay in (0.0, 0.005, 0.05)]:
+            try:
+                with SERVERS[name](root, delay) as url:
+                    rows += measured(
+                        name, delay, url if name == "plain HTTP" else f"{url}/bucket", peers, begins, range_size, repeat
+                    )
+            except Missing as error:
+                remark(f"{name} is left out: {error}")
+    table(
+        f"{count} ranges of {range_size >> 10} KiB at random, {PARALLEL} under way",
+        ("server", "reader", "ranges/s: min", "median", "max", "MB/s", "CPU us a range"),
+        rows,
+    )
+
+
+def measured(
+    name: str, delay: float, url: str, peers: Any, begins: list[int], size: int, repeat: int
+) -> Iterator[tuple[object, ...]]:
+    """Measure the peers in turn with one server; yields rows."""
+    readers: dict[str, Ranges] = {}
+    for peer, make in peers.items():
+        try:
+            readers[peer] = make(url, size)
+            readers[peer](begins[:PARALLEL])
+        except ImportError as error:
+            remark(f"{peer} is left out: {error}")
+    samples = interleave({peer: lambda read=read: read(begins) for peer, read in readers.items()}, repeat)
+    for peer, sample in samples.items():
+        cpu = sorted(sample.cpu)[len(sample.cpu) // 2] / len(begins) * 1e6
+        speeds = spread([len(begins) / wall for wall in sample.wall])
+        mega = f"{len(begins) * size / sample.median / 1e6:.0f}"
+        yield f"{name}, {delay * 1e3:g} ms", peer, *speeds, mega, f"{cpu:.0f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--size", type=int, default=256, help="MiB of the object (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=5, help="how often each is measured (default: %(default)s)")
-    options = parse(parser, {"size": 16, "repeat": 1})
+    parser.add_argument("--ranges", type=int, default=400, help="ranges of 64 KiB at random (default: %(default)s)")
+    options = parse(parser, {"size": 16, "repeat": 1, "ranges": 16}, ["obstore", "s3fs", "moto"])
     size = options.size << 20
     peers: dict[str, Callable[[int, int], None]] = {
         "plain GETs, http.client": plain,
@@ -197,6 +309,7 @@ def main() -> None:
             rows,
             peer="plain GETs, http.client",
         )
+    compare_ranges(size, 1 << 16, options.ranges, options.repeat)
 
 
 if __name__ == "__main__":

@@ -361,7 +361,8 @@ class TestAddresses:
         source = Storage(idle=27).open(url)
         for begin in range(20):
             assert source.read_at(begin, 5) == DATA[begin : begin + 5]
-        assert len(server.connections) == 1
+        # Those that are done go back by a thread of their own, so that another may be made meanwhile.
+        assert len(server.connections) <= 3
 
     def test_what_makes_no_sense(self, server: Any) -> None:
         with pytest.raises(ConfigError, match="options of HTTP are 'headers' and 'ca_file', not 'anon'"):

@@ -91,13 +91,15 @@ class ObjectStoreBackend:
         except _NoRanges:
             answer = await self._get(url, None)
         into.begun(_stat(answer.meta), answer.range[0])
-        pieces = answer.stream(_PIECE)
+        pieces, left = answer.stream(_PIECE), answer.range[1] - answer.range[0]
         while True:
             try:
                 piece = await self._translated(url, anext(pieces))
             except StopAsyncIteration:
                 return
-            if not into.piece(memoryview(piece)):
+            left -= len(piece)
+            # An answer that is read to its end leaves a connection for the next request.
+            if not into.piece(memoryview(piece)) and left:
                 return
 
     async def _put(self, url: str, data: bytes, if_absent: bool) -> bool:
