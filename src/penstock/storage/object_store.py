@@ -28,6 +28,7 @@ from penstock.storage.urls import WEB, scheme, shown
 
 __all__ = ["ObjectStoreBackend"]
 
+_KNOWN = 10_000  # objects of servers without ranges that are remembered, and asked once and not twice
 _PIECE = 1 << 16  # bytes handed on at once; a cut loses at most so many
 _STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})([\w ]*)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -57,6 +58,7 @@ class ObjectStoreBackend:
 
     def __init__(self, options: Mapping[str, Any], idle: float) -> None:
         self._obstore, self._stores = obstore(), Stores(options, idle)
+        self._unranged: set[str] = set()
 
     def stat(self, url: str, *, idle: float, deadline: float, cancel: Cancel) -> Stat:
         return run_async(self._stat(url), deadline=deadline, cancel=cancel)
@@ -75,13 +77,17 @@ class ObjectStoreBackend:
         return run_async(self._find(url), deadline=deadline, cancel=Cancel())
 
     async def _stat(self, url: str) -> Stat:
-        try:
-            answer = await self._get(url, (0, 1))
-            await self._translated(url, answer.bytes_async())
-            return _stat(answer.meta)
-        except (_NoRanges, StorageChangedError):  # an empty object has no first byte either
-            found = _stat((await self._get(url, None)).meta)
-            return replace(found, ranged=not found.size)
+        if url not in self._unranged:
+            try:
+                answer = await self._get(url, (0, 1))
+                await self._translated(url, answer.bytes_async())
+                return _stat(answer.meta)
+            except (_NoRanges, StorageChangedError):  # an empty object has no first byte either
+                pass
+        found = _stat((await self._get(url, None)).meta)
+        if found.size and len(self._unranged) < _KNOWN:
+            self._unranged.add(url)
+        return replace(found, ranged=not found.size)
 
     async def _fetch(self, url: str, begin: int, end: int | None, into: Receiver) -> None:
         whole = (begin == 0 and end is None) or not into.ranged
