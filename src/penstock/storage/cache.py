@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import xxhash
 
+from penstock.errors import StorageAuthError, StorageError, StorageNotFoundError
+
 if TYPE_CHECKING:
     from filelock import FileLock
 
-__all__ = ["UNWRITABLE", "cache_root", "file_lock", "is_writable", "write_atomically"]
+__all__ = ["UNWRITABLE", "cache_root", "file_lock", "is_writable", "put_file", "write_atomically"]
 
 UNWRITABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
@@ -107,6 +109,22 @@ def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False) -
             os.unlink(temporary)
         raise
     _sync_folder(path.parent)
+
+
+def put_file(path: str, data: bytes, if_absent: bool) -> bool:
+    """Write a file by `write_atomically`; False where one stays. Raises errors of stores: see `Storage.put`."""
+    try:
+        with write_atomically(path, if_absent=if_absent) as file:
+            file.write(data)
+    except FileExistsError:
+        return False
+    except PermissionError:
+        raise StorageAuthError(f"{path}: no permission to write it") from None
+    except FileNotFoundError:
+        raise StorageNotFoundError(f"cannot write {path}: there is no such folder") from None
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    return True
 
 
 def _remove_abandoned(path: Path) -> None:

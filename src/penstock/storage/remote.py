@@ -26,7 +26,7 @@ from penstock.storage.ahead import ObjectsAhead
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.backends import backend_for
 from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch, read_parallel
-from penstock.storage.cache import write_atomically
+from penstock.storage.cache import put_file
 from penstock.storage.copies import CachedFile
 from penstock.storage.store import Cache
 from penstock.storage.transfer import Patience, put_object, stat_object, transfer
@@ -173,7 +173,7 @@ class Storage:
             StorageError: the store has no way to do that; web servers know no ``if_absent``.
         """
         if not is_remote(url):
-            return _put_file(local_part(url), data, if_absent)
+            return put_file(local_part(url), data, if_absent)
         backend = backend_for(os.fspath(url), self)
         return put_object(backend, os.fspath(url), data, if_absent=if_absent, patience=self.patience)
 
@@ -324,21 +324,6 @@ class RemoteSource:
 
     def __repr__(self) -> str:
         return f"<RemoteSource {shown(self.url)}, {self.size:,} bytes, {self.etag or 'no etag'}>"
-
-
-def _put_file(path: str, data: bytes, if_absent: bool) -> bool:
-    try:
-        with write_atomically(path, if_absent=if_absent) as file:
-            file.write(data)
-    except FileExistsError:
-        return False
-    except PermissionError:
-        raise StorageAuthError(f"{path}: no permission to write it") from None
-    except FileNotFoundError:
-        raise StorageNotFoundError(f"cannot write {path}: there is no such folder") from None
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
-    return True
 
 
 def _reader(file: FileSource | CachedFile) -> Fetch:
