@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError, ShardIOError
-from penstock.shards.urls import expand, local_path
+from penstock.shards.urls import expand, expand_versions, local_path
 from penstock.storage import Storage
+from penstock.storage.backend import Stat
 
 
 @pytest.mark.parametrize(
@@ -80,14 +81,15 @@ def test_local() -> None:
 def test_patterns_in_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     storage, asked = Storage(options={"a": 1}), []
 
-    def found(self: Storage, url: str) -> list[str]:
+    def found(self: Storage, url: str) -> list[tuple[str, Stat]]:
         assert self is storage
         asked.append(url)
-        return [url.replace("*", str(i)) for i in range(2)]
+        return [(url.replace("*", str(i)), Stat(i)) for i in range(2)]
 
-    monkeypatch.setattr(Storage, "glob", found)
+    monkeypatch.setattr(Storage, "list_objects", found)
     assert expand(["s3://b/{x,y}-*.tar", Path("*"), "http://h/*.tar?a=*"], storage) == [
         *("s3://b/x-0.tar", "s3://b/x-1.tar", "s3://b/y-0.tar", "s3://b/y-1.tar"),
         *("*", "http://h/*.tar?a=*"),
     ]
     assert asked == ["s3://b/x-*.tar", "s3://b/y-*.tar"]
+    assert expand_versions("s3://b/x-*.tar", storage) == [("s3://b/x-0.tar", Stat(0)), ("s3://b/x-1.tar", Stat(1))]

@@ -33,7 +33,14 @@ from xml.sax.saxutils import escape
 
 _CONTROL = "/-/"
 _SMALL, _PIECE = 1 << 16, 1 << 18
-_REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 404: "Not Found", 412: "Precondition Failed"} | {
+_REASONS = {
+    200: "OK",
+    204: "No Content",
+    206: "Partial Content",
+    403: "Forbidden",
+    404: "Not Found",
+    412: "Precondition Failed",
+} | {
     416: "Range Not Satisfiable",
     501: "Not Implemented",
     503: "Service Unavailable",
@@ -60,6 +67,8 @@ class Behaviour:
     """Seconds, from now, in which every request is answered with 503."""
     outage_after: int = 0
     """The outage begins with this GET, counted from the last reset, instead of now."""
+    refuse: int = 0
+    """The status that a PUT is refused with; 0 takes it."""
     replace: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Object -> (number of its GET, file): from this GET on, the object has the file's content."""
 
@@ -293,7 +302,10 @@ class _Server:
 
     def change(self, request: Request, path: Path, writer: asyncio.StreamWriter, is_object: bool) -> None:
         """PUT or DELETE; uploads in parts are refused."""
-        if request.method == "PUT" and request.headers.get("if-none-match") == "*" and path.exists():
+        if self.behaviour.refuse:
+            code = "AccessDenied" if self.behaviour.refuse == 403 else "SlowDown"
+            send(writer, self.behaviour.refuse, error(code, "as asked"))
+        elif request.method == "PUT" and request.headers.get("if-none-match") == "*" and path.exists():
             send(writer, 412, error("PreconditionFailed", "there is one"))
         elif request.method == "PUT" and is_object and "uploadId" not in request.query:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -91,16 +91,18 @@ def index(
 ) -> None:
     """Index shards, so that the first training job need not.
 
-    Those in a store are copied into the cache for it: --out gives the indexes to upload beside them.
+    Those in a store that have no index there are read once, several at a time, and each index is written beside its
+    shard, or into --out. Called again, it goes on where it was.
     """
-    from penstock.shards import expand
     from penstock.shards.handles import CopiedShard, LocalShard, build, write_indexes
     from penstock.shards.index import index_path
     from penstock.shards.parallel import build_all
-    from penstock.shards.urls import local_path
+    from penstock.shards.store_shard import StoreShard, write_beside
+    from penstock.shards.urls import expand_versions, local_path
     from penstock.storage.urls import is_remote
 
-    names = expand(_shards_of(urls))
+    found = expand_versions(_shards_of(urls))
+    names = [name for name, _ in found]
     for name in names if images else ():
         _local(name)  # raises now, not after an hour of work
     todo = []
@@ -115,21 +117,31 @@ def index(
         for done, _ in enumerate(build_all(todo, workers), 1):
             show(done, len(todo))
     seconds = time.perf_counter() - started
-    shards = [CopiedShard(name, None, None, None) if is_remote(name) else LocalShard(name, None) for name in names]
+    shards = [
+        CopiedShard(name, None, None, None, stat) if is_remote(name) else LocalShard(name, None)
+        for name, stat in found
+        if out is not None or not is_remote(name)
+    ]
     build(shards, progress=False if as_json else None)
+    stored = [] if out is not None else [StoreShard(name, None, None, stat) for name, stat in found if is_remote(name)]
+    written = write_beside(stored, force=force, progress=False if as_json else None)
     samples = sum(shard.header.samples for shard in shards if shard.header is not None)
+    samples += sum(shard.facts.samples for shard in stored if shard.facts is not None)
     entries = _index_images(names, workers, force=force, bars=not as_json) if images else None
     if out is not None:
         write_indexes(shards, out)
     size = sum(Path(path).stat().st_size for path in todo)
     if as_json:
         built = {"indexed": len(todo), "bytes": size, "seconds": seconds, "out": out, "indexed_images": entries}
+        built |= {"written_to_store": written}
         print_json({"shards": len(names), "samples": samples, **built})
         return
     rows = [("shards", f"{len(names):,}"), ("samples", f"{samples:,}")]
+    if stored:
+        rows.append(("indexes in the store", f"{written:,} written, {len(stored) - written:,} were there"))
     if todo:
         rows.append(("indexed", f"{len(todo):,}, {byte_size(size)} in {duration(seconds)}: {speed(size, seconds)}"))
-    else:
+    elif len(stored) < len(names):
         rows.append(("indexed", "no files, all up to date (--force builds again)"))
     if entries is not None:
         rows.append(("entries", f"written for {counted(entries, 'image')}"))

@@ -48,6 +48,8 @@ class ShardDataset(SourceDataset):
         copy, storage, cache_dir, progress: see `ShardSet`.
         window_shards: of shards in a store that have no indexes: how many of a rank's are mixed in the first epoch, see
             below.
+        write_index: write the index of each shard that is made here beside the shard in the store: then the next job
+            finds it, on whichever machine.
 
     Raises:
         ConfigError, PartitionError: arguments that make no sense.
@@ -77,15 +79,22 @@ class ShardDataset(SourceDataset):
         cache_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
         window_shards: int = 8,
+        write_index: bool = False,
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share, load)
         if window_shards < 1:
             raise ConfigError(f"window_shards is a positive number of shards, got {window_shards!r}")
-        given = {"storage": storage, "cache_dir": cache_dir, "progress": progress}
-        if isinstance(urls, ShardSet) and (not copy or any(value is not None for value in given.values())):
-            raise ConfigError(f"copy, {', '.join(given)} belong to ShardSet(...), and this one is open already")
-        self.shards = urls if isinstance(urls, ShardSet) else open_shards(urls, copy=copy, **given)  # type: ignore[arg-type]
+        given: dict[str, Any] = {"storage": storage, "cache_dir": cache_dir, "progress": progress}
+        if isinstance(urls, ShardSet) and (
+            not copy or write_index or any(value is not None for value in given.values())
+        ):
+            raise ConfigError(
+                f"copy, write_index, {', '.join(given)} are for shards to be opened, and this set is open already"
+            )
+        self.shards = (
+            urls if isinstance(urls, ShardSet) else open_shards(urls, copy=copy, write_index=write_index, **given)
+        )
         """The samples as they are on disk."""
         plan: SharePlan
         if any(is_remote(url) for url in self.shards.urls):

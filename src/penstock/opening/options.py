@@ -97,6 +97,7 @@ class ShardOptions(ShareOptions, total=False):
     cache_dir: str | os.PathLike[str] | None
     progress: bool | None
     window_shards: int
+    write_index: bool
 
 
 class StreamOptions(TypedDict, total=False):
@@ -194,6 +195,7 @@ class ImageOptions(ShareOptions, total=False):
     split: str | None
     copy: bool
     window_shards: int
+    write_index: bool
     cache_bytes: int | None
     allow_pickle: bool | None
     validate_hash: str | None
@@ -241,7 +243,9 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "window_shards": ((Integral,), "a number of shards"),
     "index": ((*_PATH, bool), "the path of an index of entries, True or 'learn'"),
     **dict.fromkeys(("cache_bytes", "buffer_bytes"), ((Integral,), "a number of bytes")),
-    **dict.fromkeys(("flip", "row", "preload", "copy", "allow_pickle", "progress"), ((bool,), "True or False")),
+    **dict.fromkeys(
+        ("flip", "row", "preload", "copy", "write_index", "allow_pickle", "progress"), ((bool,), "True or False")
+    ),
     "columns": ((list, tuple, Mapping), "a list of names, or a mapping of them"),
     "classes": ((list, tuple), "a list of names"),
     "labels": ((*_PATH, list, tuple), "files, as str, Path or a list of these"),

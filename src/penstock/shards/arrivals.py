@@ -151,7 +151,8 @@ class Arrivals:
     def _bring(self, number: int, cancel: Cancel) -> None:
         handle = self._handles[number]
         was_counted = handle.facts is not None
-        if self._only_facts:
+        only_facts = self._only_facts or number not in self._own
+        if only_facts:
             facts = handle.count(cancel)
         else:
             facts = handle.obtain(only_later=number not in self._asked, cancel=cancel)
@@ -160,7 +161,7 @@ class Arrivals:
                 self._changed.notify_all()
             if self._exchange is not None:
                 self._exchange.tell(number, facts)
-        if not self._only_facts:
+        if not only_facts:
             handle.fetch(cancel)
 
     def _take(self) -> tuple[int, Cancel] | None:

@@ -19,7 +19,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from penstock.errors import LengthUnknownError
+from penstock.errors import ConfigError, LengthUnknownError
 from penstock.images.sample_record import SampleRecord
 from penstock.manifest.indices import Indices
 from penstock.plan.windows import Need, split_rows
@@ -28,12 +28,12 @@ from penstock.shards.arrivals import Arrivals
 from penstock.shards.exchange import exchange_of
 from penstock.shards.facts import Facts, ToldFacts
 from penstock.shards.grouping import Sample
-from penstock.shards.handles import has_index
+from penstock.shards.handles import CopiedShard, RemoteShard, build, find_handles, has_index
 from penstock.shards.opened import OpenShards
 from penstock.shards.shardset import ShardSet
 from penstock.shards.store_shard import StoreShard
 from penstock.shards.stored import StoredShard
-from penstock.shards.urls import Urls, expand
+from penstock.shards.urls import Urls, expand_versions
 from penstock.storage import Storage, is_remote
 from penstock.storage.urls import listed
 from penstock.wording import counted
@@ -45,18 +45,13 @@ class ArrivingShards:
     """Shards of a store, of which any number are indexed.
 
     Args:
-        urls: the addresses.
-        storage: how the store is reached.
-        cache_dir: where indexes are kept, by default in the user's cache folder.
+        handles: of all shards.
 
     ``len``, rows and the fingerprint are those of a `ShardSet`, once `complete`. Memory: some hundred bytes a shard.
     """
 
-    def __init__(self, urls: list[str], storage: Storage | None = None, cache_dir: str | None = None) -> None:
-        self._set_up(urls, [StoreShard(url, storage, cache_dir) for url in urls])
-
-    def _set_up(self, urls: list[str], handles: list[StoreShard], told: ToldFacts | None = None) -> None:
-        self.urls, self._handles = urls, handles
+    def __init__(self, handles: list[StoreShard], told: ToldFacts | None = None) -> None:
+        self.urls, self._handles = [handle.url for handle in handles], handles
         self._opened = OpenShards(handles)
         self._arrivals: Arrivals | None = None
         self._told = told or ToldFacts()
@@ -107,7 +102,7 @@ class ArrivingShards:
         missing = [number for number, handle in enumerate(self._handles) if handle.facts is None]
         arrivals = self._of_this_process
         arrivals.count(missing[rank::world_size])
-        with progress_bar("counting shards", len(missing), None) as advance:
+        with progress_bar("counting shards", len(missing), None, in_bytes=False) as advance:
             for number in missing:
                 self.counts_of([number])
                 advance(1)
@@ -135,8 +130,7 @@ class ArrivingShards:
 
     @cached_property
     def _all(self) -> ShardSet:
-        shards = ShardSet.__new__(ShardSet)
-        shards._set_up(self.urls, [handle.copied() for handle in self._handles])
+        shards = ShardSet.of_handles([handle.copied() for handle in self._handles])
         shards._opened = self._opened
         return shards
 
@@ -200,7 +194,7 @@ class ArrivingShards:
         return f"<{counted(len(self.urls), 'shard')}, {len(self._missing):,} not counted yet: {listed(self.urls)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.urls, self._handles, self._told)
+        return ArrivingShards, (self._handles, self._told)
 
 
 def open_shards(
@@ -210,19 +204,31 @@ def open_shards(
     storage: Storage | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    write_index: bool = False,
 ) -> ShardSet | ArrivingShards:
     """Open shards for training: those of a store are read at once, though they may have no indexes there.
 
-    Arguments, and errors of local shards, are those of `ShardSet`. A store is asked for the indexes of the first and of
-    the last shard; where one is missing, nothing else is looked for.
+    Args:
+        urls, copy, storage, cache_dir, progress: see `ShardSet`.
+        write_index: write the indexes that are made beside their shards.
+
+    A store is asked for the indexes of the first and of the last shard; where one is missing, nothing else is looked
+    for.
+
+    Raises:
+        ConfigError: ``write_index`` with shards that are not copied.
+        ShardError, StorageError: see `ShardSet`.
     """
-    names = expand(urls, storage)
-    if not copy or not all(is_remote(url) for url in names) or all(has_index(names[n], storage) for n in (0, -1)):
-        return ShardSet(names, copy=copy, storage=storage, cache_dir=cache_dir, progress=progress)
-    return ArrivingShards(names, storage, None if cache_dir is None else os.path.abspath(cache_dir))
-
-
-def _reopen(urls: list[str], handles: list[StoreShard], told: ToldFacts) -> ArrivingShards:
-    shards = ArrivingShards.__new__(ArrivingShards)
-    shards._set_up(urls, handles, told)
-    return shards
+    found = expand_versions(urls, storage)
+    folder = None if cache_dir is None else os.path.abspath(cache_dir)
+    is_stored = copy and all(is_remote(url) for url, _ in found)
+    if write_index and not is_stored:
+        raise ConfigError("write_index= is for shards in a store that are copied (copy=True): no others are indexed")
+    if is_stored and not all(has_index(found[number][0], storage) for number in (0, -1)):
+        return ArrivingShards([StoreShard(url, storage, folder, stat, write_index=write_index) for url, stat in found])
+    handles = find_handles(found, storage, folder, copy=copy)
+    copied = [handle for handle in handles if isinstance(handle, CopiedShard)]
+    if is_stored and any(handle.header is None for handle in copied):
+        return ArrivingShards([StoreShard.of(handle, storage, folder, write_index=write_index) for handle in copied])
+    build([handle for handle in handles if not isinstance(handle, RemoteShard)], progress=progress)
+    return ShardSet.of_handles(handles)

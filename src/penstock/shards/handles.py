@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("CopiedShard", "Handle", "LocalShard", "OpenShard", "RemoteShard"),
-    *("build", "has_index", "open_handles", "write_indexes"),
+    *("build", "find_handles", "has_index", "index_url", "open_handles", "write_indexes"),
 ]
 
-_REQUESTS = 16  # under way at a time, while the indexes of a set are fetched
+_REQUESTS = 48  # under way at a time, while the indexes of a set are fetched
 _COPIES = 4  # shards copied at a time
 
 
@@ -267,6 +267,7 @@ class RemoteShard:
     Args:
         url: its address.
         storage: how the store is reached.
+        stat: the version, where that is known; otherwise the store is asked.
 
     Raises:
         StorageNotFoundError: the index (or the shard) is not there.
@@ -275,20 +276,20 @@ class RemoteShard:
 
     is_file = False
 
-    def __init__(self, url: str, storage: Storage | None) -> None:
+    def __init__(self, url: str, storage: Storage | None, stat: Stat | None = None) -> None:
         self.url = url
         try:
-            self.beside = RemoteSource(_beside(url), storage)
+            self.beside = RemoteSource(index_url(url), storage)
             self.header = _stored_index(self.beside, None).header
         except StorageNotFoundError as error:
             raise StorageNotFoundError(
-                f"{error}; make it (penstock shards index ... --out), and upload it beside the shard, or use copy=True"
+                f"{error}; have it made (penstock shards index writes it beside the shard), or use copy=True"
             ) from error
-        self.source = RemoteSource(url, storage)
+        self.source = RemoteSource(url, storage, stat)
         if self.source.size != self.header.size:
             raise ShardError(
                 f"{shown(url)} has {self.source.size:,} bytes, and the index beside it is of a shard with "
-                f"{self.header.size:,}: make the index of this one (penstock shards index) and upload it"
+                f"{self.header.size:,}: have that of this one made (penstock shards index --force)"
             )
 
     def index(self) -> ShardIndex:
@@ -322,7 +323,7 @@ def _stored_index(source: RemoteSource, expected: Header | None) -> ShardIndex:
 def has_index(url: str, storage: Storage | None) -> bool:
     """Return whether a shard in a store has its index beside it there. Costs one request."""
     try:
-        RemoteSource(_beside(url), storage)
+        RemoteSource(index_url(url), storage)
     except (StorageNotFoundError, StorageAuthError):  # stores say "no access" where one may not list
         return False
     return True
@@ -347,8 +348,8 @@ def _file_of_copy(copy: CachedFile) -> ShardFile:
     return ShardFile(str(copy.path), os.dup(copy.fileno()))
 
 
-def _beside(url: str) -> str:
-    """The address of a shard's index: the suffix goes before what a web address asks for."""
+def index_url(url: str) -> str:
+    """Return the address of a shard's index: the suffix goes before what a web address asks for."""
     path, mark, query = url.partition("?") if url.startswith(("http:", "https:")) else (url, "", "")
     return path + SUFFIX + mark + query
 
@@ -374,29 +375,41 @@ def write_indexes(shards: Iterable[LocalShard | CopiedShard], folder: Path) -> N
             raise ShardIOError(str(io_error(folder / name, error, "cannot write the index"))) from error
 
 
-def open_handles(
-    urls: list[str], storage: Storage | None, cache_dir: str | None, *, copy: bool, progress: bool | None
+def find_handles(
+    found: Sequence[tuple[str, Stat | None]], storage: Storage | None, cache_dir: str | None, *, copy: bool
 ) -> list[Handle]:
-    """Handles of all shards, each with its header; what has no index is indexed."""
-    remote = [url for url in urls if is_remote(url)]
+    """Return handles of shards, given with their versions where these are known; without a header where no index is."""
 
-    def look(url: str) -> RemoteShard | None:
+    def look(url: str, stat: Stat | None) -> RemoteShard | None:
         try:
-            return RemoteShard(url, storage)
+            return RemoteShard(url, storage, stat)
         except (StorageNotFoundError, StorageAuthError):  # stores say "no access" where one may not list
             if not copy:
                 raise
             return None
 
-    def handle_of(url: str) -> Handle:
+    def handle_of(url: str, stat: Stat | None) -> Handle:
         if not is_remote(url):
             return LocalShard(url, cache_dir)
-        found = look(url)
-        return found if found is not None and not copy else CopiedShard(url, storage, cache_dir, found)
+        beside = look(url, stat)
+        return beside if beside is not None and not copy else CopiedShard(url, storage, cache_dir, beside, stat)
 
+    remote = {url: stat for url, stat in found if is_remote(url)}
     with ThreadPoolExecutor(_REQUESTS, "penstock-indexes") as pool:
-        made = dict(zip(remote, pool.map(handle_of, remote), strict=True)) if remote else {}
-    handles = [made[url] if url in made else handle_of(url) for url in urls]
+        made = dict(zip(remote, pool.map(handle_of, *zip(*remote.items(), strict=True)), strict=True)) if remote else {}
+    return [made[url] if url in made else handle_of(url, stat) for url, stat in found]
+
+
+def open_handles(
+    found: Sequence[tuple[str, Stat | None]],
+    storage: Storage | None,
+    cache_dir: str | None,
+    *,
+    copy: bool,
+    progress: bool | None,
+) -> list[Handle]:
+    """Return the same, each with its header: what has no index is indexed."""
+    handles = find_handles(found, storage, cache_dir, copy=copy)
     build([handle for handle in handles if not isinstance(handle, RemoteShard)], progress=progress)
     return handles
 

@@ -14,7 +14,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from penstock.shards.index import ShardIndex
 from penstock.shards.opened import OpenShards
 from penstock.shards.ranged import RangedShard
 from penstock.shards.stored import StoredShard
-from penstock.shards.urls import Urls, expand
+from penstock.shards.urls import Urls, expand_versions
 from penstock.storage import Storage
 from penstock.storage.urls import listed
 from penstock.wording import counted
@@ -75,9 +75,17 @@ class ShardSet:
         cache_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
     ) -> None:
-        names = expand(urls, storage)
+        found = expand_versions(urls, storage)
         folder = None if cache_dir is None else os.path.abspath(cache_dir)
-        self._set_up(names, open_handles(names, storage, folder, copy=copy, progress=progress))
+        handles = open_handles(found, storage, folder, copy=copy, progress=progress)
+        self._set_up([url for url, _ in found], handles)
+
+    @classmethod
+    def of_handles(cls, handles: Sequence[Handle]) -> Self:
+        """Return the set of shards that were found, each with its index."""
+        made = cls.__new__(cls)
+        made._set_up([handle.url for handle in handles], list(handles))
+        return made
 
     def _set_up(self, urls: list[str], handles: list[Handle]) -> None:
         self.urls, self._handles = urls, handles
@@ -227,13 +235,7 @@ class ShardSet:
         self._opened.check()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.urls, self._handles)
-
-
-def _reopen(urls: list[str], handles: list[Handle]) -> ShardSet:
-    shards = ShardSet.__new__(ShardSet)
-    shards._set_up(urls, handles)
-    return shards
+        return ShardSet.of_handles, (self._handles,)
 
 
 def _combined(fingerprints: list[str]) -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from penstock.errors import NotCachedError, StorageAuthError, StorageNotFoundError
+from penstock.progress import progress_bar
 from penstock.shards.facts import Facts
-from penstock.shards.handles import CopiedShard, OpenShard, RemoteShard
+from penstock.shards.handles import CopiedShard, OpenShard, RemoteShard, index_url
 from penstock.shards.index import Header
 from penstock.shards.ranged import RangedShard
 from penstock.storage import Storage
-from penstock.storage.backend import Cancel
+from penstock.storage.backend import Cancel, Stat
 
-__all__ = ["StoreShard"]
+__all__ = ["StoreShard", "write_beside"]
+
+_SHARDS = 8  # read at a time, while indexes are written
 
 
 class StoreShard:
@@ -23,16 +28,36 @@ class StoreShard:
         url: its address.
         storage: how the store is reached.
         cache_dir: see `CopiedShard`.
+        stat: its version, where that is known.
+        write_index: write the index beside the shard in the store, if it is made here.
 
     Attributes: ``facts`` are None until the shard was read here, or somebody who has read it told them.
     """
 
     is_file = False
 
-    def __init__(self, url: str, storage: Storage | None, cache_dir: str | None, facts: Facts | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        storage: Storage | None,
+        cache_dir: str | None,
+        stat: Stat | None = None,
+        facts: Facts | None = None,
+        *,
+        write_index: bool = False,
+    ) -> None:
         self.url, self.storage, self._cache_dir = url, storage or Storage(), cache_dir
-        self.facts = facts
+        self._stat, self.facts, self.write_index = stat, facts, write_index
         self._shard: CopiedShard | None = None
+
+    @classmethod
+    def of(cls, shard: CopiedShard, storage: Storage | None, cache_dir: str | None, *, write_index: bool) -> Self:
+        """Return the shard of a handle, which may have an index."""
+        made = cls(shard.url, storage, cache_dir, shard.source.stat, write_index=write_index)
+        made._shard = shard
+        if shard.header is not None:
+            made._know(shard)
+        return made
 
     def copied(self) -> CopiedShard:
         """Return the shard in the version that was counted, or in the present one.
@@ -41,7 +66,7 @@ class StoreShard:
             StorageError: nothing is known of it, and it is not there.
         """
         facts = self.facts
-        stat = None if facts is None else facts.version
+        stat = self._stat if facts is None else facts.version
         if self._shard is None or stat not in (None, self._shard.source.stat):
             self._shard = CopiedShard(self.url, self.storage, self._cache_dir, None, stat)
         if facts is not None:
@@ -57,7 +82,7 @@ class StoreShard:
         """
         if not self.is_known():
             try:
-                shard = RemoteShard(self.url, self.storage)
+                shard = RemoteShard(self.url, self.storage, self._stat)
             except (StorageNotFoundError, StorageAuthError):  # as in `has_index`
                 return self.obtain(cancel=cancel)
             self._shard = CopiedShard(self.url, self.storage, self._cache_dir, shard)
@@ -83,6 +108,8 @@ class StoreShard:
         if not self.is_known():
             shard = self.copied()
             shard.build(lambda _: None, only_later=only_later, cancel=cancel)
+            if self.write_index:
+                self.storage.put(index_url(self.url), shard.index().path.read_bytes())
             self._know(shard)
         assert self.facts is not None
         return self.facts
@@ -100,5 +127,49 @@ class StoreShard:
         assert shard.header is not None
         self.facts = Facts(shard.source.stat, shard.header.samples, shard.header.digest.hex())
 
+    def write_beside(self, *, force: bool = False, cancel: Cancel | None = None) -> bool:
+        """Have the index beside the shard in the store; return whether that took writing. Raises as `count` does.
+
+        Args:
+            force: write it anew.
+            cancel: see `CopiedShard.fetch`.
+        """
+        if not force:
+            with suppress(StorageNotFoundError, StorageAuthError):
+                self._shard = CopiedShard(
+                    self.url, self.storage, self._cache_dir, RemoteShard(self.url, self.storage, self._stat)
+                )
+                self._know(self._shard)
+                return False
+        shard = self.copied()
+        if shard.header is None:
+            shard.build(lambda _: None, cancel=cancel)
+        self.storage.put(index_url(self.url), shard.index().path.read_bytes())
+        self._know(shard)
+        return True
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return StoreShard, (self.url, self.storage, self._cache_dir, self.facts)
+        return StoreShard, (self.url, self.storage, self._cache_dir, self._stat, self.facts)
+
+
+def write_beside(shards: Sequence[StoreShard], *, force: bool = False, progress: bool | None = None) -> int:
+    """Have indexes beside shards in their store; return how many were written. Several shards come at a time.
+
+    Raises:
+        StorageError: the store says no; those that are written stay, and the next call goes on.
+        ShardError: a shard is damaged, or compressed.
+    """
+    cancel, written = Cancel(), 0
+    with (
+        ThreadPoolExecutor(_SHARDS, "penstock-indexes") as pool,
+        progress_bar("indexing", len(shards), progress, in_bytes=False) as advance,
+    ):
+        try:
+            for is_written in pool.map(lambda shard: shard.write_beside(force=force, cancel=cancel), shards):
+                written += is_written
+                advance(1)
+        except BaseException:
+            cancel.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return written

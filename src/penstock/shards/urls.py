@@ -14,14 +14,15 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
 from penstock.errors import ConfigError, ShardIOError
-from penstock.storage import Storage, is_remote
+from penstock.storage import Storage, is_remote, list_objects
+from penstock.storage.backend import Stat
 
-__all__ = ["Urls", "braces", "expand", "is_local", "local_path"]
+__all__ = ["Urls", "braces", "expand", "expand_versions", "is_local", "local_path"]
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -43,14 +44,19 @@ def expand(urls: Urls, storage: Storage | None = None) -> list[str]:
         ShardIOError: no file matches a pattern.
         StorageError: a store says no; StorageNotFoundError: no object matches a pattern.
     """
+    return [url for url, _ in expand_versions(urls, storage)]
+
+
+def expand_versions(urls: Urls, storage: Storage | None = None) -> list[tuple[str, Stat | None]]:
+    """The same, each with its version where a store has told it by listing. Raises as `expand` does."""
     if isinstance(urls, os.PathLike):
-        return [os.fspath(urls)]
+        return [(os.fspath(urls), None)]
     if isinstance(urls, str):
-        return [url for part in urls.split("::") for text in braces(part) for url in _matches(text, storage)]
+        return [found for part in urls.split("::") for text in braces(part) for found in _matches(text, storage)]
     given: Any = urls
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise ConfigError(f"a source is a path or an address, as str or Path, or a list of these; got {urls!r}")
-    result = [url for part in urls for url in expand(part, storage)]
+    result = [found for part in urls for found in expand_versions(part, storage)]
     if not result:
         raise ConfigError("no source is named: the list is empty. Give a path, an address, or several of them")
     return result
@@ -69,20 +75,21 @@ def local_path(url: str) -> str | None:
     return url if is_local(url) else None
 
 
-def _matches(text: str, storage: Storage | None) -> list[str]:
+def _matches(text: str, storage: Storage | None) -> Sequence[tuple[str, Stat | None]]:
     if not text:
         raise ConfigError(
             "no source is named: an empty name. Give a path or an address (between two '::', or at an end of the "
             "names, there is none)"
         )
     if is_remote(text) and not text.startswith(("http:", "https:")) and any(sign in text for sign in "*["):
-        return (storage or Storage()).glob(text)  # web servers do not list, and what a question mark begins is a query
+        # Web servers do not list, and what a question mark begins is a query.
+        return list_objects(text, storage=storage)
     if not is_local(text) or not glob.has_magic(text) or os.path.exists(text):
-        return [text]
+        return [(text, None)]
     found = sorted(glob.glob(text, recursive=True))
     if not found:
         raise ShardIOError(f"no file matches {text}")
-    return found
+    return [(path, None) for path in found]
 
 
 def braces(text: str) -> list[str]:
