@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from penstock.errors import PartitionError
+from penstock.errors import ConfigError, PartitionError
 
-__all__ = ["LateWorld", "Worker", "World", "current", "local_ranks", "worker"]
+__all__ = ["LateWorld", "Worker", "World", "current", "local_ranks", "node_count", "worker"]
 
 
 class World(NamedTuple):
@@ -88,12 +88,33 @@ def local_ranks() -> int:
         PartitionError: LOCAL_WORLD_SIZE is no positive integer, or `current` raises.
     """
     ranks = current().world_size
+    told = None if ranks == 1 else _told_local()
+    return ranks if told is None else min(ranks, told)
+
+
+def node_count(world: World) -> int:
+    """Return on how many nodes a job's ranks lie, as LOCAL_WORLD_SIZE says.
+
+    Raises:
+        ConfigError: there are several ranks, and nothing says it.
+        PartitionError: LOCAL_WORLD_SIZE is no positive integer.
+    """
+    if world.world_size == 1:
+        return 1
+    told = _told_local()
+    if told is None:
+        raise ConfigError(
+            f"locality='node' does not know on how many nodes the {world.world_size} ranks are: give nodes=, or start "
+            "the job with torchrun, which sets LOCAL_WORLD_SIZE"
+        )
+    return -(-world.world_size // told)
+
+
+def _told_local() -> int | None:
     told = os.environ.get("LOCAL_WORLD_SIZE")
-    if ranks == 1 or told is None:
-        return ranks
-    if not told.isdecimal() or int(told) < 1:
+    if told is not None and (not told.isdecimal() or int(told) < 1):
         raise PartitionError(f"LOCAL_WORLD_SIZE must be a positive integer, got {told!r}")
-    return min(ranks, int(told))
+    return None if told is None else int(told)
 
 
 def _integer(given: Any) -> int:

@@ -212,6 +212,18 @@ SAMPLES: dict[str, Case] = {
     "share, uneven": Case(
         lambda w, r, m: _share(w, r, m, mini_epochs=2, remainder="uneven"), ranks=True, rest=True, local=True
     ),
+    "share, by node": Case(
+        lambda w, r, m: _share(w, r, m, locality="node", nodes=w, shuffle="block", block_size=3, window=2),
+        ranks=True,
+        rest=True,
+        local=True,
+    ),
+    "share, by node, mini-epochs": Case(
+        lambda w, r, m: _share(w, r, m, locality="node", nodes=1 if w % 2 else 2, mini_epochs=3),
+        ranks=True,
+        rest=True,
+        local=True,
+    ),
     "packs": Case(lambda w, r, m: _packs(w, r), ranks=True, rest=True, local=True),
     "packs, blocks, mini-epochs": Case(
         lambda w, r, m: _packs(w, r, order="block", block_size=7, mini_epochs=3), ranks=True, rest=True, local=True
@@ -234,6 +246,12 @@ BATCHES: dict[str, Case] = {
     "batch, torch's random": Case(lambda w, r, m: _batched(_data.RandomSampler(range(N))), "global"),
     "batch, torch's subset, generator": Case(
         lambda w, r, m: _batched(_data.SubsetRandomSampler(range(9, N), of_generator())), "own"
+    ),
+    "batch, share by node": Case(
+        lambda w, r, m: _batched(SequentialSampler(_share(w, r, m, locality="node", nodes=w))),
+        ranks=True,
+        rest=True,
+        local=True,
     ),
     "batch, share": Case(lambda w, r, m: _batched(_of_share(w, r, m)), ranks=True, rest=True, local=True),
     "grouped": Case(lambda w, r, m: _grouped(_dealt(w, r)), ranks=True),

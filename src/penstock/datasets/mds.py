@@ -71,9 +71,9 @@ class MDSDataset(SourceDataset):
         self.folder = _folder(source, {name: value for name, value in given.items() if value is not None})
         """The samples as they are on disk."""
         if self.folder.stored():
-            plan = SharePlan(self.folder, ahead=ShardsAhead(self.folder), **share)
+            plan = SharePlan(self.folder, ahead=ShardsAhead(self.folder), by_shards=True, **share)
         else:
-            plan = SharePlan(self.folder, **share)
+            plan = SharePlan(self.folder, by_shards=True, **share)
         super().__init__(self.folder, plan, load)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:

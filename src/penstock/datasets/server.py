@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from penstock.datasets.pages import Pages
 from penstock.datasets.source_dataset import SourceDataset
+from penstock.errors import ConfigError
 from penstock.manifest import Manifest, Record
 from penstock.order.permutation import normalise
 from penstock.plan.share import EpochView, SharePlan
@@ -143,6 +144,11 @@ class RankServerDataset(SourceDataset):
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share, load)
+        if share.get("locality", "none") != "none":
+            raise ConfigError(
+                f"{type(self).__name__}: a server sends every node whatever it asks for, and nodes keep nothing: "
+                "locality= is for data that nodes read themselves, so leave it out"
+            )
         client, name, manifest = _connect(address, name)
         plan = SharePlan(manifest, **share)
         self._pages = Pages(client, name, plan, cache_bytes=cache_bytes, page_rows=page_rows)

@@ -45,6 +45,8 @@ class ShardDataset(SourceDataset):
         rank, world_size, process_group, mini_epochs, group, seed, remainder, shuffle, block_size, window: see
             `penstock.RankDataset`. ``shuffle="block"`` with a ``block_size`` of about a shard's samples keeps reads
             within few shards at a time; ``"global"`` reads from all of them.
+        locality, nodes: ``locality="node"`` deals whole shards to nodes, each of which keeps most of its own from epoch
+            to epoch, see `penstock.RankDataset`.
         copy, storage, cache_dir, progress: see `ShardSet`.
         window_shards: of shards in a store that have no indexes: how many of a rank's are mixed in the first epoch, see
             below.
@@ -100,7 +102,7 @@ class ShardDataset(SourceDataset):
         if any(is_remote(url) for url in self.shards.urls):
             plan = WindowPlan(self.shards, window_shards=window_shards, ahead=ShardsAhead(self.shards), **share)
         else:
-            plan = SharePlan(self.shards, **share)
+            plan = SharePlan(self.shards, by_shards=True, **share)
         super().__init__(self.shards, plan, chained(decode, load))
         self.releases_gil = decode is True
         """Whether items are mostly made outside of Python's lock: images are, when they are decoded."""

@@ -197,8 +197,19 @@ class Ledger:
                 "from then"
             )
 
+    def _same_nodes(self) -> None:
+        """Refuse to answer about rows that were dealt to other nodes."""
+        plan = self.dataset.plan
+        if plan.locality is None or all(layout.ranks == plan.world.world_size for layout in self.layouts):
+            return
+        raise ConfigError(
+            f"locality='node' deals rows by the ranks of a job, which had {_listed(self.layouts)}, and the loader is "
+            f"one of {plan.world.world_size}: a ledger knows the rows of a job that always had the loader's ranks"
+        )
+
     def _data(self, stretch: Stretch) -> DataPositions:
         if self._own:
+            self._same_nodes()
             return positions_of_dataset(self.dataset, stretch.epoch, stretch.partition(), self._changes)
         return positions_of_order(self._run(stretch.epoch).order)
 
@@ -307,3 +318,7 @@ class Ledger:
         last = self._history.layouts.at(until).epoch
         every = (found for epoch in range(last + 1) for found in self._occurrences(row, source, epoch))
         return sum(found.step < until and not self.skipped(found.step) for found in every)
+
+
+def _listed(layouts: tuple[Layout, ...]) -> str:
+    return ", then ".join(str(layout.ranks) for layout in layouts)

@@ -35,7 +35,9 @@ __all__ = [
     "BlockShuffle",
     "Identity",
     "Order",
+    "groups",
     "make_order",
+    "window_order",
 ]
 
 DEFAULT_BLOCK_SIZE = 1024
@@ -182,9 +184,9 @@ class BlockShuffle:
     def _windows(self, padded: Indices) -> Iterator[tuple[Any, int, Permutation]]:
         """For each window that padded positions touch: which are inside, where it begins, how it is permuted."""
         windows = padded // (self.block_size * self.window)
-        for number, inside in _groups(windows):
+        for number, inside in groups(windows):
             begin, end = self._window_bounds(number)
-            yield inside, begin, _window_order(end - begin, mix(self.key, 1, number))
+            yield inside, begin, window_order(end - begin, mix(self.key, 1, number))
 
     def _window_bounds(self, number: int) -> tuple[int, int]:
         span = self.block_size * self.window
@@ -203,7 +205,7 @@ class BlockShuffle:
         return position - self._missing * (position >= (self._short_slot + 1) * self.block_size)
 
 
-def _groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
+def groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
     """Yield every number that occurs, and where: a slice, a mask, or an array of places."""
     steps = np.diff(numbers)
     if (steps >= 0).all():
@@ -224,7 +226,8 @@ def _groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
 
 
 @lru_cache(maxsize=8)
-def _window_order(n: int, key: int) -> Permutation:
+def window_order(n: int, key: int) -> Permutation:
+    """Return how a window of n samples is permuted. Those asked for last are kept."""
     return Permutation(n, key)
 
 

@@ -127,6 +127,17 @@ class KeptRows:
         places = [np.flatnonzero(self._rows == row)[:1] for row in rows.tolist()]
         return np.array([int(place[0]) if len(place) else -1 for place in places], np.int64)
 
+    def before(self, rows: Indices) -> Indices | None:
+        """Return how many kept rows come before each of these; None if they are not in ascending order."""
+        if self._bitmap is None and not self._ascending:
+            return None
+        low, high = np.zeros(len(rows), np.int64), np.full(len(rows), self._count, np.int64)
+        while (searching := low < high).any():
+            middle = (low + high) // 2
+            below = searching & (self.find(np.minimum(middle, self._count - 1)) < rows)
+            low, high = np.where(below, middle + 1, low), np.where(searching & ~below, middle, high)
+        return low
+
     def places_of(self, rows: Indices) -> Indices:
         """Return every place at which one of these rows is kept, ascending: int64. Cost as of `ordinals`."""
         if self._bitmap is not None or self._ascending:

@@ -27,6 +27,7 @@ from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
 from penstock.plan.epoch import Dealt, EpochPlan
+from penstock.plan.locality import Locality, check_locality
 from penstock.plan.reader import Plan, Wish
 from penstock.plan.shared import SharedIntegers
 from penstock.random import sample_key, sample_keys
@@ -62,7 +63,8 @@ class MiniEpoch(NamedTuple):
     ``mini_epochs_done`` and ``consumed`` say from where the epoch was dealt out: zero for a whole epoch, otherwise how
     many mini-epochs and samples the job had behind it when it went on with another number of ranks. ``skip`` counts
     this rank's samples of the mini-epoch that were had before a resume. ``samples`` is the number of rows of the epoch.
-    ``changes`` are those of a mixture's weights that were made while the job ran.
+    ``nodes`` and ``ranks`` are those to which the epoch's order deals rows, where a state says it; 0 for those of the
+    job. ``changes`` are those of a mixture's weights that were made while the job ran.
     """
 
     epoch: int
@@ -71,12 +73,14 @@ class MiniEpoch(NamedTuple):
     mini_epochs_done: int = 0
     consumed: int = 0
     skip: int = 0
+    nodes: int = 0
+    ranks: int = 0
     changes: tuple[Stage, ...] = ()
 
     @property
     def numbers(self) -> list[int]:
         """All but the changes."""
-        return [self.epoch, self.mini_epoch, self.samples, self.mini_epochs_done, self.consumed, self.skip]
+        return [number for number in self if isinstance(number, int)]
 
     @property
     def whole(self) -> MiniEpoch:
@@ -92,7 +96,7 @@ class ShareCursor(Cursor):
         place: where a share is bound that goes on from here.
         world_size: ranks that the mini-epoch was dealt to.
         finished: whether all ranks together have had the mini-epoch.
-        changes: the entry of the state for the changes of the place.
+        changes: the entries of the state for the changes of the place, and for the nodes of its order.
     """
 
     place: MiniEpoch
@@ -237,7 +241,7 @@ class ShareEpoch(EpochPlan):
     @property
     def dealt(self) -> Dealt:
         """How the job's ranks share the epoch."""
-        _, mini_epoch, _, done, base, skip = self.view.place.numbers
+        _, mini_epoch, _, done, base, skip, *_ = self.view.place.numbers
         parts, mark = self._plan.mini_epochs, self._plan.excluded_mark
         excluded = None if mark is None else mark[1]
         partition = self.view.partition
@@ -261,7 +265,7 @@ class ShareEpoch(EpochPlan):
             place=place._replace(skip=had),
             world_size=partition.world_size,
             finished=finished,
-            changes=self._plan.write_changes(place.changes),
+            changes=self._plan.write_changes(place.changes) | self._plan.write_layout(place),
         )
 
 
@@ -272,6 +276,7 @@ class SharePlan(Plan[ShareEpoch]):
         source: the rows.
         prepare: called with a view that is about to be read, and with the place after it; such as a gatherer of rows.
         ahead: looks ahead of the reader.
+        by_shards: whether the source's ``starts`` are the first rows of shards, which ``locality="node"`` keeps whole.
         rank, world_size, ...: see `penstock.plan.share_options.ShareOptions`.
 
     Raises:
@@ -295,11 +300,15 @@ class SharePlan(Plan[ShareEpoch]):
         block_size: int | None = None,
         window: int | None = None,
         exclude: Any = None,
+        locality: str = "none",
+        nodes: int | None = None,
+        by_shards: bool = False,
     ) -> None:
         if shuffle not in SHUFFLES:
             raise ConfigError(f"unknown shuffle {shuffle!r}: use one of {', '.join(map(repr, SHUFFLES))}")
         if remainder not in REMAINDERS:
             raise ConfigError(f"unknown remainder {remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
+        check_locality(locality, nodes)
         if mini_epochs < 1:
             raise PartitionError(f"mini_epochs must be positive, got {mini_epochs}")
         self.source: Any = source
@@ -313,6 +322,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Rows that nobody gets, as the filters count them."""
         self.shuffle, self.block = _block_options(shuffle, rows, group, block_size, window)
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
+        self.locality = None if locality == "none" else Locality(shuffle, nodes, world_size, by_shards=by_shards)
         self._prepare = prepare
         self.ahead = ahead
         self._views: dict[MiniEpoch, EpochView] = {}
@@ -328,6 +338,9 @@ class SharePlan(Plan[ShareEpoch]):
         self._loaded = False  # a state was loaded and nothing has begun since
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.locality is not None:
+            # Workers on other machines do not see what says how many nodes there are.
+            self.locality.settle(self.world)
         return {name: value for name, value in self.__dict__.items() if name not in ("_views", "runs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -426,6 +439,8 @@ class SharePlan(Plan[ShareEpoch]):
 
     def make_order(self, place: MiniEpoch) -> Order:
         """Return the order of an epoch, all ranks together."""
+        if self.locality is not None:
+            return self.locality.order(self, place)
         return make_order(self.shuffle, place.samples, seed=self.seed, epoch=place.epoch, **self.block)
 
     def following(self, place: MiniEpoch) -> MiniEpoch:
@@ -445,7 +460,8 @@ class SharePlan(Plan[ShareEpoch]):
         )
 
     def _order_in_words(self) -> str:
-        return self.shuffle + "".join(f", {name} {size:,}" for name, size in self.block.items())
+        nodes = "" if self.locality is None else ", by node"
+        return self.shuffle + nodes + "".join(f", {name} {size:,}" for name, size in self.block.items())
 
     # What a data set shows, and what its user wishes.
 
@@ -481,7 +497,7 @@ class SharePlan(Plan[ShareEpoch]):
         if self._loaded and mini_epoch == place.mini_epoch:
             return
         if mini_epoch < place.mini_epochs_done:  # before the resume: only a whole epoch has it
-            place = MiniEpoch(place.epoch, mini_epoch, place.samples, changes=place.changes)
+            place = place._replace(mini_epochs_done=0, consumed=0)
         self.wish_for(place._replace(mini_epoch=mini_epoch, skip=0))
 
     def wish_for(self, place: MiniEpoch, *, loaded: bool = False) -> None:
@@ -584,6 +600,10 @@ class SharePlan(Plan[ShareEpoch]):
         mark = self.excluded_mark
         return {} if mark is None else {"excluded": list(mark)}
 
+    def write_layout(self, place: MiniEpoch) -> State:
+        """Return the entry of a state for the nodes and ranks of an epoch's order."""
+        return {} if self.locality is None else {"nodes": list(self.locality.layout(place, self.world))}
+
     def read_changes(self, state: Mapping[str, Any]) -> tuple[Stage, ...]:
         """Return the changes that a state holds: none, unless this is a mixture."""
         return ()
@@ -597,6 +617,7 @@ class SharePlan(Plan[ShareEpoch]):
             "fingerprint": self.fingerprint,
             "shuffle": self.shuffle,
             **self.block,
+            **({} if self.locality is None else {"locality": "node"}),
             "seed": self.seed,
             "mini_epochs": self.mini_epochs,
             "remainder": self.remainder,
@@ -628,7 +649,8 @@ class SharePlan(Plan[ShareEpoch]):
     def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
         of = "data set"
         check_state(state, {"version": STATE_VERSION}, of=of)
-        check_state(state, {**self.identity(), "samples": samples, **grown}, of=of)
+        dealt = {"locality": "none"} if "locality" in state else {}
+        check_state(state, {**dealt, **self.identity(), "samples": samples, **grown}, of=of)
         epoch, mini_epoch, consumed = (read_int(state, name, of=of) for name in ("epoch", "mini_epoch", "consumed"))
         if mini_epoch >= self.mini_epochs or consumed > samples:
             raise StateError(
@@ -643,10 +665,10 @@ class SharePlan(Plan[ShareEpoch]):
 
             check_excluded(state, self.excluded_mark, of=of)
         changes = self.read_changes(state)
-        if state.get("world_size") == self.world.world_size:
-            return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip, changes))
-        done = mini_epoch + 1 if state.get("finished") else mini_epoch
-        return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, consumed, 0, changes))
+        nodes, ranks = (0, 0) if self.locality is None else self.locality.read(state)
+        if state.get("world_size") != self.world.world_size:
+            done, base, skip = mini_epoch + 1 if state.get("finished") else mini_epoch, consumed, 0
+        return ShareCursor.at(MiniEpoch(epoch, mini_epoch, samples, done, base, skip, nodes, ranks, changes))
 
 
 def _excluded(rows: Any, of: int) -> ExcludedRows:

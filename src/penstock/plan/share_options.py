@@ -9,7 +9,7 @@ import difflib
 import inspect
 import operator
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch.distributed as dist
 
@@ -50,6 +50,12 @@ class ShareOptions(DealOptions, total=False):
         exclude: rows of the source that nobody gets any more, 100,000 at most, such as damaged ones found in mid-run.
             Their positions get other rows, drawn from (seed, epoch, excluded row); all other positions keep theirs, and
             a state from before fits. A state from then on has their number and a hash, and fits the same rows, or more.
+        locality: ``"node"`` deals shards, or blocks of rows, to nodes, each of which keeps seven eighths of its own
+            from epoch to epoch: caches of k nodes then hold k times as much. Every epoch is a permutation of all rows.
+            ``"none"`` (default) deals rows anew to all ranks in each epoch.
+        nodes: how many nodes the ranks lie on, in their order, equally many on each. By default the world size divided
+            by LOCAL_WORLD_SIZE, which torchrun sets. A state loads on any number of nodes: the epoch that it stands in
+            keeps its order, and the next one is dealt to the nodes there are.
     """
 
     shuffle: str
@@ -57,6 +63,8 @@ class ShareOptions(DealOptions, total=False):
     block_size: int | None
     window: int | None
     exclude: Any
+    locality: Literal["none", "node"]
+    nodes: int | None
 
 
 def check_share(
@@ -120,10 +128,11 @@ def _is_text(value: Any) -> bool:
 _TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("mini_epochs", "seed"), (_is_integer, "an integer")),
     **dict.fromkeys(
-        ("rank", "world_size", "group", "block_size", "window"), (_is_integer_or_none, "an integer, or None")
+        ("rank", "world_size", "group", "block_size", "window", "nodes"), (_is_integer_or_none, "an integer, or None")
     ),
     "shuffle": (_is_text, "the name of an order: 'global', 'block' or 'none'"),
     "remainder": (_is_text, "'pad', 'drop' or 'uneven'"),
+    "locality": (_is_text, "'none' or 'node'"),
 }
 
 

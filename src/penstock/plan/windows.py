@@ -385,7 +385,7 @@ class WindowPlan(SharePlan):
         self._counting: int | None = None
         if not source.complete:
             _check_countless(share)
-        super().__init__(source, ahead=ahead, **share)
+        super().__init__(source, ahead=ahead, by_shards=True, **share)
 
     def length(self) -> int:
         """Return how many rows the source has; `UNKNOWN` while shards are not counted."""
