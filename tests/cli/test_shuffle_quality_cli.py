@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_support import said
+from cli_support import refusal, said
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -94,3 +94,16 @@ def test_what_makes_no_sense(manifest: Path) -> None:
     with pytest.raises(ConfigError, match="smaller batches or fewer ranks"):
         invoke(manifest, "--ranks", 100)
     assert CliRunner().invoke(app, ["shuffle-quality", str(manifest), "--buffer", "0"]).exit_code == 2
+
+
+def test_orders_by_node_stand_beside_the_others(manifest: Path) -> None:
+    options = ("--batch-size", 60, "--ranks", 4, "--nodes", 2, "--block-size", 50, "--window", 8)
+    orders = {order["order"]: order for order in json.loads(invoke(manifest, "--json", *options))["orders"]}
+    assert list(orders) == ["none", "block, 50 x 8", "block, 50 x 8, by node", "global", "global, by node"]
+    plain, local = orders["global"], orders["global, by node"]
+    # A node has half of the classes' rows of an epoch, and all classes.
+    assert local["classes"] == pytest.approx(plain["classes"], rel=0.1)
+    assert 1.5 * plain["pairs_again"] < local["pairs_again"] < 2.5 * plain["pairs_again"]
+    assert local["displacement"] == pytest.approx(1 / 3, abs=0.02)
+    told = refusal("shuffle-quality", manifest, "--ranks", 4, "--nodes", 3)
+    assert "--nodes 3: give a number of --ranks that is a multiple of it" in told

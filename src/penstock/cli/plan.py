@@ -24,7 +24,7 @@ from penstock.cli.manifest_options import (
     print_json,
     spread,
 )
-from penstock.cli.plan_options import AssumedOptions, JobOptions, PackingOptions
+from penstock.cli.plan_options import AssumedOptions, JobOptions, PackingOptions, StoreOptions
 from penstock.cli.plots import check_plot
 from penstock.cli.quantities import count
 from penstock.wording import counted
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_STORE = {"samples", "sample_bytes", "ranks", "epochs", "cache", "shuffle", "block_size", "window", "seed"}
+"""Options of a job that a plan of a store has, too."""
+
 _LAYOUT = {"ranks", "batch_size", "epochs"}
 _SHARE = {"drop_last", "shuffle", "block_size", "window", "mini_epochs", "remainder", "seed"}
 """Options of a job that its data have an answer to, if a program makes them."""
@@ -45,6 +48,7 @@ _SHARE = {"drop_last", "shuffle", "block_size", "window", "mini_epochs", "remain
 @spread("assumed", AssumedOptions)
 @spread("run", JobOptions)
 @spread("packing", PackingOptions)
+@spread("store", StoreOptions)
 @spread("sources", DataOptions)
 def command(
     context: typer.Context,
@@ -61,6 +65,7 @@ def command(
     sources: DataOptions,
     assumed: AssumedOptions,
     packing: PackingOptions,
+    store: StoreOptions,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the plan into this file (matplotlib).")] = None,
     lengths: Annotated[
         Path | None, typer.Option("--lengths", help="Tokens of each sample, an .npy file, for --max-tokens.")
@@ -74,8 +79,19 @@ def command(
 
     Nothing is read and nothing is measured but the order itself, which is looked at in its real size. With --packing,
     say what packs of documents waste, and what they cost ranks. With --source, or of a program's data set, say how much
-    a run has of each source, through filters and weights that change.
+    a run has of each source, through filters and weights that change. With --shards, say what is fetched from a store.
     """
+    if store.is_given:
+        from penstock.cli.plan_store import print_store
+
+        if data is not None or sources.is_given or packing.is_given:
+            raise typer.BadParameter("--shards plans what is fetched of these shards alone: leave other data out")
+        others = given_options(context, JobOptions, AssumedOptions, but=_STORE)
+        if plot is not None or packing.html is not None or lengths is not None or max_tokens is not None or others:
+            told = ", ".join(others) or "--plot, --html, --lengths and --max-tokens"
+            raise typer.BadParameter(f"{told}: not for a plan with --shards, leave them out")
+        print_store(store, run, _ranks(context, run), as_json=as_json)
+        return
     if plot is not None:
         from penstock.cli.plan_plot import check_matplotlib
 

@@ -16,7 +16,7 @@ from penstock.cli.quantities import check_seed, count, size
 if TYPE_CHECKING:
     from penstock.planning import Assumptions, Job
 
-__all__ = ["AssumedOptions", "JobOptions", "PackingOptions"]
+__all__ = ["AssumedOptions", "JobOptions", "PackingOptions", "StoreOptions"]
 
 
 def _size(name: str, help_text: str, **more: Any) -> Any:
@@ -45,6 +45,7 @@ _NAMES |= {"step_s": "step-ms", "cpu_s": "cpu-ms"}
 _Made = TypeVar("_Made")
 _MACHINE = {"rich_help_panel": "Machines"}
 _PACKING = {"rich_help_panel": "Packing"}
+_STORE = {"rich_help_panel": "Object store"}
 _ORDER = {"rich_help_panel": "Order"}
 _ASSUMED = {"rich_help_panel": "Assumptions (measured on a small machine; replace them by your own)"}
 
@@ -196,6 +197,43 @@ class AssumedOptions:
         from penstock.planning import Assumptions
 
         return _make(Assumptions, {field.name: getattr(self, field.name) for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Shards in an object store, and what that costs."""
+
+    shards: Annotated[
+        str | None,
+        typer.Option(
+            "--shards",
+            metavar="N|SHARDS",
+            help="Plan what is fetched of shards in a store: how many there are, with --samples and --bytes; or where "
+            "they are, as tar archives or an MDS folder.",
+            **_STORE,
+        ),
+    ] = None
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=1, help="Nodes of the job, each with a --cache.", show_default="1", **_STORE),
+    ] = None
+    gb_price: Annotated[
+        float | None,
+        typer.Option("--gb-price", min=0, help="Of a GB that leaves the store.", show_default="0", **_STORE),
+    ] = None
+    request_price: Annotated[
+        float | None,
+        typer.Option("--request-price", min=0, help="Of 1,000 GET requests.", show_default="0", **_STORE),
+    ] = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a store is planned; BadParameter where something else is said of one."""
+        if self.shards is None and (self.nodes, self.gb_price, self.request_price) != (None, None, None):
+            raise typer.BadParameter(
+                "--nodes, --gb-price and --request-price are options of a store: give --shards N, or where they are"
+            )
+        return self.shards is not None
 
 
 @dataclass(frozen=True)

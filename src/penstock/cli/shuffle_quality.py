@@ -31,6 +31,8 @@ from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.manifest import Manifest
+    from penstock.order import Nodes
+    from penstock.order.permutation import Indices
     from penstock.quality import Quality
     from penstock.quality.measure import Labels, Make
 
@@ -75,6 +77,15 @@ def command(
         int, typer.Option("--block-size", min=1, help="Rows in a block of the block shuffle.")
     ] = 1024,
     window: Annotated[int, typer.Option("--window", min=1, help="Blocks that are mixed with one another.")] = 64,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes",
+            min=1,
+            help="Measure the orders of locality='node', too, which deals blocks to so many nodes of --ranks.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", callback=check_seed, help="Seed of all orders.")] = 0,
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, help="Epochs to measure, each compared with the next one.")
@@ -93,7 +104,7 @@ def command(
     """
     target = _target(files, sources)
     if target is not None or sources.is_given:
-        if others := given_options(context, Reading, "buffer"):
+        if others := given_options(context, Reading, "buffer", "nodes"):
             raise typer.BadParameter(f"{', '.join(others)}: for manifests alone")
         given = _Steps(kind, seed, block_size, window, batch, ranks, epochs, batches)
         _measure_steps(context, target, sources, given, as_json=as_json)
@@ -103,7 +114,8 @@ def command(
     from penstock.quality import measure
 
     source = _source(list(files), how, bars=not as_json)
-    makers = _makers(source.rows, kind, buffer, seed=seed, block_size=block_size, window=window)
+    layout = None if nodes is None else _layout(nodes, ranks)
+    makers = _makers(source, kind, buffer, layout, seed=seed, block_size=block_size, window=window)
     found: dict[str, Quality] = {}
     for name, make in makers.items():
         with bar(name, show=not as_json) as show:
@@ -207,6 +219,7 @@ class _Source(NamedTuple):
     rows: int
     fingerprint: str | None
     labels: Labels | None
+    starts: Indices | None = None
     without: str = "this manifest has no labels that are numbers or texts (--label)"
 
 
@@ -234,15 +247,37 @@ def _source(files: list[str], how: Reading, *, bars: bool) -> _Source:
             f"{', '.join(files)}: compressed shards are streams, of which nobody knows the length: unpack them first"
         )
     samples: Any = open(names if len(names) > 1 else names[0], rank=0, world_size=1)
+    starts = samples.plan.source.starts if kind in ("shards", "MDS folders") else None
     return _Source(
-        len(samples), fingerprint_of(samples), None, f"those of {kind} are in the samples, which are not read"
+        len(samples), fingerprint_of(samples), None, starts, f"those of {kind} are in the samples, which are not read"
     )
 
 
+def _layout(nodes: int, ranks: int) -> Nodes:
+    """Return how ranks lie on nodes.
+
+    Raises:
+        BadParameter: not equally many on each.
+    """
+    from penstock.order import Nodes
+
+    if ranks % nodes:
+        raise typer.BadParameter(f"--nodes {nodes}: give a number of --ranks that is a multiple of it, not {ranks}")
+    return Nodes(nodes, ranks)
+
+
 def _makers(
-    n: int, kinds: list[_Kind] | None, buffers: list[int] | None, *, seed: int, block_size: int, window: int
+    source: _Source,
+    kinds: list[_Kind] | None,
+    buffers: list[int] | None,
+    layout: Nodes | None,
+    *,
+    seed: int,
+    block_size: int,
+    window: int,
 ) -> dict[str, Make]:
     """What makes the order of an epoch, by the order's name."""
+    n = source.rows
     from penstock.hashing import derive_key
     from penstock.quality import ShuffleBuffer, TableOrder
 
@@ -252,6 +287,12 @@ def _makers(
         return lambda epoch: _invertible(
             make_order(kind, n, seed=seed, epoch=epoch, block_size=block_size, window=window)
         )
+
+    def by_node(kind: str, layout: Nodes) -> Make:
+        from penstock.order import NodeShuffle
+
+        sizes = {"block_size": block_size, "window": window} if kind == "block" else {}
+        return lambda epoch: NodeShuffle(n, layout, seed=seed, epoch=epoch, kind=kind, starts=source.starts, **sizes)
 
     def torchs(epoch: int) -> TableOrder:
         from penstock.samplers.orders import TorchOrder
@@ -265,6 +306,8 @@ def _makers(
     for kind in kinds or (_Kind.NONE, _Kind.BLOCK, _Kind.GLOBAL):
         name = f"block, {block_size} x {window}" if kind is _Kind.BLOCK else str(kind)
         makers[name] = torchs if kind is _Kind.TORCH else ours(kind)
+        if layout is not None and kind in (_Kind.BLOCK, _Kind.GLOBAL):
+            makers[f"{name}, by node"] = by_node(str(kind), layout)
     for size in buffers or ():
         makers[f"buffer of {size:,} (peer)"] = buffered(size)
     return makers

@@ -21,6 +21,7 @@ from torch.utils.data import get_worker_info
 from penstock.plan.share import EpochView, MiniEpoch
 from penstock.shards.stored import StoredShard
 from penstock.storage import UNWRITABLE, RemoteSource
+from penstock.storage.choice import come_and_go, stay, usable
 from penstock.storage.futures import NEVER, object_name
 from penstock.storage.prefetch import CopiesAhead, Use
 from penstock.threads import Daemon
@@ -29,8 +30,6 @@ __all__ = ["ShardsAhead", "ShardsInStores", "spans"]
 
 _CHUNK = 1 << 18  # rows looked at between two looks at the clock
 _AT_ONCE = 1 << 21  # rows for which a consumer waits; the others are looked at in the background
-_IN_USE = 2  # shards come and go as copies where those in use take one part of so many of the cache
-_SPARE = 100  # one part of so many of the cache stays free, for what it writes beside copies
 
 Ints = npt.NDArray[np.int64]
 
@@ -140,7 +139,7 @@ class ShardsAhead:
         numbers = numbers[needed]
         first, last, again = first[numbers], last[numbers], again[numbers]
         sizes = np.array([shard.size for shard in shards], np.int64)
-        whole, indexes = self._copied(shards, sizes, first, last)
+        whole, indexes = self._copied(shards, sizes, first, last, again)
         rows = zip(shards, first.tolist(), last.tolist(), again.tolist(), whole.tolist(), strict=True)
         uses = [
             Use(shard.url, begin, stop, later, is_whole, shard.size, shard.stat)
@@ -150,26 +149,20 @@ class ShardsAhead:
         return beside + sorted(uses, key=lambda use: use.first)
 
     def _copied(
-        self, shards: Sequence[StoredShard], sizes: Ints, first: Ints, last: Ints
+        self, shards: Sequence[StoredShard], sizes: Ints, first: Ints, last: Ints, again: Ints
     ) -> tuple[npt.NDArray[np.bool_], list[RemoteSource]]:
         """Return which shards are copied, and which indexes the others need."""
         cache = shards[0].storage.the_cache()
-        room = cache.limit() * (_SPARE - 1) // _SPARE
+        room = usable(cache.limit())
         everything = np.ones(len(shards), np.bool_)
         has_ranges = all(shard.index is not None and shard.stat is not None for shard in shards)
-        if sizes.sum() <= room or not has_ranges or _in_use(first, last, sizes) <= room // _IN_USE:
+        if not has_ranges or come_and_go(sizes, first, last, room):
             return everything, []
         indexes = [one for shard in shards for one in shard.index or ()]
         room -= sum(one.size for one in indexes)
         # All ranks of a node choose the same ones, and those that are there already.
-        there = [cache.has(RemoteSource(shard.url, shard.storage, shard.stat)) for shard in shards]
-        order = sorted(range(len(shards)), key=lambda at: (not there[at], object_name(shards[at].url)))
-        kept = np.zeros(len(shards), np.bool_)
-        for at in order:
-            if sizes[at] <= room:
-                kept[at] = True
-                room -= int(sizes[at])
-        return kept, indexes
+        there = np.array([cache.has(RemoteSource(shard.url, shard.storage, shard.stat)) for shard in shards])
+        return stay(sizes, again, there, [object_name(shard.url) for shard in shards], room), indexes
 
 
 def spans(
@@ -216,12 +209,3 @@ def _is_global(numbers: Ints, shards: int) -> bool:
     """Return whether the rows of a chunk come from all shards, in both of its halves."""
     half = len(numbers) // 2
     return all(len(np.unique(part)) == shards for part in (numbers[:half], numbers[half:]))
-
-
-def _in_use(first: Ints, last: Ints, sizes: Ints) -> int:
-    """Return the bytes of the shards that are in use at the same time, at most."""
-    used = last >= 0
-    at = np.concatenate([first[used], last[used] + 1])
-    change = np.concatenate([sizes[used], -sizes[used]])
-    order = np.lexsort((change, at))
-    return int(np.cumsum(change[order]).max(initial=0))

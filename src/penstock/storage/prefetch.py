@@ -31,7 +31,7 @@ from penstock.threads import Daemon
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CopiesAhead", "Stoppable", "Use"]
+__all__ = ["CopiesAhead", "Stoppable", "Use", "ahead_bytes"]
 
 _COPIES = 4  # objects under way at a time, which share the requests of the storage
 _PART, _MOST = 16, 4 << 30  # of the cache's bound: what is fetched and not yet needed takes no more
@@ -59,6 +59,11 @@ class Use:
     whole: bool = True
     size: int = 0
     stat: Stat | None = None
+
+
+def ahead_bytes(limit: int) -> int:
+    """Return how much of a cache's bound may be fetched that is not needed yet."""
+    return min(limit // _PART, _MOST)
 
 
 class CopiesAhead:
@@ -105,7 +110,7 @@ class CopiesAhead:
         first, last, again, whole = np.array(columns, np.int64).reshape(-1, 4).T
         self._future.publish(Uses.of([use.url for use in uses], first, last, again, whole != 0), position=position)
         if self._fetching is None:
-            bound = min(cache.limit() // _PART, _MOST) if self._ahead_bytes is None else self._ahead_bytes
+            bound = ahead_bytes(cache.limit()) if self._ahead_bytes is None else self._ahead_bytes
             self._fetching = fetching = _Fetching(self._storage, bound)
             weakref.finalize(self, fetching.stop)
         self._fetching.follow(uses, position)
