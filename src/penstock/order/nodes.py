@@ -32,6 +32,8 @@ __all__ = ["TURN", "NodeShuffle", "Nodes"]
 TURN = 8
 """Arcs are turned by one part of so many from epoch to epoch."""
 
+_BLOCKS = 64  # of an arc, where blocks are chosen here
+
 
 class Nodes(NamedTuple):
     """How the ranks of a job lie on nodes: equally many on each, in their order."""
@@ -56,7 +58,8 @@ class NodeShuffle:
         layout: nodes and ranks.
         seed, epoch: together they choose the order; the home order is one of the seed alone.
         kind: how a node shuffles its arc: ``"block"`` or ``"global"``.
-        block_size, window: of the block shuffle, see `penstock.order.make_order`.
+        block_size, window: of the block shuffle, see `penstock.order.make_order`; the global one has blocks of up to
+            1,024 rows.
         starts: the first row of each shard, and n, so that shards stay whole; by default blocks do.
 
     Raises:
@@ -93,6 +96,8 @@ class NodeShuffle:
         if nodes < 1 or ranks < 1 or ranks % nodes:
             raise OrderError(f"{ranks} ranks on {nodes} nodes: there have to be equally many on each")
         self.n, self.layout, self.kind = n, layout, kind
+        if kind == "global":  # so that arcs have enough blocks, wherever they lie in the file
+            block_size = max(1, min(DEFAULT_BLOCK_SIZE, n // (nodes * _BLOCKS)))
         self.block_size, self.window = block_size, window
         self._here = ranks // nodes
         self._key = derive_key(seed, epoch, "nodes")
@@ -159,10 +164,13 @@ class _Blocks:
         self._kind, self._block_size, self._window = kind, block_size, window
 
     def rows(self, places: Indices) -> Indices:
-        return self._home[places]
+        self._home.permute_blocks(places)
+        return places
 
     def places(self, rows: Indices) -> Indices:
-        return self._home.inverse[rows]
+        places = rows.copy()
+        self._home.place_blocks(places)
+        return places
 
     def blocks_in(self, begin: int, size: int, key: int) -> Order:
         if self._kind == "global":

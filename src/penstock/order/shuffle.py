@@ -141,7 +141,7 @@ class BlockShuffle:
         flat = positions.reshape(-1)
         for inside, begin, order in self._windows(self._pad(flat)):
             flat[inside] = begin + order[flat[inside] - begin]
-        self._permute_blocks(flat)
+        self.permute_blocks(flat)
         return int(positions) if positions.ndim == 0 else positions
 
     @cached_property
@@ -161,14 +161,24 @@ class BlockShuffle:
 
     def _find(self, rows: Indices) -> None:
         """Rows into their positions, in place."""
-        blocks, offsets = np.divmod(rows, self.block_size)
-        padded = self._blocks.inverse[blocks] * self.block_size + offsets
-        rows[:] = padded - self._missing * (padded >= (self._short_slot + 1) * self.block_size)
+        padded = self._padded_place(rows)
+        rows[:] = self._unpadded(padded)
         for inside, begin, order in self._windows(padded):
             rows[inside] = begin + order.inverse[rows[inside] - begin]
 
-    def _permute_blocks(self, positions: Indices) -> None:
-        """Positions, already permuted within windows, into rows, in place."""
+    def place_blocks(self, rows: Indices) -> None:
+        """Rows into their places where blocks alone are permuted, in place."""
+        rows[:] = self._unpadded(self._padded_place(rows))
+
+    def _padded_place(self, rows: Indices) -> Indices:
+        blocks, offsets = np.divmod(rows, self.block_size)
+        return self._blocks.inverse[blocks] * self.block_size + offsets
+
+    def _unpadded(self, padded: Indices) -> Indices:
+        return padded - self._missing * (padded >= (self._short_slot + 1) * self.block_size)
+
+    def permute_blocks(self, positions: Indices) -> None:
+        """Positions, already permuted within windows or not at all, into rows, in place."""
         padded = self._pad(positions)
         slots = padded // self.block_size
         offsets = padded - slots * self.block_size
