@@ -85,6 +85,7 @@ JOBS = [
     Job("storage", "storage", "--size 128 --repeat 3", 0.5, "", 2),
     Job("remote", "remote", None, 0, "", 9, ""),
     Job("remote_faults", "remote", None, 0, "--parts faults", 9, ""),
+    Job("nodes", "nodes", None, 0, "", 4),
     Job("rank_dataset", "rank_dataset", None, 0, "", 1.5),
     Job("mp_dataset", "mp_dataset", None, 0, "", 2),
     Job("loader_dispatch", "loader_dispatch", None, 0, "--repeat 3", 6),
