@@ -97,10 +97,10 @@ def _shards_at(place: str) -> tuple[Any, Any]:
     if isinstance(dataset, ShardDataset):
         starts = np.asarray(dataset.shards.starts, np.int64)
         sizes = {number: os.path.getsize(url) for number, url in enumerate(dataset.shards.urls) if not is_remote(url)}
-        sizes |= {number: source.size for number, source, _ in dataset.shards.stored()}
+        sizes |= {shard.number: shard.size for shard in dataset.shards.stored()}
     elif isinstance(dataset, MDSDataset):
         starts = np.asarray(dataset.folder.starts, np.int64)
-        sizes = {one[0]: one[2] for one in dataset.folder.stored()}
+        sizes = {shard.number: shard.size for shard in dataset.folder.stored()}
     else:
         raise ConfigError(
             f"{place} is no set of tar shards and no MDS folder: give the number of objects, with --samples and --bytes"

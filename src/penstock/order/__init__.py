@@ -13,8 +13,10 @@ nodes and ranks an epoch began with, which a state says; what is left of that or
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from penstock import lazy
 from penstock.hashing import derive_key
-from penstock.order.nodes import Nodes, NodeShuffle
 from penstock.order.partition import Partition
 from penstock.order.permutation import ORDER_VERSION, Permutation
 from penstock.order.shuffle import SHUFFLES, BlockShuffle, Order, make_order
@@ -31,3 +33,8 @@ __all__ = [
     "derive_key",
     "make_order",
 ]
+
+if TYPE_CHECKING:
+    from penstock.order.nodes import Nodes, NodeShuffle
+
+__getattr__, __dir__ = lazy.names(__name__, {"NodeShuffle": "nodes", "Nodes": "nodes"})

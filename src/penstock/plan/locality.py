@@ -16,7 +16,7 @@ from penstock.plan.cursor import read_ints
 if TYPE_CHECKING:
     from penstock.plan.share import MiniEpoch, SharePlan
 
-__all__ = ["Locality", "check_locality"]
+__all__ = ["Locality"]
 
 
 class Locality:
@@ -91,18 +91,6 @@ class Locality:
         if nodes < 1 or ranks < 1 or ranks % nodes:
             raise StateError(f"this state is damaged: it deals rows to {ranks} ranks on {nodes} nodes")
         return Nodes(nodes, ranks)
-
-
-def check_locality(locality: str, nodes: int | None) -> None:
-    """Refuse a name that there is not, and nodes that nothing is dealt to.
-
-    Raises:
-        ConfigError: as said.
-    """
-    if locality not in ("none", "node"):
-        raise ConfigError(f"unknown locality {locality!r}: use 'none' or 'node'")
-    if locality == "none" and nodes is not None:
-        raise ConfigError(f"nodes={nodes} belongs to locality='node': add that, or leave nodes= out")
 
 
 def _uneven(nodes: int, ranks: int | None) -> ConfigError:

@@ -27,7 +27,6 @@ from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_ints
 from penstock.plan.epoch import Dealt, EpochPlan
-from penstock.plan.locality import Locality, check_locality
 from penstock.plan.reader import Plan, Wish
 from penstock.plan.shared import SharedIntegers
 from penstock.random import sample_key, sample_keys
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.order.stages import Stage
     from penstock.plan.exclusion import ExcludedRows, Mark
     from penstock.plan.filter import KeptRows
+    from penstock.plan.locality import Locality
 
 __all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
 
@@ -308,7 +308,6 @@ class SharePlan(Plan[ShareEpoch]):
             raise ConfigError(f"unknown shuffle {shuffle!r}: use one of {', '.join(map(repr, SHUFFLES))}")
         if remainder not in REMAINDERS:
             raise ConfigError(f"unknown remainder {remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
-        check_locality(locality, nodes)
         if mini_epochs < 1:
             raise PartitionError(f"mini_epochs must be positive, got {mini_epochs}")
         self.source: Any = source
@@ -322,7 +321,7 @@ class SharePlan(Plan[ShareEpoch]):
         """Rows that nobody gets, as the filters count them."""
         self.shuffle, self.block = _block_options(shuffle, rows, group, block_size, window)
         self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
-        self.locality = None if locality == "none" else Locality(shuffle, nodes, world_size, by_shards=by_shards)
+        self.locality = _locality(locality, nodes, shuffle, world_size, by_shards=by_shards)
         self._prepare = prepare
         self.ahead = ahead
         self._views: dict[MiniEpoch, EpochView] = {}
@@ -676,6 +675,20 @@ def _excluded(rows: Any, of: int) -> ExcludedRows:
     from penstock.plan.exclusion import ExcludedRows
 
     return ExcludedRows(rows, of)
+
+
+def _locality(
+    locality: str, nodes: int | None, shuffle: str, world_size: int | None, *, by_shards: bool
+) -> Locality | None:
+    if locality not in ("none", "node"):
+        raise ConfigError(f"unknown locality {locality!r}: use 'none' or 'node'")
+    if locality == "none":
+        if nodes is not None:
+            raise ConfigError(f"nodes={nodes} belongs to locality='node': add that, or leave nodes= out")
+        return None
+    from penstock.plan.locality import Locality  # as in `_excluded`
+
+    return Locality(shuffle, nodes, world_size, by_shards=by_shards)
 
 
 class EpochRows:
