@@ -1,4 +1,4 @@
-"""``penstock serve``: a metadata server in the foreground, for people, systemd and Kubernetes.
+"""``penstock serve``: a server of manifests and of a cache in the foreground, for people, systemd and Kubernetes.
 
 Standard output tells people where it listens, with ``--json`` programs; standard error gets one JSON object a line.
 SIGTERM and Ctrl-C let streams finish, SIGHUP opens changed manifests again.
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.server.service import Server
     from penstock.server.status import Status
     from penstock.server.traffic import Traffic
+    from penstock.storage import Cache
 
 __all__ = ["command", "named_files"]
 
@@ -59,6 +60,8 @@ Names = Annotated[
     list[str] | None,
     _option("A data set of another name; FILE may be a quoted pattern. Repeat it.", "--name", metavar="NAME=FILE"),
 ]
+Copies = Annotated[bool, _option("Serve the copies of objects in this machine's cache, too.", "--cache")]
+CopiesFolder = Annotated[Path | None, _option("Serve those of the cache in this folder.", metavar="DIR")]
 Host = Annotated[str, _option("Address to listen on; others than loopback need a token.", **_ADDRESS)]
 Port = Annotated[int, _option("Port to listen on; 0 is any free one.", min=0, max=65535, **_ADDRESS)]
 Token = Annotated[Path | None, _option("File with the token that clients must send.", panel=_ACCESS)]
@@ -99,6 +102,8 @@ def command(
     *,
     how: Reading,
     name: Names = None,
+    cache: Copies = False,
+    cache_folder: CopiesFolder = None,
     host: Host = "127.0.0.1",
     port: Port = 0,
     grace: Grace = 20.0,
@@ -114,7 +119,7 @@ def command(
     log_level: Level = _Level.info,
     as_json: Json = False,
 ) -> None:
-    """Serve manifests to training jobs, over Arrow Flight.
+    """Serve manifests, and the copies of a cache, to training jobs, over Arrow Flight.
 
     SIGTERM and Ctrl-C let streams finish, SIGHUP opens changed manifests again. Needs no state: servers of the same
     files are interchangeable.
@@ -122,12 +127,14 @@ def command(
     # gRPC's own lines are no JSON, and whoever connects can cause them at any rate. It reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "none")
     with AtOnce():
+        from penstock.server.copies import CACHE
         from penstock.server.logs import Log, LogHandler
         from penstock.server.options import Limits
         from penstock.server.service import Server
         from penstock.server.traffic import Traffic
 
-    sources = named_files(files or [], name or [])
+    copies = _cache(cache_folder) if cache or cache_folder is not None else None
+    sources = named_files(files or [], name or []) if files or name or copies is None else {}
     access = _Access(_read_token(token_file), _tls(tls_cert, tls_key, tls_client_ca), insecure)
     if metrics_host is not None and metrics_port is None:
         raise ConfigError("--metrics-host says where to listen for --metrics-port: give that too")
@@ -137,12 +144,13 @@ def command(
     traffic, limits = Traffic(log), Limits(streams=max_streams)
     with Signals(*_RELOAD) as signals:
         manifests = {each: how.open(source, bars=not as_json) for each, source in sources.items()}
-        with Server(manifests, host=host, port=port, limits=limits, observer=traffic, **access._asdict()) as server:
-            traffic.serve(manifests)
+        listen: dict[str, Any] = {"host": host, "port": port, **access._asdict()}
+        with Server(manifests, cache=copies, limits=limits, observer=traffic, **listen) as server:
+            traffic.serve([*manifests, *([CACHE] if copies else [])])
             with _status(traffic, server, metrics_host or "127.0.0.1", metrics_port, log) as status:
                 signals.catch(*_STOP)
                 with _ready(ready_file, server.address):
-                    _announce(server, status, log, as_json=as_json)
+                    _announce(server, copies, status, log, as_json=as_json)
                     if weakness := access.weakness(server.address):
                         log.write("warning", "insecure", what=weakness)
                     last = _until_stopped(signals, server, log)
@@ -168,13 +176,19 @@ def named_files(files: Sequence[str], names: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--name {text!r}: expected NAME=FILE, as in --name train=lists/train.txt")
         pairs.append((given.strip(), file.strip()))
     if not pairs:
-        raise ConfigError("nothing to serve: give one or several manifests, or --name NAME=FILE")
+        raise ConfigError("nothing to serve: give one or several manifests, or --name NAME=FILE, or --cache")
     result: dict[str, str] = {}
     for each, file in pairs:
         if each in result:
             raise ConfigError(f"{result[each]!r} and {file!r} would both be {each!r}: give one --name OTHER={file}")
         result[each] = file
     return result
+
+
+def _cache(folder: Path | None) -> Cache:
+    from penstock.storage import Cache
+
+    return Cache(folder)
 
 
 def _read_token(path: Path | None) -> str | None:
@@ -211,17 +225,20 @@ def _status(traffic: Traffic, server: Server, host: str, port: int | None, log: 
         yield status
 
 
-def _announce(server: Server, status: Status | None, log: Log, *, as_json: bool) -> None:
+def _announce(server: Server, cache: Cache | None, status: Status | None, log: Log, *, as_json: bool) -> None:
     """Tell people, or the program that started it, and the log what is served and where."""
     datasets = server.datasets
     served = [{"name": one.name, "rows": one.rows, "fingerprint": one.fingerprint} for one in datasets]
     said: dict[str, Any] = {"address": server.address, "datasets": served, "status": status and status.url}
+    said["cache"] = cache and str(cache.folder)
     if as_json:
         print_json(said)
     else:
         print(f"listening on {server.address}")
         for one in datasets:
             print(f"  {shown(one.name)}: {counted(one.rows, 'row')}, fingerprint {one.fingerprint}")
+        if cache is not None:
+            print(f"  the copies in {shown(str(cache.folder))}")
         if status is not None:
             print(f"status page and metrics on {status.url}")
     sys.stdout.flush()

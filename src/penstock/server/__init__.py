@@ -1,4 +1,4 @@
-"""The metadata server: rows of manifests over Arrow Flight, for any number of jobs. See `Client` and `Server`."""
+"""The server: rows of manifests, and copies of a cache, over Arrow Flight. See `Server`, `Client`, `CacheClient`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from penstock import lazy
 
-__all__ = ["TLS", "Client", "DataSetInfo", "Limits", "Observer", "RemoteManifest", "Server", "Slice"]
+__all__ = ["TLS", "CacheClient", "Client", "DataSetInfo", "Limits", "Observer", "RemoteManifest", "Server", "Slice"]
 
 if TYPE_CHECKING:
     from penstock.server.auth import TLS
+    from penstock.server.cache_client import CacheClient
     from penstock.server.client import Client, DataSetInfo
     from penstock.server.options import Limits, Observer
     from penstock.server.protocol import Slice
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
+        "CacheClient": "cache_client",
         "Client": "client",
         "DataSetInfo": "client",
         "Limits": "options",

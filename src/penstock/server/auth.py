@@ -91,7 +91,7 @@ def check_exposure(host: str, token: str | None, tls: TLS | None, insecure: bool
     guarded = token is not None or (tls is not None and tls.client_roots is not None)
     if not (guarded or insecure or _is_loopback(host)):
         raise ConfigError(
-            f"anyone who reaches {host} could read the served data sets: give a token, or insecure=True (--insecure) "
+            f"anyone who reaches {host} could read what is served: give a token, or insecure=True (--insecure) "
             "where the network itself keeps strangers out"
         )
 

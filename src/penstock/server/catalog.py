@@ -75,13 +75,11 @@ class Catalog:
     """Data sets by name. Safe in threads.
 
     Raises:
-        ConfigError: no data set, or a name that cannot be one.
+        ConfigError: a name that cannot be that of a data set.
         ManifestError: a file that cannot be opened.
     """
 
     def __init__(self, manifests: Mapping[str, str | Path | Manifest]) -> None:
-        if not manifests:
-            raise ConfigError("there is nothing to serve: give at least one manifest")
         self._lock = threading.Lock()
         self._versions: dict[str, tuple[Version, ...]] = {}
         for name, source in manifests.items():
@@ -108,7 +106,8 @@ class Catalog:
             name = next(iter(self._versions))
         if name is None or name not in self._versions:
             problem = "say which data set" if name is None else f"there is no data set {name!r}"
-            raise UnknownDataSetError(f"{problem}: this server has {', '.join(map(repr, self._versions))}")
+            has = ", ".join(map(repr, self._versions)) or "none, only the copies of a cache"
+            raise UnknownDataSetError(f"{problem}: this server has {has}")
         versions = self._versions[name]
         for version in versions:
             if fingerprint in (None, version.fingerprint):

@@ -21,7 +21,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -30,12 +29,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.server.address import Address, parse_address
-from penstock.server.auth import check_token, read_pem
+from penstock.server.access import Access
+from penstock.server.address import Address
 from penstock.server.catalog import LAYOUT
 from penstock.server.connections import FAILURES, Call
 from penstock.server.failover import Servers
-from penstock.server.failures import client_context
 from penstock.server.layout import Layout, restore
 from penstock.server.protocol import MAX_ROWS, Slice, as_numbers, encode_key, encode_prefix
 from penstock.server.reading import BatchReader, RowReader, SliceReader
@@ -97,25 +95,23 @@ class Client:
         tls_cert: _Path | None = None,
         tls_key: _Path | None = None,
     ) -> None:
-        given = [addresses] if isinstance(addresses, str) else list(addresses)
-        tls = (tls_roots, tls_cert) != (None, None)
-        self.addresses = tuple(dict.fromkeys(parse_address(text, tls=tls) for text in given))  # each is asked once
-        if not self.addresses or not (timeout > 0 and patience >= 0):
-            raise ConfigError(f"give at least one address, and a positive timeout: {given}, {timeout=}, {patience=}")
-        if (tls_cert is None) != (tls_key is None) or (token is not None and token_file is not None):
-            raise ConfigError("tls_cert= and tls_key= go together; token= and token_file= do not")
-        if tls and not any(address.tls for address in self.addresses):
-            raise ConfigError(f"certificates are for grpc+tls://, and the addresses are {given}")
-        self.timeout, self.patience = timeout, patience
-        self._token, self._token_file = None if token is None else check_token(token), token_file
-        self._tls = {"tls_root_certs": tls_roots, "cert_chain": tls_cert, "private_key": tls_key}
-        self._secrets()  # says at once what cannot be read
-        client_context(*self._tls.values())
+        if not patience >= 0:
+            raise ConfigError(f"give a positive timeout, and no negative patience: {timeout=}, {patience=}")
+        self._access = Access(
+            addresses,
+            token=token,
+            token_file=token_file,
+            timeout=timeout,
+            tls_roots=tls_roots,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+        )
+        self.addresses, self.timeout, self.patience = self._access.addresses, timeout, patience
         self._begin()
 
     def _begin(self) -> None:
-        self._servers = Servers(self.addresses, lambda: client_context(*self._tls.values()))
-        self._rows = RowReader(self._open, self.timeout)
+        self._servers = Servers(self.addresses, self._access.context)
+        self._rows = RowReader(self._access.open, self.timeout)
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_servers", "_rows")
@@ -153,7 +149,7 @@ class Client:
 
     def _health(self, address: Address) -> str:
         try:
-            with self._open(address) as call:
+            with self._access.open(address) as call:
                 [result] = call.client.do_action(flight.Action("health", b""), options=call.options)
                 return str(json.loads(result.body.to_pybytes())["status"])
         except (*FAILURES, PenstockError) as error:
@@ -178,7 +174,7 @@ class Client:
 
     def _ask(self, ask: Callable[[Call], T]) -> T:
         def attempt(address: Address) -> T:
-            with self._open(address) as call:
+            with self._access.open(address) as call:
                 return ask(call)
 
         return self._servers.insist(attempt, min(self.timeout, self.patience))
@@ -191,7 +187,7 @@ class Client:
         Record batches come as they are taken: what the consumer leaves lying is not sent. Memory: a few batches.
         Close the iterator, or let go of it, to end before the end.
         """
-        stream = SliceReader(request, self._open, self.timeout)
+        stream = SliceReader(request, self._access.open, self.timeout)
         try:
             while stream.at < stream.end:
                 batch = self._servers.insist(stream.read, self.patience, lambda: stream.address)
@@ -241,7 +237,7 @@ class Client:
         return self._batches(name, fingerprint, requests, ahead)
 
     def _batches(self, name: str, fingerprint: str, requests: Iterable[Any], ahead: int) -> Iterator[pa.RecordBatch]:
-        reader = BatchReader(encode_key(name, fingerprint), self._open, self.timeout)
+        reader = BatchReader(encode_key(name, fingerprint), self._access.open, self.timeout)
 
         def read() -> pa.RecordBatch:
             return _joined(self._servers.insist(reader.read, self.patience, lambda: reader.address))
@@ -269,20 +265,6 @@ class Client:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _open(self, address: Address) -> Call:
-        token, tls = self._secrets()
-        return Call(address, tls if address.tls else {}, token, self.timeout)
-
-    def _secrets(self) -> tuple[str | None, dict[str, Any]]:
-        """The token, and Flight's arguments for TLS, read anew since such files are renewed. ConfigError if missing."""
-        token = self._token
-        if self._token_file is not None:
-            try:
-                token = check_token(Path(self._token_file).read_text("ascii", "replace").strip())
-            except OSError as error:
-                raise ConfigError(f"token_file: cannot read {self._token_file}: {error.strerror}") from None
-        return token, {key: read_pem(path, key) for key, path in self._tls.items() if path is not None}
 
 
 def _info(found: flight.FlightInfo) -> tuple[DataSetInfo, Layout]:

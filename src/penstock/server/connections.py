@@ -52,7 +52,8 @@ class Call:
         token: bearer token.
         timeout: seconds until the call must be over.
 
-    One of `get`, `exchange` and `client` is used, once. Everything may raise `FAILURES` and `Released`.
+    One of `get`, `exchange` and `client` is used, once; `get` again behind the end of its stream, and its time counts
+    anew. Everything may raise `FAILURES` and `Released`.
     """
 
     def __init__(self, address: Address, tls: dict[str, Any], token: str | None, timeout: float) -> None:
@@ -64,6 +65,8 @@ class Call:
         self._reader: Any = None
         self._writer: Any = None
         self._client: Any = None
+        self.is_closed = False
+        """Whether somebody has begun to close it: what fails from then on is no fault of the server's."""
         with process.opening(self):
             self._client = flight.FlightClient(str(address), generic_options=_OPTIONS, **tls)
 
@@ -111,6 +114,7 @@ class Call:
     def close(self, patience: float = -1) -> bool:
         """Cancel the call and let go of everything, at the latest when another thread is done with its read. Whether
         that was within ``patience`` seconds. Idempotent."""
+        self.is_closed = True
         if (reader := self._reader) is not None:
             with contextlib.suppress(*FAILURES):
                 reader.cancel()

@@ -25,23 +25,28 @@ from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
 from penstock.order.permutation import MAX_N, Indices
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
+from penstock.storage.fill import PIECE
 
 __all__ = [
     "MAX_ROWS",
     "PAGE_ROWS",
+    "Block",
     "Key",
     "Slice",
     "as_numbers",
     "decode",
+    "decode_block",
     "decode_error",
     "decode_key",
     "decode_prefix",
     "decode_rows",
     "encode",
+    "encode_block",
     "encode_error",
     "encode_key",
     "encode_prefix",
     "encode_rows",
+    "is_block",
 ]
 
 PAGE_ROWS = 1 << 14
@@ -157,6 +162,31 @@ class Slice:
         return self.order[positions]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Bytes ``begin`` to ``end`` of a copy in a cache, all of them of one of the blocks of 4 MiB that it has hashes of.
+
+    Args:
+        copy: the name of the copy, which is a hash of address and version: see `penstock.storage.Cache.key`.
+        begin, end: in bytes.
+
+    Raises:
+        TicketError: a value of a wrong type or outside its range.
+    """
+
+    copy: str
+    begin: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not _is_hexadecimal(self.copy):
+            raise TicketError(f"the name of a copy is 32 hexadecimal digits, got {self.copy!r:.80}")
+        _integer("begin", self.begin, 0, MAX_N)
+        _integer("end", self.end, self.begin + 1, (self.begin // PIECE + 1) * PIECE)
+
+
+_BLOCK = [field.name for field in fields(Block)]
+
 Key = tuple[str | None, str | None]
 """Name and fingerprint of a data set; None is the only one, and the newest version."""
 
@@ -192,6 +222,25 @@ def decode(data: bytes) -> Slice:
         TicketError: anything but a valid ticket; the message says what is wrong.
     """
     return Slice(**_load(data, _FIELDS, "ticket"))
+
+
+def encode_block(block: Block) -> bytes:
+    """Return the ticket for a block."""
+    return _dump(asdict(block))
+
+
+def is_block(data: bytes) -> bool:
+    """Return whether a ticket is for a block, and not for a slice."""
+    return data.startswith(b'{"version":1,"copy":')
+
+
+def decode_block(data: bytes) -> Block:
+    """Return what `encode_block` was given.
+
+    Raises:
+        TicketError: anything but a valid ticket; the message says what is wrong.
+    """
+    return Block(**_load(data, _BLOCK, "ticket"))
 
 
 def as_numbers(indices: Any) -> Indices:
@@ -316,9 +365,12 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
 def _check_key(name: Any, fingerprint: Any) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= 255 or not name.isprintable():
         raise TicketError(f"the name of a data set is 1 to 255 printable characters, got {name!r:.80}")
-    hexadecimal = isinstance(fingerprint, str) and len(fingerprint) == 32 and not set(fingerprint) - _HEX
-    if not hexadecimal:
+    if not _is_hexadecimal(fingerprint):
         raise TicketError(f"a fingerprint is 32 hexadecimal digits, got {fingerprint!r:.80}")
+
+
+def _is_hexadecimal(text: Any) -> bool:
+    return isinstance(text, str) and len(text) == 32 and not set(text) - _HEX
 
 
 _HEX = frozenset("0123456789abcdef")

@@ -1,4 +1,4 @@
-"""`Server`: manifests over Arrow Flight, without state.
+"""`Server`: manifests and the copies of a cache over Arrow Flight, without state.
 
     with Server({"train": "train.txt"}) as server:
         print(server.address)           # grpc://127.0.0.1:43121
@@ -7,7 +7,8 @@
 What it answers, to any Flight client:
 
 ==================  ==================================================================================================
-``do_get``          a `Slice` as ticket: its rows in order, a record batch at a time, as fast as they are taken
+``do_get``          a `Slice` as ticket: its rows in order, a record batch at a time, as fast as they are taken; a
+                    `Block`: bytes of a copy in the cache, see `Copies`
 ``do_exchange``     a data set's name and version as command, then row numbers as metadata: for each message the rows
 ``list_flights``    the data sets; ``get_flight_info``, ``get_schema``: one of them, by name (path) or by command
 ``do_action``       ``health``, and ``prefix``: what the data set was called before rows were appended to it
@@ -42,10 +43,23 @@ from penstock.order.permutation import Indices
 from penstock.server.auth import TLS, BearerToken, check_exposure, check_token
 from penstock.server.catalog import Catalog, Served, Version
 from penstock.server.connections import process
+from penstock.server.copies import ABSENT, CACHE, Copies, Held
 from penstock.server.options import Limits, Observer, Silent
 from penstock.server.pages import Pages, Sized, cut
-from penstock.server.protocol import Slice, decode, decode_key, decode_prefix, decode_rows, encode, encode_error
+from penstock.server.protocol import (
+    Block,
+    Slice,
+    decode,
+    decode_block,
+    decode_key,
+    decode_prefix,
+    decode_rows,
+    encode,
+    encode_error,
+    is_block,
+)
 from penstock.server.streams import Streams, cut_connections
+from penstock.storage import Cache
 
 __all__ = ["Server"]
 
@@ -57,6 +71,7 @@ class Server:
 
     Args:
         manifests: what to serve, by name: files, or manifests opened with the options that they need.
+        cache: its complete copies are served as well, to whoever knows address and version of an object.
         host, port: where to listen; port 0 takes a free one, see `address`.
         token: clients must send it. Without one only loopback addresses are allowed, unless ``insecure``.
         tls: certificate and key, and for mutual TLS whose certificates clients must have.
@@ -76,6 +91,7 @@ class Server:
         self,
         manifests: Mapping[str, str | Path | Manifest],
         *,
+        cache: Cache | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
@@ -87,7 +103,10 @@ class Server:
         host = host.removeprefix("[").removesuffix("]")  # as in addresses, for IPv6
         check_exposure(host, token, tls, insecure)
         self._observer: Observer = Silent() if observer is None else observer
+        if not manifests and cache is None:
+            raise ConfigError("there is nothing to serve: give at least one manifest, or a cache")
         self._catalog = Catalog(manifests)
+        copies = None if cache is None else Copies(cache)
         self._streams = Streams(limits.streams if limits else Limits().streams)
         options: dict[str, Any] = {} if tls is None else tls.options()
         if token is not None:
@@ -96,8 +115,9 @@ class Server:
         scheme = "grpc" if tls is None else "grpc+tls"
         shown = f"[{host}]" if ":" in host else host
         try:
+            location = f"{scheme}://{shown}:{port}"
             flight_server = _Flight(
-                self._catalog, limits or Limits(), self._observer, self._streams, f"{scheme}://{shown}:{port}", options
+                self._catalog, copies, limits or Limits(), self._observer, self._streams, location, options
             )
         except (pa.ArrowException, flight.FlightError, OSError) as error:
             reason = _refusal(host, port) or str(error).partition(". Detail")[0]
@@ -178,6 +198,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(
         self,
         catalog: Catalog,
+        copies: Copies | None,
         limits: Limits,
         observer: Observer,
         streams: Streams,
@@ -185,6 +206,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         options: dict[str, Any],
     ) -> None:
         # Calls may come before the constructor of the base is through.
+        self._copies = copies
         self._catalog, self._limits, self._observer, self._streams = catalog, limits, observer, streams
         # Threads that ask for the GIL again and again within a few rows' work wait longer than those that take turns.
         self._turn = threading.Lock()
@@ -245,6 +267,9 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         with self._refusing() as about:
+            if is_block(ticket.ticket):
+                about.name = CACHE
+                return self._block(decode_block(ticket.ticket), context.peer())
             slice_ = decode(ticket.ticket)
             version = self._catalog.find(slice_.name, slice_.fingerprint)
             about.name = version.name
@@ -252,6 +277,22 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             stream = self._stream(version, context.peer(), slice_)
             next(stream)  # runs to its first yield: from there on it is sure to be told of its end
             return flight.GeneratorStream(version.stored, stream)
+
+    def _block(self, block: Block, peer: str) -> flight.FlightDataStream:
+        held = None if self._copies is None else self._copies.find(block)
+        if held is None:
+            return flight.GeneratorStream(ABSENT, iter(()))
+        stream = self._bytes(held, peer)
+        next(stream)
+        return flight.GeneratorStream(held.schema, stream)
+
+    def _bytes(self, held: Held, peer: str) -> Iterator[pa.RecordBatch | None]:
+        with self._refusing(CACHE), self._counted(CACHE, peer), self._streams.busy:
+            yield None
+            for batch in held.batches():
+                self._streams.check()
+                self._observer.rows(CACHE, 0, batch.nbytes)
+                yield batch
 
     def _check(self, slice_: Slice, version: Version) -> None:
         if slice_.samples > version.rows:

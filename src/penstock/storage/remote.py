@@ -18,7 +18,7 @@ import errno
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any, Protocol
 
 from penstock.errors import ConfigError, StorageAuthError, StorageChangedError, StorageError, StorageNotFoundError
@@ -28,6 +28,7 @@ from penstock.storage.backends import backend_for
 from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch, read_parallel
 from penstock.storage.cache import put_file
 from penstock.storage.copies import CachedFile
+from penstock.storage.peer import Peer
 from penstock.storage.store import Cache
 from penstock.storage.transfer import Patience, put_object, stat_object, transfer
 from penstock.storage.urls import is_remote, local_part, scheme, shown
@@ -69,26 +70,32 @@ class Storage:
         cache: the `Cache` for local copies, or its folder; None for ``penstock/objects`` in the user's cache folder.
         idle: seconds without a byte after which a connection is given up.
         deadline: seconds for one request with all its repetitions, of a few MiB at most.
-        attempts: failures in a row, without progress between them, before it is an error.
+        attempts: failures in a row, without progress between them, before it is an error. Pauses between them grow from
+            0.1 to 10 s, so that the default outlasts a store that is gone for 40 s.
         parallel: requests under way at a time for one stream or download.
         block: bytes of each of them.
+        peer: who may have copies nearer than the store has the objects: a `penstock.server.CacheClient`. It is asked
+            first, and whatever it does not give comes from the store.
 
     Raises:
-        ConfigError: numbers that are not positive.
+        ConfigError: numbers that are not positive; an address as ``peer``.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # there may be secrets in it
     cache: Cache | str | os.PathLike[str] | None = None
     idle: float = 30.0
     deadline: float = 300.0
-    attempts: int = 6
+    attempts: int = 15
     parallel: int = PARALLEL
     block: int = BLOCK
+    peer: Peer | None = None
 
     def __post_init__(self) -> None:
         for name in ("idle", "deadline", "attempts", "parallel", "block"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
+        if isinstance(self.peer, str):
+            raise ConfigError(f"peer is a client of the address: penstock.server.CacheClient({self.peer!r})")
 
     @property
     def patience(self) -> Patience:
@@ -299,8 +306,11 @@ class RemoteSource:
     def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
         """The bytes ``[begin, end)`` by one request, repeated and resumed where it fails; into ``data`` if given."""
         data = data if data is not None else bytearray(end - begin)
-        backend, how = backend_for(self.url, self.storage), self.storage.patience
+        backend, how, peer = backend_for(self.url, self.storage), self.storage.patience, self.storage.peer
         target = memoryview(data)
+        if peer is not None:
+            had = peer.read(Cache.key(self), begin, target, cancel or Cancel())
+            begin, target = begin + had, target[had:]
         transfer(backend, self.url, begin, end, known=self.stat, target=target, patience=how, cancel=cancel)
         return data
 
@@ -394,5 +404,5 @@ def local_path(
     """
     how = storage or Storage()
     if cache is not None:
-        how = Storage(how.options, cache, how.idle, how.deadline, how.attempts, how.parallel, how.block)
+        how = replace(how, cache=cache)
     return how.local_path(url, progress=progress)

@@ -132,6 +132,15 @@ class Cache:
         except OSError as error:
             raise _disk_error(self.folder, source.url, error) from error
 
+    def find_key(self, key: str) -> tuple[CachedFile, list[str]] | None:
+        """The copy of this name (see `key`), open, and the xxh3 of each of its blocks of 4 MiB, if there is one."""
+        try:
+            file = self._look(key, False)
+            entry = read_entry(self.folder / "objects" / key)
+        except OSError as error:
+            raise _disk_error(self.folder, key, error) from error
+        return None if file is None or entry is None else (file, list(entry.get("xxh3", [])))
+
     def has(self, source: Download) -> bool:
         """Whether there is a copy of this version of an object. Costs one small read."""
         return read_entry(self.folder / "objects" / self.key(source)) is not None

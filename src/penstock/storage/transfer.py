@@ -33,7 +33,7 @@ class Patience:
 
     idle: float = 30.0
     deadline: float = 300.0
-    attempts: int = 6
+    attempts: int = 15
 
 
 class _Receiver:
