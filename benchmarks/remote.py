@@ -204,19 +204,22 @@ def faults(store: Store, where: Path, options: argparse.Namespace) -> None:
         "none": {},
         "5 % of requests fail": {"unavailable": 0.025, "cut": 0.025},
         "5 % take 2 s": {"slow": 0.05},
-        f"gone for {options.outage:g} s": {"outage": options.outage, "outage_after": options.shards // 2},
+        f"gone for {options.outage:g} s": {"outage": options.outage},
     }
     rows: list[tuple[object, ...]] = []
     for name in [name for name in options.peers if name in _FAULTY]:
-        expected = None
+        expected, half = None, 1
         for way, behaviour in ways.items():
-            store.behave(latency=0.005, **behaviour)
+            # An outage begins in the middle of what the peer asks for.
+            begin = {"outage_after": half} if "outage" in behaviour else {}
+            store.behave(latency=0.005, **behaviour, **begin)
             run = measure(name, store, where, options.shards, 1, 60 + 2 * options.outage)
             if run.failed:
                 rows.append((name, way, f"fails: {run.failed}", "", "", ""))
                 continue
             [epoch] = run.epochs
-            expected = epoch.digest if expected is None else expected
+            if expected is None:
+                expected, half = epoch.digest, max(1, epoch.requests // 2)
             same = "yes" if epoch.digest == expected else f"no, {epoch.samples:,} samples"
             rate = f"{epoch.samples / epoch.seconds:,.0f}"
             rows.append((name, way, same, rate, f"{epoch.seconds:.2f}", f"{epoch.longest:.2f}"))

@@ -316,7 +316,10 @@ def _stored_index(source: RemoteSource, expected: Header | None) -> ShardIndex:
             f"{shown(source.url)} is not a sound index: make it again (penstock shards index), and upload it"
         )
     if expected is not None and index.header.digest != expected.digest:
-        raise ShardChangedError(f"{shown(source.url)} is no longer the index that was opened: open the shards again")
+        raise ShardChangedError(
+            f"{shown(source.url)} is no longer the index that was opened: that was of a shard with the fingerprint "
+            f"{expected.fingerprint}, and this of {index.header.fingerprint}. Open the shards again"
+        )
     return index
 
 
@@ -331,7 +334,11 @@ def has_index(url: str, storage: Storage | None) -> bool:
 
 def _check_digest(url: str, header: Header | None, index: ShardIndex) -> None:
     if header is not None and index.header.digest != header.digest:
-        raise ShardChangedError(f"{shown(url)} is no longer the shard that was opened: open the shards again")
+        raise ShardChangedError(
+            f"{shown(url)} is no longer the shard that was opened: its content had the fingerprint "
+            f"{header.fingerprint} and has {index.header.fingerprint}. Open the shards again; where the index beside "
+            "it is of an older version, make it again (penstock shards index), and upload both"
+        )
 
 
 def _header_of(path: str, cache_dir: str | None, size: int, mtime_ns: int) -> Header | None:
