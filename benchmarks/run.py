@@ -86,6 +86,7 @@ JOBS = [
     Job("remote", "remote", None, 0, "", 9, ""),
     Job("remote_faults", "remote", None, 0, "--parts faults", 9, ""),
     Job("nodes", "nodes", None, 0, "", 4),
+    Job("cache_server", "cache_server", None, 0, "", 2),
     Job("rank_dataset", "rank_dataset", None, 0, "", 1.5),
     Job("mp_dataset", "mp_dataset", None, 0, "", 2),
     Job("loader_dispatch", "loader_dispatch", None, 0, "--repeat 3", 6),

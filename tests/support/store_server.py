@@ -83,7 +83,7 @@ class Store:
         port = self._process.stdout.readline().strip()
         if not port:
             raise RuntimeError(f"the store of {folder} did not start: exit code {self._process.wait()}")
-        self.url = f"http://127.0.0.1:{port}"
+        self.url, self.pid = f"http://127.0.0.1:{port}", self._process.pid
 
     def __enter__(self) -> Store:
         return self
