@@ -433,14 +433,17 @@ address, key, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
 client = CacheClient(address, timeout=60)
 stop, wrong = threading.Event(), []
 
-def read():
+def read(size=size):
     target = memoryview(bytearray(size))
     return client.read(key, 0, target, Cancel()) == size
 
 def others():
-    while not stop.is_set():
-        if not read():
-            wrong.append(1)
+    try:
+        while not stop.is_set():
+            client.close()  # so that forks meet new connections, too
+            assert read(4 << 20)
+    except BaseException as error:
+        wrong.append(error)
 
 assert read()
 threads = [threading.Thread(target=others, daemon=True) for _ in range(2)]

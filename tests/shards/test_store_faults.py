@@ -220,6 +220,21 @@ def test_the_batches_stay_the_same(store: Store, tmp_path: Path, executor: str, 
     assert sum(store.counts()["faults"].values()) > 0
 
 
+@full_only("waits for seconds")
+def test_a_store_that_is_gone_for_longer(store: Store, tmp_path: Path) -> None:
+    """For longer than a few attempts with growing pauses take."""
+    stored = Stored(tmp_path, store)
+    storage = Storage(cache=Cache(tmp_path / "cache"))
+    with stored.loader(storage, True, "process") as loader:
+        store.reset()
+        store.behave(outage=12.0, outage_after=3)
+        had: list[str] = []
+        assert rest(loader, had) is None
+    assert all_old(had)
+    assert len(had) == SHARDS * SAMPLES
+    assert store.counts()["faults"]["outage"] > 0
+
+
 @pytest.mark.parametrize("fault", ["fails", "gone"])
 def test_opening_outlasts_faults(store: Store, tmp_path: Path, fault: str) -> None:
     stored = Stored(tmp_path, store)
