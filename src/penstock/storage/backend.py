@@ -137,7 +137,15 @@ class _Loop:
         Daemon(lambda _: self.loop.run_forever(), name="penstock-storage", wake=self._stop)
 
     def _stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        # A library whose answer comes when the interpreter has gone would end the process by an abort.
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        ended = asyncio.gather(*tasks, return_exceptions=True)
+        ended.add_done_callback(lambda _: self.loop.stop())
 
 
 _lock = threading.Lock()
