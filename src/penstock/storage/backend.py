@@ -1,4 +1,4 @@
-"""What a kind of object store has to offer, and the loop that the asynchronous ones share.
+"""What a kind of object store has to offer, and the threads that wait for its answers.
 
 A back end asks once and reports what it sees; it neither retries nor judges. Retrying, resuming and comparing is the
 business of `penstock.storage.transfer`.
@@ -6,18 +6,22 @@ business of `penstock.storage.transfer`.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeVar, cast
 
 from penstock.threads import Daemon
 
-__all__ = ["Backend", "Cancel", "Receiver", "Stat", "Transient", "call_in_thread", "run_async"]
+__all__ = ["Backend", "Cancel", "Guarded", "Receiver", "Stat", "Transient", "call_in_thread"]
+
+_SPARE = 1.0  # seconds after which a thread that nobody needs ends
 
 T = TypeVar("T")
 
@@ -129,76 +133,66 @@ class Backend(Protocol):
         """The addresses that a pattern matches, sorted, with their versions."""
 
 
-class _Loop:
-    """The event loop of this process, in a thread of its own."""
+class _Threads:
+    """Threads that wait for answers: made when none is free, they end when none is needed for a while."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        Daemon(lambda _: self.loop.run_forever(), name="penstock-storage", wake=self._stop)
+        self._lock = threading.Lock()
+        self._free: list[SimpleQueue[Callable[[], None] | None]] = []  # the box of each thread that waits
 
-    def _stop(self) -> None:
-        self.loop.call_soon_threadsafe(self._end)
+    def run(self, job: Callable[[], None]) -> None:
+        """Have something done."""
+        with self._lock:
+            box = self._free.pop() if self._free else None
+        if box is not None:
+            box.put(job)
+            return
+        box = SimpleQueue()
+        box.put(job)
+        Daemon(partial(self._work, box), name="penstock-storage", wake=partial(box.put, None))
 
-    def _end(self) -> None:
-        # A library whose answer comes when the interpreter has gone would end the process by an abort.
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        ended = asyncio.gather(*tasks, return_exceptions=True)
-        ended.add_done_callback(lambda _: self.loop.stop())
+    def _work(self, box: SimpleQueue[Callable[[], None] | None], _: Daemon) -> None:
+        while True:
+            try:
+                job = box.get(timeout=_SPARE)
+            except Empty:
+                with self._lock:
+                    if box in self._free:
+                        self._free.remove(box)
+                        return
+                # Somebody has taken the box, and is about to use it.
+                continue
+            if job is None:
+                return
+            job()
+            # What it holds may be large.
+            del job
+            with self._lock:
+                self._free.append(box)
 
 
-_lock = threading.Lock()
-_loop: _Loop | None = None
-_of_parents: list[_Loop | None] = []  # closing one would take its files from the parent
-
-
-def _shared_loop() -> asyncio.AbstractEventLoop:
-    global _loop
-    with _lock:
-        if _loop is None:
-            _loop = _Loop()
-        return _loop.loop
+_threads = _Threads()
 
 
 def _after_fork() -> None:
-    global _lock, _loop
-    _of_parents.append(_loop)
-    _lock, _loop = threading.Lock(), None
+    global _threads
+    _threads = _Threads()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def run_async(coroutine: Coroutine[Any, Any, T], *, deadline: float, cancel: Cancel) -> T:
-    """The result of a coroutine on the event loop of this process, from any other thread.
+def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel) -> T:
+    """Return the result of a function that may block for ever, from a thread that is left behind if it does.
 
     Raises:
-        TimeoutError: past the deadline. The coroutine is cancelled.
+        TimeoutError: past the deadline.
         Transient: it was cancelled.
-    """
-    future = asyncio.run_coroutine_threadsafe(coroutine, _shared_loop())
-    key = cancel.add(future.cancel)
-    try:
-        return future.result(max(0.0, deadline - time.monotonic()))
-    except concurrent.futures.CancelledError:
-        raise Transient("it was cancelled") from None
-    except BaseException:
-        future.cancel()
-        raise
-    finally:
-        cancel.remove(key)
-
-
-def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel) -> T:
-    """The result of a function that may block for ever, from a thread that is left behind if it does.
-
-    Raises: as `run_async`.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
-    def work(_: Daemon) -> None:
+    def work() -> None:
         result, failure = None, None
         try:
             result = function()
@@ -212,10 +206,44 @@ def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel
             future.set_result(cast(T, result))
 
     key = cancel.add(future.cancel)
-    Daemon(work, name="penstock-storage")
+    _threads.run(work)
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except concurrent.futures.CancelledError:
         raise Transient("it was cancelled") from None
     finally:
         cancel.remove(key)
+
+
+class Guarded:
+    """A receiver that hears nothing more of a request which was given up, though its thread goes on."""
+
+    def __init__(self, into: Receiver) -> None:
+        self._into, self._lock, self._is_open = into, threading.Lock(), True
+
+    @property
+    def ranged(self) -> bool:
+        """As the receiver says."""
+        return self._into.ranged
+
+    def begun(self, stat: Stat, offset: int) -> None:
+        """Tell the receiver."""
+        with self._hearing():
+            self._into.begun(stat, offset)
+
+    def piece(self, data: bytes | memoryview) -> bool:
+        """Give the receiver some bytes."""
+        with self._hearing():
+            return self._into.piece(data)
+
+    def close(self) -> None:
+        """Hear nothing more; a piece that is being taken is waited for."""
+        with self._lock:
+            self._is_open = False
+
+    @contextmanager
+    def _hearing(self) -> Iterator[None]:
+        with self._lock:
+            if not self._is_open:
+                raise Transient("it was given up")
+            yield

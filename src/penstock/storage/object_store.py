@@ -6,13 +6,13 @@ not do: errors that never show a signature, and servers without ranges.
 
 from __future__ import annotations
 
-import asyncio
 import email.utils
 import fnmatch
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.errors import (
     ConfigError,
@@ -21,7 +21,7 @@ from penstock.errors import (
     StorageError,
     StorageNotFoundError,
 )
-from penstock.storage.backend import Cancel, Receiver, Stat, Transient, run_async
+from penstock.storage.backend import Cancel, Guarded, Receiver, Stat, Transient, call_in_thread
 from penstock.storage.forked import obstore
 from penstock.storage.stores import NO_CREDENTIALS, Stores
 from penstock.storage.urls import WEB, scheme, shown
@@ -46,8 +46,6 @@ _LASTING = {  # what goes wrong on the way and stays wrong
 }
 _MAGIC = re.compile(r"[*?\[]")
 
-T = TypeVar("T")
-
 
 class _NoRanges(Exception):
     """The server answers with all of the object to a question for a part, or has no such part."""
@@ -61,83 +59,88 @@ class ObjectStoreBackend:
         self._unranged: set[str] = set()
 
     def stat(self, url: str, *, idle: float, deadline: float, cancel: Cancel) -> Stat:
-        return run_async(self._stat(url), deadline=deadline, cancel=cancel)
+        return call_in_thread(lambda: self._stat(url), deadline=deadline, cancel=cancel)
 
     def fetch(
         self, url: str, begin: int, end: int | None, into: Receiver, *, idle: float, deadline: float, cancel: Cancel
     ) -> None:
-        run_async(self._fetch(url, begin, end, into), deadline=deadline, cancel=cancel)
+        guarded = Guarded(into)
+        try:
+            call_in_thread(lambda: self._fetch(url, begin, end, guarded), deadline=deadline, cancel=cancel)
+        finally:
+            guarded.close()
 
     def put(self, url: str, data: bytes, *, if_absent: bool, idle: float, deadline: float, cancel: Cancel) -> bool:
-        return run_async(self._put(url, data, if_absent), deadline=deadline, cancel=cancel)
+        return call_in_thread(lambda: self._put(url, data, if_absent), deadline=deadline, cancel=cancel)
 
     def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
         if scheme(url) in (*WEB, "ais"):
             raise StorageError(f"{shown(url)}: patterns need a store that can be listed, HTTP cannot; name the files")
-        return run_async(self._find(url), deadline=deadline, cancel=Cancel())
+        return call_in_thread(lambda: self._find(url), deadline=deadline, cancel=Cancel())
 
-    async def _stat(self, url: str) -> Stat:
+    def _stat(self, url: str) -> Stat:
         if url not in self._unranged:
             try:
-                answer = await self._get(url, (0, 1))
-                await self._translated(url, answer.bytes_async())
+                answer = self._get(url, (0, 1))
+                with self._translated(url):
+                    answer.bytes()
                 return _stat(answer.meta)
             except (_NoRanges, StorageChangedError):  # an empty object has no first byte either
                 pass
-        found = _stat((await self._get(url, None)).meta)
+        found = _stat(self._get(url, None).meta)
         if found.size and len(self._unranged) < _KNOWN:
             self._unranged.add(url)
         return replace(found, ranged=not found.size)
 
-    async def _fetch(self, url: str, begin: int, end: int | None, into: Receiver) -> None:
+    def _fetch(self, url: str, begin: int, end: int | None, into: Receiver) -> None:
         whole = (begin == 0 and end is None) or not into.ranged
         wanted = {"offset": begin} if end is None else (begin, end)
         try:
-            answer = await self._get(url, None if whole else wanted)
+            answer = self._get(url, None if whole else wanted)
         except _NoRanges:
-            answer = await self._get(url, None)
+            answer = self._get(url, None)
         into.begun(_stat(answer.meta), answer.range[0])
-        pieces, left = answer.stream(_PIECE), answer.range[1] - answer.range[0]
+        pieces, left = iter(answer.stream(_PIECE)), answer.range[1] - answer.range[0]
         while True:
-            try:
-                piece = await self._translated(url, anext(pieces))
-            except StopAsyncIteration:
+            with self._translated(url):
+                piece = next(pieces, None)
+            if piece is None:
                 return
             left -= len(piece)
             # An answer that is read to its end leaves a connection for the next request.
             if not into.piece(memoryview(piece)) and left:
                 return
 
-    async def _put(self, url: str, data: bytes, if_absent: bool) -> bool:
+    def _put(self, url: str, data: bytes, if_absent: bool) -> bool:
         store, path = self._find_store(url)
         mode = "create" if if_absent else "overwrite"
-        writing = self._obstore.put_async(store, path, data, mode=mode, use_multipart=False)
         try:
-            await self._translated(url, writing, "write")
+            with self._translated(url, "write"):
+                self._obstore.put(store, path, data, mode=mode, use_multipart=False)
         except self._obstore.exceptions.AlreadyExistsError:
             return False
         return True
 
-    async def _find(self, url: str) -> list[tuple[str, Stat]]:
+    def _find(self, url: str) -> list[tuple[str, Stat]]:
         start, _, pattern = url.partition("://")
         bucket, _, pattern = pattern.partition("/")
         parts = pattern.split("/")
         fixed = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1)
         folder = "/".join(parts[:fixed])
         store, _ = self._find_store(url)
-        if fixed == len(parts) - 1 and parts[-1] != "**":
-            listing = self._obstore.list_with_delimiter_async(store, folder or None)
-            found = (await self._translated(url, listing, "list"))["objects"]
-        else:
-            listing = self._obstore.list(store, folder or None)
-            found = await self._translated(url, listing.collect_async(), "list")
+        with self._translated(url, "list"):
+            if fixed == len(parts) - 1 and parts[-1] != "**":
+                found = self._obstore.list_with_delimiter(store, folder or None)["objects"]
+            else:
+                found = self._obstore.list(store, folder or None).collect()
         files = [meta for meta in found if _matches(meta["path"].split("/"), parts) and not _is_folder(meta, found)]
         return sorted((f"{start}://{bucket}/{meta['path']}", _stat(meta)) for meta in files)
 
-    async def _get(self, url: str, span: Any) -> Any:
+    def _get(self, url: str, span: Any) -> Any:
         store, path = self._find_store(url)
         options = {} if span is None else {"range": span}
-        return await self._translated(url, self._obstore.get_async(store, path, options=options))
+        with self._translated(url):
+            return self._obstore.get(store, path, options=options)
 
     def _find_store(self, url: str) -> tuple[Any, str]:
         try:
@@ -147,12 +150,13 @@ class ObjectStoreBackend:
         except (ValueError, OSError, self._obstore.exceptions.BaseError) as error:
             raise StorageError(f"cannot read {shown(url)}: {_brief(error)}") from None
 
-    async def _translated(self, url: str, doing: Awaitable[T], what: str = "read") -> T:
-        """Return the result, with obstore's errors as ours. Their own text is never shown: it has the address."""
+    @contextmanager
+    def _translated(self, url: str, what: str = "read") -> Iterator[None]:
+        """Raise obstore's errors as ours. Their own text is never shown: it has the address."""
         errors = self._obstore.exceptions
         try:
-            return await doing
-        except (StopAsyncIteration, asyncio.CancelledError, errors.AlreadyExistsError):
+            yield
+        except errors.AlreadyExistsError:
             raise
         except (errors.NotSupportedError, NotImplementedError) as error:
             if "RangeNotSupported" in str(error):
