@@ -1,10 +1,10 @@
-"""Make docs/performance.md from performance.md, which is written by hand, and the results in results/.
+"""Make pages of docs/ from those beside this file, which are written by hand, and the results in results/.
 
-In performance.md the lines between ``<!-- results: NAME -->`` and ``<!-- end -->`` stand where the tables of
-results/NAME.json go, with date, machine, versions and command; as long as there is no such file they are kept. The
-picture docs/images-peers.svg is made of results/images.json.
+In performance.md and training-from-stores.md the lines between ``<!-- results: NAME -->`` and ``<!-- end -->`` stand
+where the tables of results/NAME.json go, with date, machine, versions and command; as long as there is no such file
+they are kept. The pictures are made of results/images.json and results/remote.json.
 
-    python benchmarks/render.py                         # write docs/performance.md and the picture
+    python benchmarks/render.py                         # write the pages and the pictures
     python benchmarks/render.py --take .bench           # take over what was measured, then the same
     python benchmarks/render.py --check                 # exit code 1 if they are not what comes out
 """
@@ -16,35 +16,53 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # whoever loads this as a file
-from _picture import picture
+import _picture
 
 HERE = Path(__file__).resolve().parent
-RESULTS, NOTES, PAGE = HERE / "results", HERE / "performance.md", HERE.parent / "docs" / "performance.md"
-PICTURE = HERE.parent / "docs" / "images-peers.svg"
-_HEAD = "<!-- Made by benchmarks/render.py of benchmarks/performance.md and benchmarks/results; edit those. -->\n\n"
+RESULTS, DOCS = HERE / "results", HERE.parent / "docs"
+PAGES = {
+    HERE / "performance.md": DOCS / "performance.md",
+    HERE / "training-from-stores.md": DOCS / "guides" / "training-from-stores.md",
+}
+PICTURES = {
+    "images": (_picture.images, DOCS / "images-peers.svg"),
+    "remote": (_picture.stores, DOCS / "guides" / "training-from-stores.svg"),
+}
+_HEAD = "<!-- Made by benchmarks/render.py of benchmarks/{} and benchmarks/results; edit those. -->\n\n"
 _BLOCK = re.compile(r"^<!-- results: (\w+) -->\n(.*?)^<!-- end -->\n", re.MULTILINE | re.DOTALL)
 
 
-def render(notes: str, results: dict[str, dict[str, Any]]) -> str:
-    """The page.
+def pages(results: dict[str, dict[str, Any]]) -> dict[Path, str]:
+    """Return the pages. Raises as `check` does."""
+    notes = {source: source.read_text(encoding="utf-8") for source in PAGES}
+    check(notes.values(), results)
+    return {PAGES[source]: _HEAD.format(source.name) + fill(text, results) for source, text in notes.items()}
+
+
+def check(notes: Collection[str], results: dict[str, dict[str, Any]]) -> None:
+    """Compare the places of results with those that there are.
 
     Raises:
         ValueError: results have no place in the notes, or two, or were measured with ``--quick``.
     """
-    places = [match[1] for match in _BLOCK.finditer(notes)]
+    places = [match[1] for text in notes for match in _BLOCK.finditer(text)]
     for name, result in results.items():
         if places.count(name) != 1:
-            raise ValueError(f"results/{name}.json: performance.md has {places.count(name)} blocks for it, not one")
+            raise ValueError(f"results/{name}.json: the pages have {places.count(name)} blocks for it, not one")
         if result["quick"]:
             raise ValueError(f"results/{name}.json was measured with --quick, which shows nothing but that it runs")
-    if notes.count("<!-- results:") != len(places):
-        raise ValueError("performance.md has a block of results without its end")
-    return _HEAD + _BLOCK.sub(lambda match: block(results[match[1]]) if match[1] in results else match[2], notes)
+    if sum(text.count("<!-- results:") for text in notes) != len(places):
+        raise ValueError("a page has a block of results without its end")
+
+
+def fill(notes: str, results: dict[str, dict[str, Any]]) -> str:
+    """Return a page with the results in their places."""
+    return _BLOCK.sub(lambda match: block(results[match[1]]) if match[1] in results else match[2], notes)
 
 
 def block(result: dict[str, Any]) -> str:
@@ -86,7 +104,7 @@ def take(folder: Path) -> None:
     if not found:
         raise ValueError(f"{folder}: no results; make bench writes them")
     RESULTS.mkdir(exist_ok=True)
-    render(NOTES.read_text(encoding="utf-8"), stored(folder))
+    pages(stored(folder))
     for path in found:
         shutil.copyfile(path, RESULTS / path.name)
 
@@ -101,7 +119,8 @@ def main() -> int:
         if options.take is not None:
             take(options.take)
         results = stored()
-        made = {PAGE: render(NOTES.read_text(encoding="utf-8"), results), PICTURE: picture(results["images"])}
+        made = pages(results)
+        made |= {path: draw(results[name]) for name, (draw, path) in PICTURES.items() if name in results}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

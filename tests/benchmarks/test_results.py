@@ -84,17 +84,18 @@ def test_a_result_has_values_ratios_and_where_it_was_measured(result: dict[str, 
         assert item["ratio"]["of medians"] == pytest.approx(item["median"] / peer["median"])
 
 
-def test_performance_page_is_made_of_the_stored_results(renderer: ModuleType) -> None:
-    """`make bench-docs` writes it; edit benchmarks/performance.md."""
-    page = (ROOT / "docs" / "performance.md").read_text()
-    assert page == renderer.render((ROOT / "benchmarks" / "performance.md").read_text(), renderer.stored())
+def test_pages_are_made_of_the_stored_results(renderer: ModuleType) -> None:
+    """`make bench-docs` writes them; edit those in benchmarks."""
+    for path, page in renderer.pages(renderer.stored()).items():
+        assert path.read_text() == page
 
 
 def test_the_picture_is_made_of_the_stored_results(renderer: ModuleType) -> None:
     """Every peer that was measured has its bar and its figure; `make bench-docs` draws it."""
     result = renderer.stored()["images"]
     drawn = (ROOT / "docs" / "images-peers.svg").read_text()
-    assert drawn == renderer.picture(result)
+    draw, path = renderer.PICTURES["images"]
+    assert path.read_text() == draw(result) == drawn
     table = result["tables"][0]
     rate = table["columns"].index("median")
     measured = {row[0]: float(row[rate].replace(",", "")) for row in table["rows"] if row[rate]}
@@ -104,16 +105,32 @@ def test_the_picture_is_made_of_the_stored_results(renderer: ModuleType) -> None
     assert drawn.count("<rect") == 1 + len(measured)
 
 
+def test_the_picture_of_stores_has_a_bar_for_each_that_did_not_fail(renderer: ModuleType) -> None:
+    columns = ["peer", "first batch, s: min", "median", "max", "cold samples/s: min", "median", "max"]
+    rows = [
+        ["Penstock, tar", "0.5", "0.6", "0.7", "9,000", "9,500", "9,900"],
+        ["WebDataset", "1.0", "1.1", "1.2", "800", "900", "1,000"],
+        ["LitData (fails: gone)", *["-"] * 6],
+    ]
+    table = {"title": "20 JPEGs, 50 ms before each answer", "columns": columns, "rows": rows}
+    result = {"tables": [table], "machine": {"processor": "P", "cores": 2}, "date": "2026-01-01T00:00:00"}
+    drawn = renderer.PICTURES["remote"][0](result)
+    texts = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[texts.index("Penstock, tar") + 1] == "9,500; first batch in 0.6 s"
+    assert texts[texts.index("WebDataset") + 1] == "900; first batch in 1.1 s"
+    assert drawn.count("<rect") == 3
+
+
 def test_every_job_has_a_place_on_the_page(renderer: ModuleType, runner: ModuleType, result: dict[str, Any]) -> None:
-    notes = (ROOT / "benchmarks" / "performance.md").read_text()
+    notes, line = "".join(path.read_text() for path in renderer.PAGES), f"Measured on {result['date'][:10]}"
     for job in runner.JOBS:
-        page = renderer.render(notes, {job.name: {**result, "quick": False}})
-        assert page.count(f"Measured on {result['date'][:10]}") == 1 + notes.count(f"Measured on {result['date'][:10]}")
+        made = "".join(renderer.pages({job.name: {**result, "quick": False}}).values())
+        assert made.count(line) == 1 + notes.count(line)
 
 
 def test_results_take_the_place_of_what_stood_there(renderer: ModuleType, result: dict[str, Any]) -> None:
     notes = "# Title\n\n<!-- results: one -->\nolder\n<!-- end -->\n\n<!-- results: two -->\nkept\n<!-- end -->\n"
-    page = renderer.render(notes, {"one": {**result, "quick": False, "remarks": ["a | b"]}})
+    page = renderer.fill(notes, {"one": {**result, "quick": False, "remarks": ["a | b"]}})
     assert "older" not in page
     assert "kept" in page
     assert f"Measured on {result['date'][:10]}" in page
@@ -124,8 +141,8 @@ def test_results_take_the_place_of_what_stood_there(renderer: ModuleType, result
 def test_results_without_a_place_or_of_quick_runs_are_refused(renderer: ModuleType, result: dict[str, Any]) -> None:
     notes = "<!-- results: one -->\n<!-- end -->\n"
     with pytest.raises(ValueError, match="0 blocks"):
-        renderer.render(notes, {"two": {**result, "quick": False}})
+        renderer.check([notes], {"two": {**result, "quick": False}})
     with pytest.raises(ValueError, match="--quick"):
-        renderer.render(notes, {"one": result})
+        renderer.check([notes], {"one": result})
     with pytest.raises(ValueError, match="without its end"):
-        renderer.render("<!-- results: one -->\n", {})
+        renderer.check(["<!-- results: one -->\n"], {})
