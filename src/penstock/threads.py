@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 __all__ = ["Daemon"]
 
-_PATIENCE = 10.0  # seconds that all of them together are given at exit
+_PATIENCE = 10.0  # seconds that one is given at exit, all of them at the same time
 
 _running: weakref.WeakSet[Daemon] = weakref.WeakSet()
 
@@ -27,10 +27,19 @@ class Daemon(threading.Thread):
         work: what it does; it should look at `stopping` now and then.
         name: of the thread.
         wake: called by `stop`, for threads that wait.
+        patience: seconds that it is waited for at exit.
     """
 
-    def __init__(self, work: Callable[[Daemon], None], *, name: str, wake: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        work: Callable[[Daemon], None],
+        *,
+        name: str,
+        wake: Callable[[], object] | None = None,
+        patience: float = _PATIENCE,
+    ) -> None:
         super().__init__(name=name, daemon=True)
+        self.patience = patience
         self._work: Callable[[Daemon], None] | None = work
         self._wake = wake
         self.stopping = False
@@ -55,6 +64,6 @@ def _end_all() -> None:
     threads = list(_running)
     for thread in threads:
         thread.stop()
-    deadline = time.monotonic() + _PATIENCE
+    begun = time.monotonic()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, begun + thread.patience - time.monotonic()))

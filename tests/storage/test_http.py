@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -265,6 +267,37 @@ class TestFaults:
         while any(thread.name == "penstock-block" for thread in threading.enumerate()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+    def test_threads_that_ask_are_used_again(self, server: Any) -> None:
+        source = QUICK.open(server.put("a.bin", DATA))
+
+        def asking() -> int:
+            return sum(thread.name == "penstock-storage" for thread in threading.enumerate())
+
+        before = asking()
+        for begin in range(20):
+            assert source.read_at(begin, 5) == DATA[begin : begin + 5]
+        assert asking() == before
+
+    @full_only("starts a process")
+    def test_a_server_that_hangs_does_not_keep_a_process(self, server: Any) -> None:
+        url = server.put("a.bin", DATA)
+        server.fault = lambda *_: "hang"
+        program = (
+            "import sys, threading; from penstock.storage import Storage; "
+            "file = Storage(idle=60).open(sys.argv[1]).stream(); "
+            "threading.Thread(target=file.read, args=(1,), daemon=True).start(); "
+            "sys.stdin.readline()"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, url], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 30
+        while server.under_way == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert process.communicate(b"\n", timeout=8) == (None, None)
+        assert process.returncode == 0
 
 
 def test_forks_read_on(server: Any) -> None:

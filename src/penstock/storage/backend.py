@@ -15,15 +15,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
 from penstock.threads import Daemon
 
 __all__ = ["Backend", "Cancel", "Guarded", "Receiver", "Stat", "Transient", "call_in_thread"]
 
 _SPARE = 1.0  # seconds after which a thread that nobody needs ends
+_PATIENCE = 1.0  # seconds at exit: bytes that come end a call that was given up, and a server that hangs sends none
 
 T = TypeVar("T")
+Job = Callable[[], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,10 @@ class _Threads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[SimpleQueue[Callable[[], None] | None]] = []  # the box of each thread that waits
+        self._free: list[SimpleQueue[Job | None]] = []  # the box of each thread that waits
 
-    def run(self, job: Callable[[], None]) -> None:
-        """Have something done."""
+    def run(self, job: Job) -> None:
+        """Have something done, and what it returns called once the thread is free."""
         with self._lock:
             box = self._free.pop() if self._free else None
         if box is not None:
@@ -149,9 +151,9 @@ class _Threads:
             return
         box = SimpleQueue()
         box.put(job)
-        Daemon(partial(self._work, box), name="penstock-storage", wake=partial(box.put, None))
+        Daemon(partial(self._work, box), name="penstock-storage", wake=partial(box.put, None), patience=_PATIENCE)
 
-    def _work(self, box: SimpleQueue[Callable[[], None] | None], _: Daemon) -> None:
+    def _work(self, box: SimpleQueue[Job | None], _: Daemon) -> None:
         while True:
             try:
                 job = box.get(timeout=_SPARE)
@@ -164,11 +166,13 @@ class _Threads:
                 continue
             if job is None:
                 return
-            job()
-            # What it holds may be large.
-            del job
+            tell = job()
+            # Whoever is told asks again, of this thread.
             with self._lock:
                 self._free.append(box)
+            tell()
+            # What they hold may be large.
+            del job, tell
 
 
 _threads = _Threads()
@@ -192,18 +196,12 @@ def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
-    def work() -> None:
-        result, failure = None, None
+    def work() -> Callable[[], None]:
         try:
-            result = function()
+            tell = partial(future.set_result, function())
         except BaseException as error:
-            failure = error
-        if not future.set_running_or_notify_cancel():
-            return
-        if failure is not None:
-            future.set_exception(failure)
-        else:
-            future.set_result(cast(T, result))
+            tell = partial(future.set_exception, error)
+        return lambda: tell() if future.set_running_or_notify_cancel() else None
 
     key = cancel.add(future.cancel)
     _threads.run(work)
