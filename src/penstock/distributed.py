@@ -88,32 +88,41 @@ def local_ranks() -> int:
         PartitionError: LOCAL_WORLD_SIZE is no positive integer, or `current` raises.
     """
     ranks = current().world_size
-    told = None if ranks == 1 else _told_local()
+    told = None if ranks == 1 else _told("LOCAL_WORLD_SIZE")
     return ranks if told is None else min(ranks, told)
 
 
 def node_count(world: World) -> int:
-    """Return on how many nodes a job's ranks lie, as LOCAL_WORLD_SIZE says.
+    """Return on how many nodes a job's ranks lie, as torchrun says: on all ranks the same.
 
     Raises:
-        ConfigError: there are several ranks, and nothing says it.
-        PartitionError: LOCAL_WORLD_SIZE is no positive integer.
+        ConfigError: there are several ranks, and nothing says it; or nodes have unequally many of them.
+        PartitionError: GROUP_WORLD_SIZE, LOCAL_WORLD_SIZE or WORLD_SIZE is no positive integer.
     """
     if world.world_size == 1:
         return 1
-    told = _told_local()
-    if told is None:
+    nodes, local, job = (_told(name) for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    job = job or world.world_size
+    if nodes is None and local == job:
+        return 1
+    # How many ranks this node has says nothing of the others: each would count other nodes, and deal other rows.
+    if nodes is None:
         raise ConfigError(
-            f"locality='node' does not know on how many nodes the {world.world_size} ranks are: give nodes=, or start "
-            "the job with torchrun, which sets LOCAL_WORLD_SIZE"
+            f"locality='node' does not know on how many nodes the {job} ranks are: give nodes=, or start the job with "
+            "torchrun, which sets GROUP_WORLD_SIZE"
         )
-    return -(-world.world_size // told)
+    if local is not None and nodes * local != job:
+        raise ConfigError(
+            f"locality='node' needs equally many ranks on each node, and there are {local} of {job} on this one of "
+            f"{nodes}: start as many on each, or give nodes="
+        )
+    return nodes
 
 
-def _told_local() -> int | None:
-    told = os.environ.get("LOCAL_WORLD_SIZE")
+def _told(name: str) -> int | None:
+    told = os.environ.get(name)
     if told is not None and (not told.isdecimal() or int(told) < 1):
-        raise PartitionError(f"LOCAL_WORLD_SIZE must be a positive integer, got {told!r}")
+        raise PartitionError(f"{name} must be a positive integer, got {told!r}")
     return None if told is None else int(told)
 
 

@@ -104,21 +104,49 @@ def test_a_state_loads_on_other_nodes(
 
 
 def test_nodes_are_those_of_the_job(rows: ps.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     told = make(rows, 3, 6, None)
     assert had(told) == had(make(rows, 3, 6, 3))
     travels = pickle.dumps(told)
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.delenv("GROUP_WORLD_SIZE")
     assert had(pickle.loads(travels)) == had(told)
     assert had(make(rows, 0, 1, None)) == had(make(rows, 0, 1, 1))
     with pytest.raises(ConfigError, match="6 ranks are: give nodes=, or start the job with torchrun"):
         had(make(rows, 0, 6, None))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "6")
+    assert had(make(rows, 0, 6, None)) == had(make(rows, 0, 6, 1))
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="nodes=2, and there are 7 ranks"):
+        monkeypatch.delenv("LOCAL_WORLD_SIZE")
         had(make(rows, 0, 7, None))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
     with pytest.raises(PartitionError, match="LOCAL_WORLD_SIZE"):
         had(make(rows, 0, 6, None))
+
+
+@pytest.mark.parametrize("nodes", [[4, 2], [3, 1], [4, 2, 2]])
+def test_nodes_with_unequally_many_ranks_are_refused(
+    rows: ps.Manifest, monkeypatch: pytest.MonkeyPatch, nodes: list[int]
+) -> None:
+    """Each rank would count other nodes, and rows would be lost."""
+    ranks = sum(nodes)
+    for told in ([], [("GROUP_WORLD_SIZE", len(nodes))]):
+        for name, value in told:
+            monkeypatch.setenv(name, str(value))
+        for local in nodes:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+            if told and local * len(nodes) == ranks:
+                continue
+            with pytest.raises(ConfigError, match=r"on how many nodes|equally many ranks on each"):
+                had(make(rows, 0, ranks, None))
+
+
+def test_a_group_of_some_ranks_knows_the_nodes_of_the_job(rows: ps.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"GROUP_WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 4, "WORLD_SIZE": 8}.items():
+        monkeypatch.setenv(name, str(value))
+    assert had(make(rows, 1, 4, None)) == had(make(rows, 1, 4, 2))
 
 
 def test_refusals(rows: ps.Manifest) -> None:

@@ -53,9 +53,9 @@ class ShareOptions(DealOptions, total=False):
         locality: ``"node"`` deals shards, or blocks of rows, to nodes, each of which keeps seven eighths of its own
             from epoch to epoch: caches of k nodes then hold k times as much. Every epoch is a permutation of all rows.
             ``"none"`` (default) deals rows anew to all ranks in each epoch.
-        nodes: how many nodes the ranks lie on, in their order, equally many on each. By default the world size divided
-            by LOCAL_WORLD_SIZE, which torchrun sets. A state loads on any number of nodes: the epoch that it stands in
-            keeps its order, and the next one is dealt to the nodes there are.
+        nodes: how many nodes the ranks lie on, in their order, equally many on each. By default as torchrun says
+            (GROUP_WORLD_SIZE); a ConfigError where nothing says it. A state loads on any number of nodes: the epoch
+            that it stands in keeps its order, and the next one is dealt to the nodes there are.
     """
 
     shuffle: str
