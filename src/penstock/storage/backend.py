@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.threads import Daemon
 
@@ -201,7 +201,11 @@ def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel
             tell = partial(future.set_result, function())
         except BaseException as error:
             tell = partial(future.set_exception, error)
-        return lambda: tell() if future.set_running_or_notify_cancel() else None
+        try:
+            return partial(_tell, future, tell)
+        finally:
+            # An error's traceback has this frame, which must not have the error.
+            del tell
 
     key = cancel.add(future.cancel)
     _threads.run(work)
@@ -211,6 +215,11 @@ def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel
         raise Transient("it was cancelled") from None
     finally:
         cancel.remove(key)
+
+
+def _tell(future: concurrent.futures.Future[Any], tell: Callable[[], None]) -> None:
+    if future.set_running_or_notify_cancel():
+        tell()
 
 
 class Guarded:

@@ -99,17 +99,23 @@ class ObjectStoreBackend:
             answer = self._get(url, None if whole else wanted)
         except _NoRanges:
             answer = self._get(url, None)
-        into.begun(_stat(answer.meta), answer.range[0])
-        pieces, left = iter(answer.stream(_PIECE)), answer.range[1] - answer.range[0]
-        while True:
-            with self._translated(url):
-                piece = next(pieces, None)
-            if piece is None:
-                return
-            left -= len(piece)
-            # An answer that is read to its end leaves a connection for the next request.
-            if not into.piece(memoryview(piece)) and left:
-                return
+        pieces = None
+        try:
+            into.begun(_stat(answer.meta), answer.range[0])
+            pieces, left = iter(answer.stream(_PIECE)), answer.range[1] - answer.range[0]
+            while True:
+                with self._translated(url):
+                    piece = next(pieces, None)
+                if piece is None:
+                    return
+                left -= len(piece)
+                # An answer that is read to its end leaves a connection for the next request.
+                if not into.piece(memoryview(piece)) and left:
+                    return
+        finally:
+            # A traceback would keep them, until a fork of this process removes them: there that waits for ever for a
+            # lock which a thread of obstore's had here.
+            del answer, pieces
 
     def _put(self, url: str, data: bytes, if_absent: bool) -> bool:
         store, path = self._find_store(url)
