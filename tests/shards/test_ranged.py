@@ -130,14 +130,27 @@ def test_an_index_that_is_not_there(server: Any, paths: list[str], tmp_path: Pat
     assert len(ShardSet([url], storage=storage_in(tmp_path))) == COUNTS[0]
 
 
-def test_a_damaged_index(server: Any, paths: list[str], tmp_path: Path) -> None:
-    url = put(server, paths[0])
-    content = bytearray(Path(f"{paths[0]}.pidx").read_bytes())
+@pytest.mark.parametrize("damage", ["header", "truncated", "empty"])
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_damaged_index(server: Any, paths: list[str], tmp_path: Path, copy: bool, damage: str) -> None:
+    url, content = put(server, paths[0]), Path(f"{paths[0]}.pidx").read_bytes()
+    damaged = {"header": content[:9] + b"?" + content[10:], "truncated": content[:-1], "empty": b""}[damage]
+    server.put(f"{Path(paths[0]).name}.pidx", damaged)
+    with pytest.raises(ShardError, match="not a sound index"):
+        ShardSet([url], copy=copy, storage=storage_in(tmp_path))
+
+
+def test_an_index_that_is_damaged_behind_its_header(server: Any, paths: list[str], tmp_path: Path) -> None:
+    url, content = put(server, paths[0]), bytearray(Path(f"{paths[0]}.pidx").read_bytes())
     content[-1] ^= 1
     server.put(f"{Path(paths[0]).name}.pidx", bytes(content))
-    for copy in (False, True):
-        with pytest.raises(ShardError, match="not a sound index"):
-            ShardSet([url], copy=copy, storage=storage_in(tmp_path))
+    ranged = ShardSet([url], copy=False, storage=storage_in(tmp_path / "ranged"))
+    for _ in range(2):
+        with pytest.raises(ShardError, match=r"\.tar\.pidx is not a sound index"):
+            ranged[0]
+    # Of a copy an index is made here.
+    copied = ShardSet([url], storage=storage_in(tmp_path / "copied"))
+    assert list(map(data_of, copied)) == list(map(data_of, ShardSet(paths[:1])))
 
 
 def test_an_index_of_another_shard(server: Any, paths: list[str], tmp_path: Path) -> None:
@@ -201,7 +214,7 @@ def test_addresses_that_ask_for_something(server: Any, paths: list[str], tmp_pat
     url = put(server, paths[0])
     shards = ShardSet([url + "?token=secret"], copy=False, storage=storage_in(tmp_path))
     assert len(shards.records([0, 1])) == 2
-    assert (f"/{Path(paths[0]).name}.pidx", "bytes=0-0") in server.requests
+    assert (f"/{Path(paths[0]).name}.pidx", "bytes=0-127") in server.requests
 
 
 def test_copies_are_made_several_at_a_time(

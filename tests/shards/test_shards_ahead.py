@@ -13,11 +13,12 @@ import pytest
 from busy_support import HANG
 from full_run import full_only
 from mds_writer import write_mds
+from store_server import Store
 
 import penstock as ps
 from penstock.datasets.shards_ahead import spans
 from penstock.shards.writer import ShardWriter
-from penstock.storage import Cache, Storage
+from penstock.storage import Cache, RemoteSource, Storage
 from penstock.storage.futures import NEVER
 
 SHARDS, SAMPLES, SIZE = 100, 10, 4_000
@@ -56,7 +57,8 @@ def epoch(loader: Any) -> list[int]:
 def cache_for(urls: list[str], folder: Path, shards: float, size: int) -> Cache:
     """A cache with the indexes and room for so many shards."""
     cache = Cache(folder)
-    ps.ShardSet(list(urls), storage=Storage(cache=cache))
+    for url in urls:
+        RemoteSource(url + ".pidx", Storage(cache=cache)).local()
     return Cache(folder, max_bytes=sum(entry.size for entry in cache.entries()) + int(shards * (size + 600)))
 
 
@@ -109,6 +111,21 @@ def test_shards_of_an_mds_folder(server: Any, tmp_path: Path) -> None:
         assert len(set(copied)) == len(copied)
         # Two or three of them are in use, or come next.
         assert number == 0 or len(copied) <= 25 + 3
+
+
+def test_shards_of_an_mds_folder_in_a_store_that_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their versions come with one list: each shard costs one request."""
+    samples = [{"number": number, "data": os.urandom(SIZE)} for number in range(20 * SAMPLES)]
+    write_mds(tmp_path / "store" / "bucket" / "mds", {"number": "int", "data": "bytes"}, samples, per_shard=SAMPLES)
+    with Store(tmp_path / "store") as store:
+        options = {"endpoint_url": store.url, "key": "any", "secret": "any", "region": "us-east-1"}
+        storage = Storage(options=options, cache=tmp_path / "cache")
+        loader = ps.DataLoader(ps.MDSDataset("s3://bucket/mds", storage=storage, shuffle="global"), batch_size=5)
+        for _ in range(2):
+            assert sorted(n for batch in loader for n in batch["number"].tolist()) == list(range(20 * SAMPLES))
+            # The index, the list, and the shards; nothing in the second epoch.
+            assert sum(store.counts()["requests"].values()) == 1 + 1 + 20
+        loader.close()
 
 
 def _train(urls: list[str], folder: str, seed: int, found: Any) -> None:

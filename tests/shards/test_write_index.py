@@ -76,6 +76,21 @@ def test_a_job_that_was_cut_off_leaves_some(store: Store, tmp_path: Path) -> Non
     assert indexes(tmp_path) == NAMES
 
 
+def test_opening_reads_no_more_of_an_index_than_its_header(store: Store, tmp_path: Path) -> None:
+    flat(ps.DataLoader(dataset(store, tmp_path / "a", write_index=True), batch_size=3))
+    store.reset()
+    opened = dataset(store, tmp_path / "b")
+    assert len(opened) == sum(COUNTS)
+    found = store.counts()
+    # A list, two looks whether there are indexes, and the headers.
+    assert sum(found["requests"].values()) == 1 + 2 + len(COUNTS)
+    indexes = sum(one["bytes"] for key, one in found["objects"].items() if key.endswith(".pidx"))
+    assert indexes == 2 * 1 + 128 * len(COUNTS)
+    # What is copied needs no more of them.
+    assert sorted(flat(ps.DataLoader(opened, batch_size=3))) == list(range(sum(COUNTS)))
+    assert sum(store.counts()["requests"].values()) == 1 + 2 + len(COUNTS) + sum(count > 0 for count in COUNTS)
+
+
 def test_nothing_is_written_unless_asked(store: Store, tmp_path: Path) -> None:
     flat(ps.DataLoader(dataset(store, tmp_path / "a"), batch_size=3))
     assert indexes(tmp_path) == []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import NotCachedError
-from penstock.storage import Cache, RemoteSource, Storage
+from penstock.storage import Cache, RemoteSource, Storage, room
 from penstock.storage.futures import NEVER, Future, Futures, Uses, object_name
 
 SIZE = 100_000
@@ -91,6 +91,21 @@ class TestEviction:
         future.advance(3)  # the second is not needed any more
         cache.open(sources[2], only_later=True)
         assert held(cache) == {0, 2}
+
+    def test_what_another_process_uses_meanwhile_stays(self, server: Any, tmp_path: Path) -> None:
+        """Nobody has said what comes, so what was used last stays, though this process has not seen that."""
+        cache = Cache(tmp_path, max_bytes=100 * ROOM)
+        sources = stored(server, cache, 102)
+        for number, source in enumerate(sources[:100]):
+            cache.open(source)
+            os.utime(tmp_path / "objects" / cache.key(source) / ".entry.json", (number, number))
+        cache.limit()
+        seen = room._seen[tmp_path]
+        # As if looking had taken long.
+        room._seen[tmp_path] = room._Seen({e.folder.name: e for e in cache.entries()}, seen.until + 1000)
+        os.utime(tmp_path / "objects" / cache.key(sources[0]) / ".entry.json")  # as another process does
+        cache.open(sources[100])
+        assert held(cache) == {0, *range(2, 101)}
 
     def test_two_jobs(self, server: Any, tmp_path: Path) -> None:
         """An object is as urgent as it is to the job that needs it first, in that job's pace."""

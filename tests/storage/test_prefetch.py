@@ -12,7 +12,7 @@ import pytest
 from busy_support import HANG
 
 from penstock.errors import StorageError, StorageNotFoundError
-from penstock.storage import Cache, Storage
+from penstock.storage import Cache, RemoteSource, Storage
 from penstock.storage.futures import Futures
 from penstock.storage.prefetch import CopiesAhead, Use
 
@@ -69,6 +69,30 @@ def test_what_is_needed_next_comes_next(server: Any, storage: Storage) -> None:
         ahead.advance(10 * turn + 10)
         seen.wait(min(12, turn + 5))
     assert sorted(seen.asked) == list(range(12))
+    ahead.close()
+
+
+@pytest.mark.parametrize(("size", "expected"), [(SIZE, 16), (0, 4), (9 << 20, 5), (100 << 20, 4)])
+def test_as_many_come_at_a_time_as_there_may_be_requests(server: Any, tmp_path: Path, size: int, expected: int) -> None:
+    """A small object makes one request, a large one several; what is of unknown size may be large."""
+    storage = Storage(cache=Cache(tmp_path, max_bytes=4 << 30), parallel=16)
+    urls = stored(server, 30)
+    uses = [Use(url, n, n, size=size, stat=RemoteSource(url, storage).stat) for n, url in enumerate(urls)]
+    arrived = threading.Semaphore(0)
+
+    def hang(*_: Any) -> str:
+        arrived.release()
+        return "hang"
+
+    server.fault = hang
+    ahead = CopiesAhead(storage, ahead_bytes=4 << 30)
+    ahead.follow(uses)
+    for _ in range(expected):
+        assert arrived.acquire(timeout=HANG)
+    assert not arrived.acquire(timeout=0.3)
+    server.fault = lambda *_: None
+    server.release.set()
+    assert {ahead.get(url).size for url in urls} == {SIZE}
     ahead.close()
 
 

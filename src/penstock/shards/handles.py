@@ -30,7 +30,7 @@ from penstock.manifest.sidecar import places
 from penstock.progress import progress_bar
 from penstock.shards.files import ShardFile, file_of
 from penstock.shards.grouping import KEY, URL, Sample
-from penstock.shards.index import SUFFIX, Header, ShardIndex, load_or_build, read_header
+from penstock.shards.index import BODY, SUFFIX, Header, ShardIndex, load_or_build, read_header
 from penstock.shards.ranged import RangedShard
 from penstock.shards.stored import StoredShard
 from penstock.shards.urls import local_path
@@ -271,7 +271,9 @@ class RemoteShard:
 
     Raises:
         StorageNotFoundError: the index (or the shard) is not there.
-        ShardError: the index is of a shard of another size, or is damaged.
+        ShardError: the index is of a shard of another size, or is damaged, as far as its header tells.
+
+    Costs one request if the version is known. The rest of the index is fetched when it is needed.
     """
 
     is_file = False
@@ -279,8 +281,7 @@ class RemoteShard:
     def __init__(self, url: str, storage: Storage | None, stat: Stat | None = None) -> None:
         self.url = url
         try:
-            self.beside = RemoteSource(index_url(url), storage)
-            self.header = _stored_index(self.beside, None).header
+            self.beside, self.header = _look_at_index(index_url(url), storage)
         except StorageNotFoundError as error:
             raise StorageNotFoundError(
                 f"{error}; have it made (penstock shards index writes it beside the shard), or use copy=True"
@@ -294,7 +295,7 @@ class RemoteShard:
 
     def index(self) -> ShardIndex:
         """The index, from a copy in the cache."""
-        return _stored_index(self.beside, self.header)
+        return _copied_index(self.beside, self.header)
 
     def open(self) -> RangedShard:
         """The shard, to be read from."""
@@ -307,20 +308,31 @@ _indexing = Lock()
 """Shards are indexed one after the other: threads would wait for Python's lock, and cost more."""
 
 
-def _stored_index(source: RemoteSource, expected: Header | None) -> ShardIndex:
+def _look_at_index(url: str, storage: Storage | None) -> tuple[RemoteSource, Header]:
+    """The index beside a shard in a store, and its header: by one request."""
+    how = storage or Storage()
+    begin, stat = how.read_begin(url, BODY)
+    header = Header.unpack(begin)
+    if header is None or header.length != stat.size:
+        raise _unsound(url)
+    return RemoteSource(url, how, stat), header
+
+
+def _copied_index(source: RemoteSource, expected: Header) -> ShardIndex:
     """The index beside a shard in a store, copied into the cache."""
-    copy = source.local(keep=True)
-    index = ShardIndex.load(copy.path)
+    index = ShardIndex.load(source.local(keep=True).path)
     if index is None:
-        raise ShardError(
-            f"{shown(source.url)} is not a sound index: make it again (penstock shards index), and upload it"
-        )
-    if expected is not None and index.header.digest != expected.digest:
+        raise _unsound(source.url)
+    if index.header.digest != expected.digest:
         raise ShardChangedError(
             f"{shown(source.url)} is no longer the index that was opened: that was of a shard with the fingerprint "
             f"{expected.fingerprint}, and this of {index.header.fingerprint}. Open the shards again"
         )
     return index
+
+
+def _unsound(url: str) -> ShardError:
+    return ShardError(f"{shown(url)} is not a sound index: make it again (penstock shards index), and upload it")
 
 
 def has_index(url: str, storage: Storage | None) -> bool:

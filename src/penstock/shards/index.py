@@ -42,7 +42,7 @@ from penstock.shards.runs import Extensions, Run, scan_runs
 from penstock.storage import UNWRITABLE, file_lock, io_error, is_writable, write_atomically
 from penstock.storage.urls import shown
 
-__all__ = ["SUFFIX", "Header", "ShardIndex", "index_path", "load_or_build", "read_header"]
+__all__ = ["BODY", "SUFFIX", "Header", "ShardIndex", "index_path", "load_or_build", "read_header"]
 
 SUFFIX = ".pidx"
 MAGIC, VERSION = b"PENSHARD", 1

@@ -75,10 +75,11 @@ def is_writable(folder: str | os.PathLike[str]) -> bool:
 
 
 @contextlib.contextmanager
-def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False) -> Iterator[BinaryIO]:
+def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a file that appears under ``path`` all at once when the block ends, or not at all when it raises.
 
-    With ``if_absent`` a file that is there stays, also one that comes while the block runs.
+    With ``if_absent`` a file that is there stays, also one that comes while the block runs. Without ``sync`` a power
+    cut may lose it.
 
     The bytes go to a temporary file in the same folder; at the end it is synced, renamed, and the folder
     synced. Readers see the old file or the new one, and no temporary file is left after an error.
@@ -98,7 +99,8 @@ def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False) -
         with open(descriptor, "r+b", buffering=1 << 20) as file:
             yield file
             file.flush()
-            os.fsync(descriptor)
+            if sync:
+                os.fsync(descriptor)
         if if_absent:
             os.link(temporary, path)
             os.unlink(temporary)
@@ -108,7 +110,8 @@ def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False) -
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    _sync_folder(path.parent)
+    if sync:
+        _sync_folder(path.parent)
 
 
 def put_file(path: str, data: bytes, if_absent: bool) -> bool:

@@ -59,7 +59,7 @@ class Entry:
     leased: float
     complete: bool
 
-    @property
+    @cached_property
     def name(self) -> int:
         """The object's name, whatever its version; see `penstock.storage.futures.object_name`."""
         try:

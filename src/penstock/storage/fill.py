@@ -66,9 +66,9 @@ def read_entry(folder: Path) -> dict[str, Any] | None:
     return entry if sound and isinstance(entry.get("name"), str) and "/" not in entry["name"] else None
 
 
-def write_entry(folder: Path, entry: dict[str, Any]) -> None:
-    """Write it, all at once."""
-    with write_atomically(folder / ENTRY) as out:
+def write_entry(folder: Path, entry: dict[str, Any], *, sync: bool = True) -> None:
+    """Write it, all at once; without ``sync`` a power cut may lose it."""
+    with write_atomically(folder / ENTRY, sync=sync) as out:
         out.write(json.dumps(entry).encode())
 
 
@@ -93,7 +93,9 @@ def fill(source: Download, folder: Path, name: str, progress: Callable[[int], ob
     descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
         os.ftruncate(descriptor, source.size)
-        if source.stat.ranged:
+        if source.stat.ranged and source.size <= PIECE:
+            hashes = _fill_one(source, descriptor, progress)
+        elif source.stat.ranged:
             hashes = _fill_blocks(source, folder, descriptor, progress)
         else:
             hashes = _fill_in_order(source, descriptor, progress)
@@ -102,6 +104,14 @@ def fill(source: Download, folder: Path, name: str, progress: Callable[[int], ob
         os.close(descriptor)
     (folder / JOURNAL).unlink(missing_ok=True)
     return hashes
+
+
+def _fill_one(source: Download, descriptor: int, progress: Callable[[int], object]) -> list[str]:
+    """An object of one block, or of none: what of it a killed process has had is not worth a journal."""
+    data = source.fetch(0, source.size)
+    _write_all(descriptor, data, 0)
+    progress(source.size)
+    return [xxhash.xxh3_64_hexdigest(data)] if data else []
 
 
 def _fill_in_order(source: Download, descriptor: int, progress: Callable[[int], object]) -> list[str]:

@@ -93,15 +93,15 @@ class ObjectStoreBackend:
         return replace(found, ranged=not found.size)
 
     def _fetch(self, url: str, begin: int, end: int | None, into: Receiver) -> None:
-        whole = (begin == 0 and end is None) or not into.ranged
+        whole, ranged = (begin == 0 and end is None) or not into.ranged, into.ranged
         wanted = {"offset": begin} if end is None else (begin, end)
         try:
             answer = self._get(url, None if whole else wanted)
         except _NoRanges:
-            answer = self._get(url, None)
+            answer, ranged = self._get(url, None), False
         pieces = None
         try:
-            into.begun(_stat(answer.meta), answer.range[0])
+            into.begun(replace(_stat(answer.meta), ranged=ranged), answer.range[0])
             pieces, left = iter(answer.stream(_PIECE)), answer.range[1] - answer.range[0]
             while True:
                 with self._translated(url):

@@ -24,6 +24,7 @@ import numpy as np
 from penstock.errors import NotCachedError
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.copies import CachedFile
+from penstock.storage.fill import PIECE
 from penstock.storage.futures import NEVER, Future, Uses
 from penstock.storage.remote import RemoteSource, Storage
 from penstock.threads import Daemon
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CopiesAhead", "Stoppable", "Use", "ahead_bytes"]
 
-_COPIES = 4  # objects under way at a time, which share the requests of the storage
+_COPIES = 4  # large objects under way at a time, which share the requests of the storage
 _PART, _MOST = 16, 4 << 30  # of the cache's bound: what is fetched and not yet needed takes no more
 _PATIENCE = 10.0
 
@@ -151,9 +152,10 @@ class _Fetching:
     """The threads, and what they share."""
 
     def __init__(self, storage: Storage, bound: int) -> None:
-        copies = min(_COPIES, storage.parallel)
+        self._most = storage.parallel  # requests under way
+        self._each = max(1, storage.parallel // _COPIES)  # of them for one object
         self.failed: dict[str, BaseException] = {}
-        self._storage, self._bound = replace(storage, parallel=max(1, storage.parallel // copies)), bound
+        self._storage, self._bound = replace(storage, parallel=self._each), bound
         self._cache = storage.the_cache()
         self._sources: dict[str, RemoteSource] = {}
         self._uses: Sequence[Use] = ()
@@ -161,12 +163,13 @@ class _Fetching:
         self._next = 0  # the first use that nobody has taken
         self._declined: list[int] = []  # uses for which there was no room, and the position at which that was
         self._declined_at = -1
+        self._under_way = 0  # requests that the objects which are being fetched may make
         self._ahead: list[list[int]] = []  # first position and bytes of what was fetched and is not needed yet
         self._changed = threading.Condition()
         self._door = threading.Lock()
         self._cancel = Cancel()
         self._pid = os.getpid()
-        self._threads = [Daemon(self._work, name="penstock-copies", wake=self._wake) for _ in range(copies)]
+        self._threads = [Daemon(self._work, name="penstock-copies", wake=self._wake) for _ in range(self._most)]
 
     # The consumer's side.
 
@@ -217,9 +220,12 @@ class _Fetching:
                 taken = self._take(thread)
                 if taken is None:
                     return
-                self._bring(thread, *taken, admitted)
+                try:
+                    self._bring(thread, *taken, admitted)
+                finally:
+                    self._done(*taken)
 
-    def _bring(self, thread: Daemon, turn: int, number: int, room: list[int], admitted: _Once) -> None:
+    def _bring(self, thread: Daemon, requests: int, turn: int, number: int, room: list[int], admitted: _Once) -> None:
         use = self._uses_of(turn, number)
         if use is None:
             return
@@ -239,14 +245,18 @@ class _Fetching:
         else:
             with self._changed:
                 room[1] = fetched
-                self._changed.notify_all()
+
+    def _done(self, requests: int, *_: object) -> None:
+        with self._changed:
+            self._under_way -= requests
+            self._changed.notify_all()
 
     def _uses_of(self, turn: int, number: int) -> Use | None:
         with self._changed:
             return self._uses[number] if turn == self._turn else None
 
-    def _take(self, thread: Daemon) -> tuple[int, int, list[int]] | None:
-        """What to fetch next, once there is room for it; None to end."""
+    def _take(self, thread: Daemon) -> tuple[int, int, int, list[int]] | None:
+        """What to fetch next, once there is room for it, after the requests that it may make; None to end."""
         with self._changed:
             while not thread.stopping:
                 number = self._wanted()
@@ -254,25 +264,34 @@ class _Fetching:
                     use = self._uses[number]
                     room = [use.first, use.size]
                     self._ahead.append(room)
-                    return self._turn, number, room
+                    requests = self._requests_of(use)
+                    self._under_way += requests
+                    return requests, self._turn, number, room
                 self._changed.wait()
             return None
 
     def _wanted(self) -> int | None:
         self._declined = [number for number in self._declined if self._uses[number].last >= self._position]
         if self._declined and self._declined_at < self._position:
-            return self._declined.pop(0)
+            return self._declined.pop(0) if self._has_requests(self._uses[self._declined[0]]) else None
         while self._next < len(self._uses):
             use = self._uses[self._next]
             if not use.whole or use.last < self._position:
                 self._next += 1
                 continue
             ahead = sum(size for first, size in self._ahead if first > self._position)
-            if self._declined or (ahead and ahead + use.size > self._bound):
+            if self._declined or (ahead and ahead + use.size > self._bound) or not self._has_requests(use):
                 return None
             self._next += 1
             return self._next - 1
         return None
+
+    def _requests_of(self, use: Use) -> int:
+        """Return how many requests an object may make at a time; one whose size is not known counts as large."""
+        return min(self._each, -(-use.size // PIECE) or self._each)
+
+    def _has_requests(self, use: Use) -> bool:
+        return self._under_way + self._requests_of(use) <= self._most
 
     def _decline(self, turn: int, number: int, room: list[int]) -> None:
         """Try again once the consumer has gone on: then there are copies that it needs later."""

@@ -30,7 +30,7 @@ from penstock.storage.cache import put_file
 from penstock.storage.copies import CachedFile
 from penstock.storage.peer import Peer
 from penstock.storage.store import Cache
-from penstock.storage.transfer import Patience, put_object, stat_object, transfer
+from penstock.storage.transfer import Patience, find_objects, put_object, stat_object, transfer
 from penstock.storage.urls import is_remote, local_part, scheme, shown
 
 __all__ = [
@@ -124,6 +124,19 @@ class Storage:
         transfer(backend, text, 0, None, known=None, write=write, patience=self.patience, cancel=cancel)
         return bytes(data)
 
+    def read_begin(self, url: str, size: int) -> tuple[bytes, Stat]:
+        """The first ``size`` bytes of a remote object, fewer if it has no more, and its version: by one request."""
+        backend, data = backend_for(url, self), bytearray()
+
+        def write(_: int, piece: bytes | memoryview) -> None:
+            data.extend(piece)
+
+        try:
+            stat = transfer(backend, url, 0, size, known=None, write=write, patience=self.patience)
+        except StorageChangedError:  # an empty object has no first byte
+            stat = stat_object(backend, url, patience=self.patience)
+        return bytes(data), stat
+
     def read_ahead(self, urls: Sequence[str]) -> ObjectsAhead[str]:
         """Many whole objects, in order, with several requests under way: a context manager, see there."""
         return ObjectsAhead(urls, self.read, deadline=self.deadline)
@@ -157,7 +170,7 @@ class Storage:
 
     def list_objects(self, url: str) -> list[tuple[str, Stat]]:
         """See the function `list_objects`."""
-        found = backend_for(url, self).find(url, deadline=time.monotonic() + self.deadline)
+        found = find_objects(backend_for(url, self), url, patience=self.patience)
         if not found:
             raise StorageNotFoundError(f"no object matches {shown(url)}")
         return found

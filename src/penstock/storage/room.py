@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import heapq
 import os
 import secrets
 import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +37,19 @@ _ABANDONED = 86400.0  # seconds after which a partial download that nobody works
 _PATIENCE = 60.0
 _SPARE, _SPARE_PART = 256 << 20, 64  # what stays free on the disk: a part of it, and so much at most
 
-_seen: dict[Path, dict[str, Entry]] = {}
-"""The complete copies of each cache, as this process saw them last."""
+_LOOKING = 20  # of so many seconds, one goes into looking at copies again
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The complete copies of a cache, and until when they need no other look."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    until: float = 0.0
+
+
+_seen: dict[Path, _Seen] = {}
+"""Of each cache, as this process saw it last."""
 
 _turn = threading.Lock()
 """For the threads of this process, before the lock between processes."""
@@ -63,25 +76,35 @@ class Room:
     def __init__(self, folder: Path, max_bytes: int | None) -> None:
         self.folder, self.max_bytes = folder, max_bytes
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield all copies, complete ones and others."""
-        known, complete, found = _seen.get(self.folder, {}), {}, {}
+    def entries(self, *, recent: bool = False) -> list[Entry]:
+        """Return all copies, complete ones and others.
+
+        With ``recent`` the times and sizes of complete ones may be those of a moment ago. Looking at thousands of them
+        for each that comes would cost more than copying it.
+        """
+        seen, complete, found = _seen.get(self.folder, _Seen()), {}, {}
+        began = time.monotonic()
+        again = not recent or began >= seen.until
         # A download that ends meanwhile goes from the first folder to the second: it is seen, and once.
         for name in sorted(os.listdir(self.folder / "partial")):
             entry = Entry.look(self.folder / "partial" / name, complete=False)
             if entry is not None:
                 found[name] = entry
         for name in sorted(os.listdir(self.folder / "objects")):
-            before = known.get(name)
-            entry = before.again() if before else Entry.look(self.folder / "objects" / name, complete=True)
+            entry = seen.entries.get(name)
+            if entry is None:
+                entry = Entry.look(self.folder / "objects" / name, complete=True)
+            elif again:
+                entry = entry.again()
             if entry is not None:
                 complete[name] = entry
-        _seen[self.folder] = complete
-        yield from {**found, **complete}.values()
+        now = time.monotonic()
+        _seen[self.folder] = _Seen(complete, now + _LOOKING * (now - began) if again else seen.until)
+        return [*{**found, **complete}.values()]
 
     def limit(self, entries: list[Entry] | None = None) -> int:
         """Return the bound in bytes: what was given, but no more than the disk takes now."""
-        entries = list(self.entries()) if entries is None else entries
+        entries = self.entries(recent=True) if entries is None else entries
         disk = shutil.disk_usage(self.folder)
         fits = disk.free + sum(entry.stored for entry in entries) - min(_SPARE, disk.total // _SPARE_PART)
         if self.max_bytes is not None:
@@ -101,7 +124,7 @@ class Room:
         """
         with self.lock():
             self.empty_trash()
-            entries, now = list(self.entries()), time.time()
+            entries, now = self.entries(recent=True), time.time()
             self._remove_abandoned(entries, but, now)
             own = next((entry for entry in entries if entry.folder.name == but), None)
             limit, needed = self.limit(entries), size + (own.size if own else 0)
@@ -124,7 +147,7 @@ class Room:
     def shrink(self, key: str) -> bool:
         """Remove copies for one whose download has filled the disk; return whether there were any to remove."""
         with self.lock():
-            entries = list(self.entries())
+            entries = self.entries(recent=True)
             own = next((entry for entry in entries if entry.folder.name == key), None)
             wanted = max(1, own.size - own.stored if own else 1)
             chosen = self._choose(entries, own, wanted, time.time())
@@ -138,16 +161,22 @@ class Room:
         """Return which copies to remove, for so many bytes."""
         if excess <= 0:
             return []
-        due = Futures(self.folder).due(np.array([entry.name for entry in entries], np.uint64))
-        when = dict(zip(entries, due.tolist(), strict=True))
-        until = when[own] if own is not None and only_later else -1.0
+        due = Futures(self.folder).due(np.array([entry.name for entry in entries], np.uint64)).tolist()
+        until = due[entries.index(own)] if own is not None and only_later else -1.0
         # What no job has announced is asked for now.
         until = 0.0 if until == np.inf else until
-        chosen = []
-        for entry in sorted(entries, key=lambda entry: (-when[entry], entry.used)):
-            if excess <= 0 or when[entry] <= until:
-                break
-            if entry is not own and self.removable(entry, now):
+        chosen: list[Entry] = []
+        last = [(-when, entry.used, number) for number, (when, entry) in enumerate(zip(due, entries, strict=True))]
+        heapq.heapify(last)
+        while last and excess > 0 and -last[0][0] > until:
+            when, used, number = heapq.heappop(last)
+            seen = entries[number]
+            entry = seen.again() or seen if seen.complete else seen
+            if entry.used != used:
+                # Somebody has used it since it was looked at.
+                entries[number] = entry
+                heapq.heappush(last, (when, entry.used, number))
+            elif seen is not own and self.removable(entry, now):
                 chosen.append(entry)
                 excess -= entry.size
         return chosen

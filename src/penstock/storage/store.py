@@ -23,7 +23,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +266,7 @@ class Cache:
         entry["fingerprint"] = source.fingerprint
         try:
             partial.mkdir(exist_ok=True)
-            write_entry(partial, entry)
+            write_entry(partial, entry, sync=False)  # to go on from; the next one counts
             self._room.make(0, but=key, only_later=only_later)  # its size counts from here on
             hashes = fill(source, partial, name, advance)
             write_entry(partial, {**entry, "xxh3": hashes})
@@ -318,7 +318,7 @@ class Cache:
 
     # ------------------------------------------------------------------ looking after it
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> list[Entry]:
         """All copies, complete ones and others."""
         return self._room.entries()
 
@@ -330,7 +330,7 @@ class Cache:
         now, count, size = time.time(), 0, 0
         with self._room.lock():
             self._room.empty_trash()
-            for entry in list(self.entries()):
+            for entry in self.entries():
                 if now - entry.used >= unused_for and (entry.complete or self._room.removable(entry, now)):
                     self._room.discard(entry.folder)
                     count, size = count + 1, size + entry.size

@@ -19,7 +19,7 @@ from penstock.storage.urls import shown
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
-__all__ = ["Patience", "put_object", "rank_note", "stat_object", "transfer"]
+__all__ = ["Patience", "find_objects", "put_object", "rank_note", "stat_object", "transfer"]
 
 _ENOUGH = 1 << 16  # bytes after which a failure counts as the first one again
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0
@@ -52,6 +52,7 @@ class _Receiver:
     def begun(self, stat: Stat, offset: int) -> None:
         if self.known is None:
             self.known = stat
+            self.end = stat.size if self.end is None else min(self.end, stat.size)
         elif difference := self.known.difference(stat):
             raise StorageChangedError(
                 f"{shown(self.url)} was changed while it was being read: {difference}. Open it again; to update an "
@@ -162,6 +163,17 @@ def stat_object(backend: Backend, url: str, *, patience: Patience, cancel: Cance
     return found[0]
 
 
+def find_objects(backend: Backend, url: str, *, patience: Patience) -> list[tuple[str, Stat]]:
+    """What a pattern matches, see `Backend.find`. Raises what `transfer` does."""
+    found: list[tuple[str, Stat]] = []
+
+    def once(deadline: float) -> None:
+        found.extend(backend.find(url, deadline=deadline))
+
+    _persist(url, "list", once, lambda: 0, patience, Cancel())
+    return found
+
+
 def put_object(
     backend: Backend, url: str, data: bytes, *, if_absent: bool, patience: Patience, cancel: Cancel | None = None
 ) -> bool:
@@ -192,7 +204,7 @@ def transfer(
     """Get the bytes from ``begin`` to before ``end`` (or to the object's end) and hand them to ``write``, in order.
 
     Args:
-        known: the version that it must be; None for whichever it is.
+        known: the version that it must be; None for whichever it is, which may end before ``end``.
         write: called with a position and bytes, from the thread that they arrive in.
         target: what they are put into instead, of exactly ``end - begin`` bytes. Not to be touched after an error.
 

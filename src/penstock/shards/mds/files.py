@@ -19,7 +19,15 @@ from typing import Any
 
 import xxhash
 
-from penstock.errors import ConfigError, ShardError, ShardIOError, StorageNotFoundError, TruncatedShardError
+from penstock.errors import (
+    ConfigError,
+    ShardError,
+    ShardIOError,
+    StorageError,
+    StorageNotFoundError,
+    StorageUnavailableError,
+    TruncatedShardError,
+)
 from penstock.shards.mds.compression import decompress
 from penstock.shards.mds.index import Part, ShardInfo
 from penstock.shards.mds.shard import shard_errors
@@ -74,6 +82,7 @@ class Files:
         self.validate_hash = validate_hash
         self._copies: Cache | None = None
         self._found: dict[str, RemoteSource] = {}
+        self._listed: dict[str, dict[str, Stat]] = {}
 
     def open(self, info: ShardInfo) -> SourceFile:
         """A shard that is not compressed (any more), open, with its hash checked if that was asked for.
@@ -99,7 +108,11 @@ class Files:
         if how is None:
             return []
         plain = [(number, info.raw) for number, info in enumerate(shards) if info.packed is None]
-        return [StoredShard(number, self._name(part), part.size, how) for number, part in plain]
+        names = [self._name(part) for _, part in plain]
+        return [
+            StoredShard(number, name, part.size, how, self._version(name))
+            for name, (number, part) in zip(names, plain, strict=True)
+        ]
 
     def _name(self, part: Part) -> str:
         return (
@@ -115,12 +128,30 @@ class Files:
         if known is not None:
             return known
         try:
-            found = (self.storage or Storage()).open(self._name(part))
+            name = self._name(part)
+            version = None if self.storage is None else self._version(name)
+            found = Storage().open(name) if self.storage is None else RemoteSource(name, self.storage, version)
         except StorageNotFoundError:
             return None
         if isinstance(found, RemoteSource):
             self._found[part.basename] = found
         return found
+
+    def _version(self, name: str) -> Stat | None:
+        """What the store says of a file where it lists the folder; None has the file looked up."""
+        pattern = f"{self.folder}/{'**' if '/' in name[len(self.folder) + 1 :] else '*'}"
+        if pattern not in self._listed:
+            self._listed[pattern] = self._list(pattern)
+        return self._listed[pattern].get(name)
+
+    def _list(self, pattern: str) -> dict[str, Stat]:
+        assert self.storage is not None
+        try:
+            return dict(self.storage.list_objects(pattern))
+        except StorageUnavailableError:
+            raise
+        except StorageError:  # web servers have no list, and some stores show it to nobody
+            return {}
 
     def _find(self, part: Part) -> SourceFile | None:
         """A file as it is, or None where it does not exist."""
