@@ -63,6 +63,10 @@ class Shards:
         share = {"rank": rank, "world_size": world_size, "window_shards": 4, "load": number, **options}
         return ps.ShardDataset(self.urls, storage=storage, cache_dir=self.folder / "indexes", **share)
 
+    def indexed(self) -> ps.ShardDataset:
+        storage = Storage(cache=Cache(self.folder / "cache"))
+        return ps.ShardDataset(ShardSet(self.urls, storage=storage, cache_dir=self.folder / "indexes"), load=number)
+
     def loader(self, rank: int = 0, world_size: int = 1, *, options: Any = None, **loader: Any) -> ps.DataLoader[Any]:
         return ps.DataLoader(self.dataset(rank, world_size, **(options or {})), **{"batch_size": 4, **loader})
 
@@ -328,6 +332,51 @@ def test_a_state_behind_the_first_epoch_counts_the_shards_anew(shards: Shards, t
     elsewhere.load_state_dict(state)
     assert batches(elsewhere) == rest
     assert had
+
+
+class TestLedger:
+    def test_epochs_of_windows_are_refused_and_later_ones_answered(self, shards: Shards, tmp_path: Path) -> None:
+        loader = shards.loader()
+        batches(loader)
+        iterator = iter(loader)
+        had = [next(iterator).tolist() for _ in range(3)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        fresh = Shards(shards.urls, tmp_path / "other").loader()  # which has counted nothing
+        for ledger in (ps.Ledger(loader), ps.Ledger(fresh, state=state)):
+            steps = ledger.steps_per_epoch
+            assert [ledger.rows(steps + number).rows.tolist() for number in range(3)] == had
+            assert ledger.step == steps + 3
+            with pytest.raises(ConfigError, match="epoch 0 of the job was read in windows"):
+                ledger.rows(steps - 1)
+            with pytest.raises(ConfigError, match="epoch 0 of the job was read in windows"):
+                ledger.seen(0, until=steps + 3)
+        with pytest.raises(ConfigError, match="epoch 0 of the job was read in windows"):
+            ps.Ledger(ps.DataLoader(shards.indexed(), batch_size=4), state=state).rows(0)
+
+    def test_other_loaders_remember_it(self, shards: Shards, tmp_path: Path) -> None:
+        loader = shards.loader()
+        batches(loader)
+        next(iter(loader))
+        again = Shards(shards.urls, tmp_path / "other").loader()
+        again.load_state_dict(loader.state_dict())
+        assert again.state_dict() == loader.state_dict()
+        batches(again)
+        batches(again)
+        assert again.state_dict()["sampler"]["windows"] == 1
+
+    def test_a_job_that_never_read_windows_says_nothing_of_them(self, shards: Shards) -> None:
+        batches(shards.loader())
+        loader = ps.DataLoader(shards.indexed(), batch_size=4)
+        batches(loader)
+        assert "windows" not in loader.state_dict()["sampler"]
+        assert ps.Ledger(loader).seen(0, until=ps.Ledger(loader).step) == 1
+
+    def test_an_epoch_of_windows_in_progress(self, shards: Shards) -> None:
+        loader = shards.loader()
+        next(iter(loader))
+        for ask in (lambda: ps.Ledger(loader), lambda: ps.Ledger(shards.loader(), state=loader.state_dict())):
+            with pytest.raises(ConfigError, match="epoch 0 is read in windows"):
+                ask()
 
 
 def test_states_of_other_shards_are_refused(shards: Shards) -> None:

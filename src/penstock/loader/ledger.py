@@ -27,13 +27,13 @@ from penstock.loader.data_positions import (
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.history import History
 from penstock.loader.layouts import Layout, Layouts, Stretch
-from penstock.loader.position import Position
 from penstock.loader.source import has_own_order, sampler_of, why_unknown
 from penstock.order.permutation import Indices
 from penstock.plan.class_plan import ClassBatchPlan
-from penstock.plan.cursor import Cursor, read_mapping
+from penstock.plan.cursor import Cursor, read_int, read_mapping
 from penstock.plan.epoch import Dealt
 from penstock.plan.share import ShareCursor
+from penstock.plan.windows import WindowPlan
 from penstock.random import sample_keys
 from penstock.samplers.base import EpochBatchSampler
 
@@ -89,7 +89,8 @@ class Ledger:
 
     A state from before states said it, and a loader that has loaded none, count as of a job that always had the layout
     that the loader has. Steps behind the state have its last one. Questions about steps that had other rows, since
-    other ones were excluded or the data has grown, are a ConfigError: ask with a loader over the rows from then.
+    other ones were excluded or the data has grown, are a ConfigError: ask with a loader over the rows from then. So are
+    those about epochs that were read in windows of shards, see `penstock.ShardDataset`.
 
     Cost: one batch of arithmetic a question, whatever the number of rows or ranks; `seen` costs one for each epoch.
     Where a row stands in an order of torch's, or in one that draws rows more than once, takes a pass over the order.
@@ -118,11 +119,19 @@ class Ledger:
         self._seed = loader.seed
         self._own = has_own_order(plan, self.dataset)
         self._changes = getattr(self.dataset.plan, "changes", ()) if self._own else ()
+        self._windows_until = 0  # the first epoch that was not read in windows
+        if state is None and world_size is None:
+            state = position.state_dict()
+        cursor = None
+        if state is not None:
+            position.check(state)
+            # Shards that nobody has counted are counted for that, so it comes first.
+            cursor = self._cursor_of(state)
         self._now = self._dealt(Cursor())
         nothing = Layouts(parts=self._now.parts)
         self._history, self._epoch = History(skip=loader.config.skip, layouts=nothing), plan.epoch
-        if state is not None or world_size is None:
-            self._read(position.state_dict() if state is None else state, position)
+        if state is not None and cursor is not None:
+            self._read(state, cursor)
         if not self._history.layouts.layouts:
             first = Layout.of(0, self._now).whole
             ranks = first.ranks if world_size is None else world_size
@@ -131,13 +140,17 @@ class Ledger:
         elif world_size is not None:
             raise ConfigError("the state says how many ranks the job had in each step: leave world_size= out")
 
-    def _read(self, state: Mapping[str, Any], position: Position) -> None:
-        """Take over what a state says."""
-        position.check(state)
-        history = self._history.read(state)
-        # Rows that were excluded since, or are no more, are a question of steps.
+    def _cursor_of(self, state: Mapping[str, Any]) -> Cursor:
+        """Return where the order is, in a state."""
         sampler = read_mapping(state, "sampler", of="DataLoader")
-        cursor = self._plan.read({name: value for name, value in sampler.items() if name != "excluded"})
+        if "windows" in sampler:
+            self._windows_until = read_int(sampler, "windows", of="DataLoader")
+        # Rows that were excluded since, or are no more, are a question of steps; and the plan is the loader's.
+        return self._plan.read({name: sampler[name] for name in sampler if name not in ("excluded", "windows")})
+
+    def _read(self, state: Mapping[str, Any], cursor: Cursor) -> None:
+        """Take over what a state says."""
+        history = self._history.read(state)
         self._changes = cursor.place.changes if isinstance(cursor, ShareCursor) else ()
         layouts, here = history.layouts, self._dealt(cursor)
         first = (layouts if layouts.layouts else layouts.followed(here)).step_of(here)
@@ -147,6 +160,11 @@ class Ledger:
     def _dealt(self, cursor: Cursor) -> Dealt:
         """Return how the job's ranks share what is left of an epoch."""
         dealt = self._plan.bind(cursor, None).dealt
+        if dealt is None and self._own and isinstance(self.dataset.plan, WindowPlan):
+            raise ConfigError(
+                f"epoch {cursor.epoch} is read in windows of shards that nobody had counted before, and a ledger knows "
+                "other epochs alone: ask with a state of a later one, or with a loader over a ShardSet"
+            )
         if dealt is None:
             raise ConfigError(f"a ledger does not know the batches of a {type(sampler_of(self._plan)).__name__}")
         return dealt
@@ -183,8 +201,13 @@ class Ledger:
         return self.layouts[-1].steps_per_epoch(self._now.parts)
 
     def _same_rows(self, stretch: Stretch) -> None:
-        """Refuse to answer about steps in which the job had other rows than the loader has."""
+        """Refuse to answer about steps in which the job had other rows than the loader has, or in another order."""
         layout, now = stretch.layout, self._now
+        if stretch.epoch < self._windows_until:
+            raise ConfigError(
+                f"epoch {stretch.epoch} of the job was read in windows of shards that nobody had counted before: a "
+                f"ledger knows the rows from epoch {self._windows_until} on"
+            )
         if layout.samples != now.partition.n:
             raise ConfigError(
                 f"in step {stretch.first} the job had epochs of {layout.samples}, and the loader has ones of "

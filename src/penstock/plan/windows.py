@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Unpack
 
 import numpy as np
@@ -206,6 +206,7 @@ class WindowEpoch(EpochPlan):
         Raises:
             ShardError, StorageError: a shard is damaged or cannot be had, by name.
         """
+        self._plan.windows_until = self.epoch + 1
         while not self._over and self._rounds() < count:
             self._expect()
             self._open_next()
@@ -383,6 +384,8 @@ class WindowPlan(SharePlan):
     ) -> None:
         self.window_shards = window_shards
         self._counting: int | None = None
+        self.windows_until = 0
+        """The epoch behind the last one that the job read in windows; 0 where it read none so."""
         if not source.complete:
             _check_countless(share)
         super().__init__(source, ahead=ahead, by_shards=True, **share)
@@ -479,6 +482,7 @@ class WindowPlan(SharePlan):
     def bind(self, cursor: Cursor, entropy: Any) -> Any:
         """Return an epoch from a cursor on: in windows, if it began so, or shards are not counted."""
         if not isinstance(cursor, WindowCursor):
+            self._note_windows(cursor)
             if self._counting is not None and cursor.epoch > self._counting and not self.source.complete:
                 # A run that never stopped would have counted all of them by now.
                 self.source.finish(*self.world)
@@ -506,6 +510,7 @@ class WindowPlan(SharePlan):
     def wish_at(self, cursor: ShareCursor) -> None:
         """Let readers begin at the cursor of a loaded state."""
         super().wish_at(cursor)
+        self._note_windows(cursor)
         if isinstance(cursor, WindowCursor):
             self._wish = Wish(cursor, loaded=True)
 
@@ -522,7 +527,7 @@ class WindowPlan(SharePlan):
         if not isinstance(state, Mapping) or state.get("order") != "windows":
             # Only the counts of all shards tell where it is.
             self.source.finish(*self.world)
-            return super().read(state)
+            return self._after_windows(super().read(state), state)
         of = "data set"
         check_state(state, {"version": STATE_VERSION, **self._windows_identity()}, of=of)
         epoch, consumed = (read_int(state, name, of=of) for name in ("epoch", "consumed"))
@@ -536,6 +541,26 @@ class WindowPlan(SharePlan):
             place = window_spans(stage, window, len(self.source.urls), self.window_shards)[0]
             stage, window = Stage(place, begin, self.world.world_size), 0
         return self.cursor_at(epoch, consumed, stage, window, begin)
+
+    def read_grown(self, state: Mapping[str, Any]) -> ShareCursor:
+        """Return the same over a source that has grown since, see `SharePlan.read_grown`."""
+        return self._after_windows(super().read_grown(state), state)
+
+    def write_layout(self, place: MiniEpoch) -> State:
+        """Return the entries of a state for the nodes of an epoch's order, and for the epochs that were in windows."""
+        until = {"windows": self.windows_until} if self.windows_until else {}
+        return super().write_layout(place) | until
+
+    def _note_windows(self, cursor: Cursor) -> None:
+        """Remember what a state says of earlier epochs."""
+        if isinstance(cursor, ShareCursor):
+            self.windows_until = max(self.windows_until, cursor.changes.get("windows", 0))
+
+    @staticmethod
+    def _after_windows(cursor: ShareCursor, state: Mapping[str, Any]) -> ShareCursor:
+        if "windows" not in state:
+            return cursor
+        return replace(cursor, changes=cursor.changes | {"windows": read_int(state, "windows", of="data set")})
 
 
 def _check_countless(share: Mapping[str, Any]) -> None:
