@@ -130,11 +130,12 @@ def test_an_index_that_is_not_there(server: Any, paths: list[str], tmp_path: Pat
     assert len(ShardSet([url], storage=storage_in(tmp_path))) == COUNTS[0]
 
 
-@pytest.mark.parametrize("damage", ["header", "truncated", "empty"])
+@pytest.mark.parametrize("damage", ["header", "truncated", "short", "empty"])
 @pytest.mark.parametrize("copy", [False, True])
 def test_a_damaged_index(server: Any, paths: list[str], tmp_path: Path, copy: bool, damage: str) -> None:
     url, content = put(server, paths[0]), Path(f"{paths[0]}.pidx").read_bytes()
-    damaged = {"header": content[:9] + b"?" + content[10:], "truncated": content[:-1], "empty": b""}[damage]
+    changed = {"header": content[:9] + b"?" + content[10:], "truncated": content[:-1], "short": content[:50]}
+    damaged = changed.get(damage, b"")
     server.put(f"{Path(paths[0]).name}.pidx", damaged)
     with pytest.raises(ShardError, match="not a sound index"):
         ShardSet([url], copy=copy, storage=storage_in(tmp_path))

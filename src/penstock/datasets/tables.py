@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock.datasets.rows_ahead import RowsAhead
+from penstock.datasets.shards_ahead import ShardsAhead
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.manifest.classes import HasClasses
@@ -97,7 +98,8 @@ class TableDataset(HasClasses, SourceDataset):
             blocks = self.table.blocks()
             if blocks is not None:
                 share["block_size"], share["window"] = blocks
-        super().__init__(self.table, SharePlan(self.table, **share), load)
+        ahead = ShardsAhead(self.table) if isinstance(self.table, TableFiles) and self.table.stored() else None
+        super().__init__(self.table, SharePlan(self.table, ahead=ahead, **share), load)
         self._ahead = RowsAhead()
         self.releases_gil = load is None
         """Whether one process with threads makes batches: of Parquet, threads share what is decoded."""
@@ -163,11 +165,12 @@ def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> Ta
             raise ConfigError(f"{', '.join(options)} belong to {kind}(...), and this one is open already")
         return source
     files = table_files(source, options.pop("split", None), options.get("storage"))
-    if not are_json(files):
-        return TableFiles(as_they_are(files), **options)
+    names = [name for name, _ in files]
+    if not are_json(names):
+        return TableFiles.of(files, **options)
     if "images" in options:
-        raise ConfigError(f"{listed(files)}: images= is for Arrow and Parquet files, and these are JSON lines")
-    return JsonFiles(as_they_are(files), **options)
+        raise ConfigError(f"{listed(names)}: images= is for Arrow and Parquet files, and these are JSON lines")
+    return JsonFiles(as_they_are(names), **options)
 
 
 def _tensor_type(kind: np.dtype[Any]) -> torch.dtype:

@@ -18,7 +18,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import (
-    NotCachedError,
     ShardChangedError,
     ShardError,
     ShardIOError,
@@ -45,7 +44,6 @@ from penstock.storage import (
     write_atomically,
 )
 from penstock.storage.backend import Cancel, Stat
-from penstock.storage.futures import object_name
 from penstock.storage.prefetch import Stoppable
 from penstock.storage.urls import shown
 
@@ -248,15 +246,9 @@ class CopiedShard:
 
     def open(self) -> OpenShard | RangedShard:
         """Open the copy, or the object for ranges. Raises as `index` does."""
-        cache = self._cache()
-        copy = cache.find(self.source)
-        if copy is None and cache.futures().wants_ranges(object_name(self.url)):
-            return RangedShard(self.url, self.source, self.index())
+        copy = self.source.copy_if_wanted()
         if copy is None:
-            try:
-                copy = cache.open(self.source, only_later=True, progress=False)
-            except NotCachedError:
-                return RangedShard(self.url, self.source, self.index())
+            return RangedShard(self.url, self.source, self.index())
         file = _file_of_copy(copy)
         return OpenShard(self.url, file, self._load(file))
 

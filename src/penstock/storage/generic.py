@@ -7,6 +7,7 @@ etag are looked at again after each range: one more request, and never bytes of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
 import fsspec
@@ -72,8 +73,10 @@ class GenericBackend:
         if info.get("type") == "directory" or info.get("size") is None:
             raise StorageNotFoundError(f"{shown(url)} is a folder or has no size; name an object in it")
         etag = next((str(info[name]) for name in _ETAGS if info.get(name)), "")
-        modified = next((str(info[name]) for name in _TIMES if info.get(name)), "")
-        return Stat(int(info["size"]), etag, modified)
+        modified = next((info[name] for name in _TIMES if info.get(name)), "")
+        # Some list a time as seconds, and tell that of a single object as a date.
+        modified = modified.timestamp() if isinstance(modified, datetime) else modified
+        return Stat(int(info["size"]), etag, str(modified))
 
     def _call(self, function: Callable[[], T], url: str, deadline: float, cancel: Cancel) -> T:
         try:

@@ -21,9 +21,9 @@ from penstock.storage import Storage, is_remote, local_path
 from penstock.storage.files import SourceFile
 from penstock.storage.urls import listed
 
-__all__ = ["FilesTable", "MappedFile", "MappedFiles", "look_at", "said"]
+__all__ = ["MOST_OPEN", "FilesTable", "MappedFile", "MappedFiles", "look_at", "said"]
 
-_MOST_OPEN = 256  # each takes a descriptor and a map
+MOST_OPEN = 256  # each takes a descriptor and a map
 _WHOLE = 1 << 18  # bytes up to which all of a file is hashed
 _ENDS, _BLOCK, _BLOCKS = 1 << 16, 1 << 12, 32  # of a larger one so much at both ends, and so many pieces between
 
@@ -141,10 +141,15 @@ class MappedFiles:
         else:
             array = np.frombuffer(source.map, file.dtype, count, file.begin).reshape(file.shape)
         with self._lock:
-            while len(self._open) >= _MOST_OPEN:
+            while len(self._open) >= MOST_OPEN:
                 self._open.pop(next(iter(self._open)))
             self._open[number] = source, array
         return source, array
+
+    def holds(self, number: int, data: Any) -> bool:
+        """Whether this is the array of a file, as it is open now."""
+        found = self._open.get(number)
+        return found is not None and found[1] is data
 
     def in_words(self) -> str:
         """Return the first path, and how many more there are."""

@@ -21,13 +21,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, Any, Protocol
 
-from penstock.errors import ConfigError, StorageAuthError, StorageChangedError, StorageError, StorageNotFoundError
+from penstock.errors import (
+    ConfigError,
+    NotCachedError,
+    StorageAuthError,
+    StorageChangedError,
+    StorageError,
+    StorageNotFoundError,
+)
 from penstock.storage.ahead import ObjectsAhead
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.backends import backend_for
 from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch, read_parallel
 from penstock.storage.cache import put_file
 from penstock.storage.copies import CachedFile
+from penstock.storage.futures import object_name
 from penstock.storage.peer import Peer
 from penstock.storage.store import Cache
 from penstock.storage.transfer import Patience, find_objects, put_object, stat_object, transfer
@@ -336,6 +344,22 @@ class RemoteSource:
     def local(self, *, keep: bool = False, progress: bool | None = None) -> CachedFile:
         """A complete copy on this machine, open; downloaded where the cache has none. See `Cache.open`."""
         return self.storage.the_cache().open(self, keep=keep, progress=progress)
+
+    def copy_if_wanted(self) -> CachedFile | None:
+        """A complete copy if there is one or may be one; None where ranges are to be read.
+
+        That is so where the jobs of this machine say so, or need sooner what a copy would displace
+        (`penstock.storage.futures`), or it is larger than the cache may be.
+        """
+        cache = self.storage.the_cache()
+        found = cache.find(self)
+        ranges = self.size > cache.limit() or cache.futures().wants_ranges(object_name(self.url))
+        if found is not None or ranges:
+            return found
+        try:
+            return cache.open(self, only_later=True, progress=False)
+        except NotCachedError:
+            return None
 
     def _whole(self) -> CachedFile:
         if self._local is None:

@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
-from penstock.shards.urls import Urls, expand
+from penstock.shards.urls import Urls, expand_versions
 from penstock.storage import Storage, io_error, is_remote
+from penstock.storage.backend import Stat
 from penstock.storage.urls import local_part, shown
 
-__all__ = ["ENDINGS", "JSON_ENDINGS", "are_json", "as_they_are", "is_table_folder", "table_files"]
+__all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "as_they_are", "is_table_folder", "table_files"]
+
+Found = tuple[str, Stat | None]
+"""A file of a table, and its version where that is known."""
 
 ENDINGS = (".arrow", ".parquet", ".pq", ".feather", ".ipc")
 JSON_ENDINGS = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".zst", ".gz"))
@@ -42,8 +46,8 @@ _SPLITS = {
 _NOT_DATA = re.compile(r"(?:^|/)(?:[._]|cache-[0-9a-f]{16}[^/]*\.arrow$)")  # hidden, or what `map` of datasets kept
 
 
-def table_files(source: Urls, split: str | None = None, storage: Storage | None = None) -> list[str]:
-    """The files of a table, in order.
+def table_files(source: Urls, split: str | None = None, storage: Storage | None = None) -> list[Found]:
+    """The files of a table, in order, each with its version where a store has told it by listing.
 
     Args:
         source: a folder, files, patterns, braces, ``::``, or a list of files.
@@ -62,7 +66,7 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     if folder is None:
         if split is not None:
             raise ConfigError(f"split={split!r} chooses files of a folder; these are files: name those of the split")
-        return [(storage or Storage()).pinned(name) for name in expand(source, storage)]
+        return [((storage or Storage()).pinned(name), stat) for name, stat in expand_versions(source, storage)]
     described = folder.json(_DICT)
     if described is not None:
         splits = [str(name) for name in _entries(described, "splits", folder.file(_DICT))]
@@ -137,18 +141,20 @@ class _Folder:
         except ValueError as error:
             raise DataFileError(f"{shown(path)} is not JSON, or is truncated: {error}") from None
 
-    def tables(self) -> list[tuple[str, str]]:
-        """The files of tables in it and below, sorted: names within the folder, and paths. JSON lines where there are
-        no others."""
+    def tables(self) -> list[tuple[str, Found]]:
+        """The files of tables in it and below, sorted: names within the folder, and the files. JSON lines where there
+        are no others."""
+        found: list[tuple[str, Found]]
         if self._storage is not None:
             depth = len(_parts(self.path))  # a store may spell the folder otherwise: with a version of it, say
-            found = [("/".join(_parts(name)[depth:]), name) for name in self._storage.glob(f"{self.path}/**")]
+            listed = self._storage.list_objects(f"{self.path}/**")
+            found = [("/".join(_parts(name)[depth:]), (name, stat)) for name, stat in listed]
         else:
             paths = (os.path.join(where, name) for where, _, inside in os.walk(self.path) for name in inside)
-            found = [(os.path.relpath(path, self.path).replace(os.sep, "/"), path) for path in paths]
+            found = [(os.path.relpath(path, self.path).replace(os.sep, "/"), (path, None)) for path in paths]
         for endings in (ENDINGS, _IN_FOLDERS):
             if pairs := [pair for pair in found if pair[0].endswith(endings) and not _NOT_DATA.search(pair[0])]:
-                return sorted(pairs)
+                return sorted(pairs, key=lambda pair: pair[0])
         return []
 
 
@@ -193,7 +199,7 @@ def _chosen(path: str, splits: list[str], split: str | None) -> str:
     raise ConfigError(f"{shown(path)} holds the splits {', '.join(splits)}: {said}")
 
 
-def _of_state(folder: _Folder, state: Any, split: str | None) -> list[str]:
+def _of_state(folder: _Folder, state: Any, split: str | None) -> list[Found]:
     path = folder.file(_STATE)
     files = _entries(state, "_data_files", path)
     if state.get("_indices_data_files") or state.get("_indices_files"):
@@ -204,12 +210,12 @@ def _of_state(folder: _Folder, state: Any, split: str | None) -> list[str]:
     if split is not None and state.get("_split") != split:
         raise ConfigError(f"{shown(folder.path)} is the split {state.get('_split')!r} alone, not {split!r}")
     try:
-        return [folder.file(str(file["filename"])) for file in files]
+        return [(folder.file(str(file["filename"])), None) for file in files]
     except (TypeError, KeyError):
         raise DataFileError(f"{shown(path)}: '_data_files' names no files: {files!r}"[:300]) from None
 
 
-def _listed(folder: _Folder, split: str | None) -> list[str]:
+def _listed(folder: _Folder, split: str | None) -> list[Found]:
     found = folder.tables()
     if not found:
         raise DataFileIOError(
@@ -221,7 +227,7 @@ def _listed(folder: _Folder, split: str | None) -> list[str]:
     wanted = present[0] if split is None and len(present) == 1 else None
     if wanted is None:
         wanted = _chosen(folder.path, [name for name in present if name], split)
-    return [path for (_, path), its in zip(found, splits, strict=True) if its == wanted]
+    return [file for (_, file), its in zip(found, splits, strict=True) if its == wanted]
 
 
 def _split_of(name: str) -> str:

@@ -25,11 +25,12 @@ from penstock.order.permutation import normalise
 from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage
-from penstock.storage.mapped import FilesTable, MappedFiles, look_at
+from penstock.storage.mapped import FilesTable, MappedFiles
 from penstock.tables.files import table_files
 from penstock.tables.frames import decode_frame, stream
 from penstock.tables.kept import Kept
 from penstock.tables.line_index import LineIndex, open_index
+from penstock.tables.ranged import look_at_all
 from penstock.wording import counted
 
 __all__ = ["CACHE_BYTES", "JsonFiles", "first_keys"]
@@ -92,7 +93,8 @@ class JsonFiles(FilesTable):
     ) -> None:
         if isinstance(columns, str):
             raise ConfigError(f"columns={columns!r} has to be a list of names")
-        self.maps = MappedFiles([look_at(name, "uint8", storage) for name in table_files(source, split, storage)])
+        names = [name for name, _ in table_files(source, split, storage)]
+        self.maps = MappedFiles(look_at_all(names, storage))
         self._wanted = None if columns is None else list(columns)
         self._kept: Kept[bytes] = Kept(cache_bytes)
         self._set_up(progress)

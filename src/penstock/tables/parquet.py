@@ -26,9 +26,9 @@ def scan_parquet(path: str, data: Bytes | RemoteSource) -> tuple[pa.Schema, Layo
         DataFileError: it is no Parquet file, or truncated.
         StorageError: the store that it is in says no.
     """
-    reader = _ranged(data, [footer(data)]) if isinstance(data, RemoteSource) else _mapped(data)
+    whole = footer(data) if isinstance(data, RemoteSource) else data
     try:
-        file = pq.ParquetFile(reader)
+        file = pq.ParquetFile(_mapped(whole))
         groups = [file.metadata.row_group(k) for k in range(file.num_row_groups)]
         counts = np.array([group.num_rows for group in groups], np.int64)
         nbytes = np.array([group.total_byte_size for group in groups], np.int64)
@@ -78,12 +78,12 @@ class ParquetFile:
         if not isinstance(self.data, RemoteSource):
             return _mapped(self.data)
         if self._metadata is None:
-            self._metadata = pq.read_metadata(_ranged(self.data, [footer(self.data)]))
+            self._metadata = pq.read_metadata(_mapped(footer(self.data)))
         ranges = _joined(_chunks(self._metadata.row_group(number), self._columns))
         return _ranged(self.data, [(begin, self.data.read_at(begin, end - begin)) for begin, end in ranges])
 
 
-def _mapped(data: Bytes) -> Any:
+def _mapped(data: Bytes | bytes) -> Any:
     return pa.BufferReader(pa.py_buffer(data))
 
 

@@ -16,15 +16,15 @@ import pyarrow as pa
 from penstock.errors import DataFileError
 from penstock.manifest.indices import as_arrow
 from penstock.order.permutation import Indices
-from penstock.storage.mapped import MappedFiles
+from penstock.storage.mapped import MOST_OPEN
 from penstock.tables.arrow import ArrowFile, Layout
 from penstock.tables.kept import Kept
 from penstock.tables.parquet import ParquetFile
+from penstock.tables.ranged import TableParts
 from penstock.tables.values import fixed_width, plain_batch, text_offsets
 
 __all__ = ["Located", "NotText", "Pieces", "Room"]
 
-_MOST_OPEN = 256
 _RUNS, _LIGHT = 8, 1 << 12  # runs of a piece from which all are taken at once, of rows up to so many bytes
 _WIDE = 8  # numbers of a row from which rows are copied one by one
 
@@ -79,7 +79,7 @@ class Pieces:
     """
 
     def __init__(
-        self, maps: MappedFiles, layouts: list[Layout], schema: pa.Schema, places: list[list[int]], cache_bytes: int
+        self, maps: TableParts, layouts: list[Layout], schema: pa.Schema, places: list[list[int]], cache_bytes: int
     ) -> None:
         self.maps, self.layouts, self.schema, self.places = maps, layouts, schema, places
         self.kept: Kept[pa.RecordBatch] = Kept(cache_bytes)
@@ -217,9 +217,11 @@ class Pieces:
             if layout.kind == "parquet"
             else ArrowFile(path, data, layout, places)
         )
-        for oldest in [*self._open][: max(0, len(self._open) - _MOST_OPEN + 1)]:  # other threads open files as well
-            self._open.pop(oldest, None)
-            self.kept.drop(range(*self._first[oldest : oldest + 2].tolist()))  # they hold its map
+        for place, (other, file) in enumerate([*self._open.items()]):
+            if place <= len(self._open) - MOST_OPEN or not self.maps.holds(other, file.data):
+                self._open.pop(other, None)  # other threads open files as well
+                if isinstance(file, ArrowFile):
+                    self.kept.drop(range(*self._first[other : other + 2].tolist()))  # they hold its map
         self._open[number] = opened
         return opened
 

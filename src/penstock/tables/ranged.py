@@ -1,45 +1,97 @@
-"""Parquet files in a store, read by ranges: the footer, and of a row group the columns that are wanted.
+"""The files of a table, wherever they are: mapped, or Parquet in a store, of which a copy is mapped or ranges are read.
 
-Nothing of them is kept on a disk, so that a data set may be larger than it.
+Opening reads the footers of Parquet, many at a time. What is read after that comes out of a copy in the cache, or by
+ranges where the cache has no room for one: of a row group the columns that are wanted. Of a hub nothing is copied, so
+that a data set may be larger than the disk. Arrow files and JSON lines are copied when they are opened.
 """
 
 from __future__ import annotations
 
 import io
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 
+import numpy as np
 import xxhash
 
 from penstock.errors import DataFileError
-from penstock.storage import Storage
-from penstock.storage.mapped import MappedFile, MappedFiles, look_at
+from penstock.shards.stored import StoredShard
+from penstock.storage import SourceFile, Storage, is_remote
+from penstock.storage.backend import Stat
+from penstock.storage.mapped import MOST_OPEN, MappedFile, MappedFiles, look_at
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import scheme
 
-__all__ = ["RangeFile", "TableParts", "footer", "open_parts"]
+__all__ = ["RangeFile", "TableParts", "footer", "in_threads", "look_at_all", "open_parts"]
 
-_SCHEMES = ("hf",)
 _PARQUET = (".parquet", ".pq")
-_FOOTER = 64 << 10
+_LEAST, _FOOTER, _PART = 16 << 10, 64 << 10, 64  # bytes that are read of a file's end: a part of it, within bounds
+_REQUESTS = 48  # footers under way at a time
+_COPIES = 4  # files that are copied at a time
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class TableParts(MappedFiles):
-    """The files of a table: mapped, or `RemoteSource` of Parquet that is read by ranges.
+    """The files of a table: mapped, or `RemoteSource` of Parquet in a store.
 
     Args:
         files: by `look_at`.
-        sources: by number those that are read by ranges.
+        sources: by number those of Parquet in a store.
     """
 
     def __init__(self, files: list[MappedFile], sources: dict[int, RemoteSource] | None = None) -> None:
         super().__init__(files)
         self._sources = sources or {}
+        self._taken: dict[int, tuple[SourceFile | None, Any]] = {}
+        self._taking = Lock()
+
+    def head(self, number: int) -> Any:
+        """Return what tells how a file is made, and costs no copy: its source if it has one, else its bytes."""
+        return self._sources.get(number) or super().array(number)
 
     def array(self, number: int) -> Any:
-        """The bytes of a file, see `MappedFiles.array`, or its source."""
+        """The bytes of a file, see `MappedFiles.array`, or the source that ranges are read of."""
         source = self._sources.get(number)
-        return super().array(number) if source is None else source
+        if source is None:
+            return super().array(number)
+        if not _is_copied(source):
+            return source
+        taken = self._taken.get(number)
+        return (self._take(number, source) if taken is None else taken)[1]
+
+    def holds(self, number: int, data: Any) -> bool:
+        """Whether these are the bytes of a file, or its source, as they are open now."""
+        taken = self._taken.get(number)
+        if taken is not None:
+            return taken[1] is data
+        return self._sources.get(number) is data or super().holds(number, data)
+
+    def _take(self, number: int, source: RemoteSource) -> tuple[SourceFile | None, Any]:
+        """Open a copy, or decide for ranges; what the cache has removed goes, since its bytes stay on the disk."""
+        copy = source.copy_if_wanted()
+        file = None if copy is None else SourceFile(str(copy.path), descriptor=os.dup(copy.fileno()))
+        taken = file, source if file is None else np.frombuffer(file.map or b"", np.uint8)
+        with self._taking:
+            removed = [at for at, (one, _) in self._taken.items() if one is not None and one.is_removed]
+            oldest = [at for at in self._taken if at not in removed][: max(0, 1 + len(self._taken) - MOST_OPEN)]
+            for at in (*removed, *oldest):
+                del self._taken[at]
+            self._taken[number] = taken
+        return taken
+
+    def stored(self) -> list[StoredShard]:
+        """Return the files in a store that are copied when they are needed."""
+        return [
+            StoredShard(number, source.url, source.size, source.storage, source.stat, [])
+            for number, source in self._sources.items()
+            if _is_copied(source)
+        ]
 
     def fingerprint(self, number: int) -> str:
         """Identity of a file's content; of one in a store by what the store says of it: size and hash."""
@@ -56,41 +108,69 @@ class TableParts(MappedFiles):
         self._sources = state["sources"]
 
 
-def open_parts(names: list[str], storage: Storage | None) -> TableParts:
-    """Open the files of a table: Parquet on a hub by ranges, others mapped, after a copy if they are in a store.
+def _is_copied(source: RemoteSource) -> bool:
+    return scheme(source.url) != "hf"
+
+
+def open_parts(found: Sequence[tuple[str, Stat | None]], storage: Storage | None) -> TableParts:
+    """Open the files of a table: Parquet in a store as it is there, others mapped, after a copy if they are in a store.
+
+    Args:
+        found: their names, with versions where these are known. Others are looked up, many at a time.
+        storage: how a store is reached.
 
     Raises: as `look_at`.
     """
-    files: list[MappedFile] = []
-    sources: dict[int, RemoteSource] = {}
-    for number, name in enumerate(names):
-        if scheme(name) in _SCHEMES and name.endswith(_PARQUET):
-            sources[number] = source = RemoteSource(name, storage)
-            files.append(MappedFile(name, source.size, 0, 0, "|u1", (source.size,)))
-        else:
-            files.append(look_at(name, "uint8", storage))
+    ranged = [number for number, (name, _) in enumerate(found) if _is_ranged(name)]
+    opened = in_threads(lambda number: RemoteSource(found[number][0], storage, found[number][1]), ranged)
+    sources = dict(zip(ranged, opened, strict=True))
+    others = iter(look_at_all([name for name, _ in found if not _is_ranged(name)], storage))
+    files = [
+        MappedFile(sources[number].url, sources[number].size, 0, 0, "|u1", (sources[number].size,))
+        if number in sources
+        else next(others)
+        for number in range(len(found))
+    ]
     return TableParts(files, sources)
+
+
+def _is_ranged(name: str) -> bool:
+    return is_remote(name) and name.partition("?")[0].lower().endswith(_PARQUET)
+
+
+def look_at_all(names: Sequence[str], storage: Storage | None) -> list[MappedFile]:
+    """Return what is in files, see `look_at`; those in a store are copied, several at a time."""
+    return in_threads(lambda name: look_at(name, "uint8", storage), names, count=_COPIES)
+
+
+def in_threads(function: Callable[[T], R], items: Sequence[T], *, count: int = _REQUESTS) -> list[R]:
+    """Return what a function that waits for a store returns for each item."""
+    if len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(count, "penstock-tables") as pool:
+        return list(pool.map(function, items))
 
 
 # Bounded, and large enough for a file that is opened and read at once.
 @lru_cache(maxsize=32)
-def footer(source: RemoteSource) -> tuple[int, bytes]:
-    """Return the end of a Parquet file with all of its footer, and where that begins. One request, of a large footer
-    two.
+def footer(source: RemoteSource) -> bytes:
+    """Return the end of a Parquet file with all of its footer. One request, of a large footer two.
+
+    To Arrow that is a file by itself, as long as it is asked for metadata alone.
 
     Raises:
         DataFileError: it does not end as a Parquet file does.
         StorageError: the store says no.
     """
-    begin = max(0, source.size - _FOOTER)
+    begin = max(0, source.size - min(_FOOTER, max(_LEAST, source.size // _PART)))
     tail = source.read_at(begin, source.size - begin)
     if tail[-4:] != b"PAR1" or len(tail) < 12:
         raise DataFileError(f"{source.url} is not a Parquet file, or is truncated: it does not end with PAR1")
     length = 8 + int.from_bytes(tail[-8:-4], "little")
     if length > len(tail):
         first = max(0, source.size - length)
-        begin, tail = first, source.read_at(first, begin - first) + tail
-    return begin, tail
+        tail = source.read_at(first, begin - first) + tail
+    return tail
 
 
 class RangeFile(io.RawIOBase):

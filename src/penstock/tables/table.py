@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,11 @@ import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
+from penstock.shards.stored import StoredShard
 from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage
+from penstock.storage.backend import Stat
 from penstock.storage.mapped import FilesTable
 from penstock.storage.remote import RemoteSource
 from penstock.tables.arrow import Layout, scan_arrow
@@ -42,7 +44,7 @@ from penstock.tables.pictures import (
     make_image,
 )
 from penstock.tables.pieces import Located, NotText, Pieces
-from penstock.tables.ranged import open_parts
+from penstock.tables.ranged import TableParts, in_threads, open_parts
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
 from penstock.wording import counted
 
@@ -80,8 +82,9 @@ class TableFiles(FilesTable):
         StorageError: a store says no.
 
     Opening goes through the headers of the record batches of Arrow streams, some ten microseconds each, or reads the
-    footers of the others. Rows of Arrow may be read in any order; a row of Parquet costs its row group, unless that is
-    kept.
+    footers of the others: of Parquet in a store, by one request or two for each file, 48 at a time. Such a file is
+    copied into the cache when a row of it is needed, or read by ranges where the cache has no room. Rows of Arrow may
+    be read in any order; a row of Parquet costs its row group, unless that is kept.
     """
 
     def __init__(
@@ -94,15 +97,32 @@ class TableFiles(FilesTable):
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
     ) -> None:
-        if images not in IMAGES:
-            raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, IMAGES))}")
-        if isinstance(columns, str):
-            raise ConfigError(f"columns={columns!r} has to be a list of names")
+        _check(images, columns)
         self.images = images
         self._storage = storage
-        maps = open_parts(table_files(source, split, storage), storage)
+        self._open(table_files(source, split, storage), columns, cache_bytes)
+
+    @classmethod
+    def of(
+        cls,
+        files: list[tuple[str, Stat | None]],
+        *,
+        columns: Sequence[str] | None = None,
+        images: str = "rgb",
+        cache_bytes: int = CACHE_BYTES,
+        storage: Storage | None = None,
+    ) -> Self:
+        """Return the table of files that were found by `table_files`; arguments are those of the class."""
+        table = cls.__new__(cls)
+        _check(images, columns)
+        table.images, table._storage = images, storage
+        table._open(files, columns, cache_bytes)
+        return table
+
+    def _open(self, files: list[tuple[str, Stat | None]], columns: Sequence[str] | None, cache_bytes: int) -> None:
+        maps = open_parts(files, self._storage)
         found = maps.files
-        scanned = [_scan(file.path, maps.array(number)) for number, file in enumerate(found)]
+        scanned = in_threads(lambda number: _scan(found[number].path, maps.head(number)), range(len(found)))
         schema = _chosen(found[0].path, scanned[0][0], columns)
         if columns is None:
             for file, (its, _) in zip(found, scanned, strict=True):
@@ -113,7 +133,7 @@ class TableFiles(FilesTable):
 
     def _set_up(self) -> None:
         pieces = self._pieces
-        self.maps = pieces.maps
+        self.maps: TableParts = pieces.maps
         self.schema: pa.Schema = pieces.schema
         """The columns that are read, as the first file has them."""
         self.starts = pieces.starts
@@ -171,6 +191,10 @@ class TableFiles(FilesTable):
         """How many row groups and record batches this process has opened so far, those that were dropped and opened
         again each time: what an order costs in Parquet."""
         return self._pieces.kept.made
+
+    def stored(self) -> list[StoredShard]:
+        """Return the files in a store that are copied when they are needed, for look-ahead."""
+        return self.maps.stored()
 
     def prefixes(self, rows: int) -> list[str]:
         return [self._combined(end) for end in np.flatnonzero(self.starts == rows).tolist()]
@@ -298,6 +322,13 @@ class TableFiles(FilesTable):
         self._set_up()
 
 
+def _check(images: str, columns: Sequence[str] | None) -> None:
+    if images not in IMAGES:
+        raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, IMAGES))}")
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r} has to be a list of names")
+
+
 def _scan(path: str, data: npt.NDArray[np.uint8] | RemoteSource) -> tuple[pa.Schema, Layout]:
     if isinstance(data, RemoteSource):
         return scan_parquet(path, data)
@@ -313,8 +344,8 @@ def _scan(path: str, data: npt.NDArray[np.uint8] | RemoteSource) -> tuple[pa.Sch
 
 def read_schema(name: str, storage: Storage | None = None) -> pa.Schema:
     """The columns of a file, without its data. Raises as `TableFiles`."""
-    maps = open_parts([(storage or Storage()).pinned(name)], storage)
-    return _scan(maps.files[0].path, maps.array(0))[0]
+    maps = open_parts([((storage or Storage()).pinned(name), None)], storage)
+    return _scan(maps.files[0].path, maps.head(0))[0]
 
 
 def _chosen(path: str, schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
