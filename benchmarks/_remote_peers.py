@@ -82,6 +82,14 @@ def penstock_mds(address: str, cache: str) -> Epoch:
     return penstock_loader(MDSDataset(f"{address}/data/mds", cache_dir=cache, load=jpeg))
 
 
+def penstock_parquet(address: str, cache: str) -> Epoch:
+    from penstock.datasets import TableDataset
+    from penstock.storage import Storage
+
+    files = shards(address, "parquet", "parquet")
+    return penstock_loader(TableDataset(files, storage=Storage(cache=cache), load=jpeg, shuffle="block"))
+
+
 def penstock_loader(dataset: Any) -> Epoch:
     from penstock import DataLoader
 
@@ -168,6 +176,7 @@ PEERS: dict[str, Callable[[str, str], Epoch]] = {
     "Penstock, tar with indexes": penstock_tar("indexed"),
     "Penstock, tar without indexes": penstock_tar("tar"),
     "Penstock, MDS": penstock_mds,
+    "Penstock, Parquet": penstock_parquet,
     "WebDataset": webdataset(cached=False),
     "WebDataset, cache": webdataset(cached=True),
     "MosaicML Streaming": mosaic,

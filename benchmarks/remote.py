@@ -170,6 +170,49 @@ def beside(store: Store, where: Path, options: argparse.Namespace) -> None:
         tables(runs, f"{options.lines:,} JPEGs in {options.shards} shards, {latency:g} ms before each answer")
 
 
+def start(store: Store, where: Path, options: argparse.Namespace) -> None:
+    """Print how long it is until the first batch of many files, for each latency."""
+    for latency in options.latency:
+        store.behave(latency=latency / 1e3)
+        found: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
+        failed: dict[str, str] = {}
+        for _, name in itertools.product(range(options.repeat), options.peers):
+            if name not in failed:
+                try:
+                    found[name].append(first_batch(name, store, where, options.shards, 120))
+                except (FailedError, BrokenPipeError) as error:
+                    failed[name] = str(error) or "ended early"
+        rows: list[tuple[object, ...]] = []
+        for name in options.peers:
+            if name in failed:
+                rows.append((f"{name} (fails: {failed[name]})", *["-"] * 5))
+                continue
+            seconds, requests, sent = zip(*found[name], strict=True)
+            cost = f"{statistics.median(requests):.0f}", f"{statistics.median(sent) / 1e6:.1f}"
+            rows.append((name, *spread(seconds), *cost))
+        columns = ["peer", "first batch, s: min", "median", "max", "requests by then", "MB by then"]
+        title = f"From nothing to a batch of {options.shards:,} files, {latency:g} ms before each answer"
+        table(title, columns, rows, peer="WebDataset")
+
+
+def first_batch(name: str, store: Store, where: Path, shards: int, limit: float) -> tuple[float, int, int]:
+    """Return how many seconds a fresh process with an empty cache takes, and what the store had sent by then."""
+    cache = where / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    (cache / "peer").mkdir(parents=True)
+    store.reset()
+    began = time.monotonic()
+    process = Process(name, store, cache, shards)
+    try:
+        process.go()
+        process.answer(began + limit)
+        seconds, counts = time.monotonic() - began, store.counts()
+    finally:
+        process.kill()
+        process.end()
+    return seconds, sum(counts["requests"].values()), counts["bytes"]
+
+
 def tables(runs: dict[str, list[Run]], title: str) -> None:
     """Print how long it took, and what it cost."""
     times: list[tuple[object, ...]] = []
@@ -228,6 +271,9 @@ def faults(store: Store, where: Path, options: argparse.Namespace) -> None:
     table(f"A slow or failing store, {options.lines:,} JPEGs, 5 ms before each answer", columns, rows)
 
 
+_PARTS = {"start": start, "beside": beside, "faults": faults}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--lines", type=int, default=20_000, help="samples (default: %(default)s)")
@@ -236,7 +282,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, nargs="+", default=[0, 5, 50], help="ms (default: %(default)s)")
     parser.add_argument("--outage", type=float, default=30, help="seconds without a store (default: %(default)s)")
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS), help="who is measured")
-    parser.add_argument("--parts", nargs="+", default=["beside"], choices=["beside", "faults"], help="what to measure")
+    parser.add_argument("--parts", nargs="+", default=["beside"], choices=list(_PARTS), help="what to measure")
     parser.add_argument("--data", type=Path, help="folder with cifar10-jpg.tar.xz")
     parser.add_argument("--dir", default=None, help="folder for the files (default: a temporary one)")
     small = {"lines": 1000, "shards": 8, "repeat": 1, "latency": [5.0], "outage": 5.0}
@@ -249,7 +295,7 @@ def main() -> None:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         with Store(where / "store") as store:
             for part in options.parts:
-                {"beside": beside, "faults": faults}[part](store, where, options)
+                _PARTS[part](store, where, options)
 
 
 if __name__ == "__main__":

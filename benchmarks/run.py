@@ -84,6 +84,7 @@ JOBS = [
     Job("ray_executor", "ray_executor", "cheap large driver --repeat 3", 1.3, "", 6),
     Job("storage", "storage", "--size 128 --repeat 3", 0.5, "", 2),
     Job("remote", "remote", None, 0, "", 9, ""),
+    Job("remote_start", "remote", None, 0, "--parts start --shards 1000 --latency 50 --repeat 3", 6, ""),
     Job("remote_faults", "remote", None, 0, "--parts faults", 9, ""),
     Job("nodes", "nodes", None, 0, "", 4),
     Job("cache_server", "cache_server", None, 0, "", 2),
