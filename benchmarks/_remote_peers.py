@@ -1,7 +1,8 @@
 """The peers of ``remote.py``: each in a process of its own, which reads the same samples from the same store.
 
 Run by ``remote.py``: ``python _remote_peers.py NAME ADDRESS CACHE``. For each line that it reads, the process makes an
-epoch: it prints a line of JSON with the first batch, and one at the end. All deliver the bytes of the same JPEGs in
+epoch: it prints a line of JSON with the first batch, and one at the end. After a line that says ``first`` it ends with
+the first batch. All deliver the bytes of the same JPEGs in
 lists of 64, shuffled as the library does, with two workers. A new peer is a function and a line in `PEERS`.
 """
 
@@ -31,7 +32,7 @@ def main() -> None:
     except (ImportError, importlib.metadata.PackageNotFoundError) as error:
         say(missing=f"not installed: {error}")
         return
-    for number, _ in enumerate(sys.stdin):
+    for number, line in enumerate(sys.stdin):
         samples = digest = 0
         longest, before = 0.0, time.perf_counter()
         for batch in epoch(number):
@@ -39,6 +40,8 @@ def main() -> None:
             longest, before = max(longest, now - before), now
             if not samples:
                 say(batch=len(batch))
+                if line.strip() == "first":
+                    return
             samples += len(batch)
             digest += sum(map(zlib.crc32, batch))
         say(samples=samples, digest=digest, longest=longest)
@@ -124,8 +127,11 @@ def first(items: tuple[bytes, ...]) -> bytes:
 
 def mosaic(address: str, cache: str) -> Epoch:
     from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
 
+    # A process that ended early leaves some, and the next one would wait for it.
+    clean_stale_shared_memory()
     dataset = StreamingDataset(remote="s3://data/mds", local=cache, shuffle=True, batch_size=BATCH)
     loader = DataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, collate_fn=of_rows)
     return lambda number: loader
@@ -133,9 +139,10 @@ def mosaic(address: str, cache: str) -> Epoch:
 
 def litdata(address: str, cache: str) -> Epoch:
     import litdata as ld
+    from litdata.streaming import downloader
 
-    # Its chunks are fetched by obstore, which refuses plain HTTP unless told.
-    os.environ["AWS_ALLOW_HTTP"] = "true"
+    # Its chunks are fetched by obstore, which refuses plain HTTP unless told; by LitData, nobody can tell it.
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # type: ignore[typeddict-unknown-key]
     dataset = ld.StreamingDataset(
         "s3://data/litdata", cache_dir=cache, shuffle=True, storage_options=S3_OPTIONS | {"endpoint_url": address}
     )

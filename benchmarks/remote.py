@@ -79,10 +79,10 @@ class Process:
         )
         self.rest = b""
 
-    def go(self) -> None:
-        """Ask for an epoch."""
+    def go(self, what: bytes = b"") -> None:
+        """Ask for an epoch, or its ``first`` batch."""
         assert self.process.stdin is not None
-        self.process.stdin.write(b"\n")
+        self.process.stdin.write(what + b"\n")
 
     def answer(self, deadline: float) -> dict[str, Any]:
         """Return the next line that the peer prints."""
@@ -175,21 +175,21 @@ def start(store: Store, where: Path, options: argparse.Namespace) -> None:
     for latency in options.latency:
         store.behave(latency=latency / 1e3)
         found: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
-        failed: dict[str, str] = {}
+        failed: dict[str, list[str]] = defaultdict(list)
         for _, name in itertools.product(range(options.repeat), options.peers):
-            if name not in failed:
-                try:
-                    found[name].append(first_batch(name, store, where, options.shards, 120))
-                except (FailedError, BrokenPipeError) as error:
-                    failed[name] = str(error) or "ended early"
+            try:
+                found[name].append(first_batch(name, store, where, options.shards, 90))
+            except (FailedError, BrokenPipeError) as error:
+                failed[name].append(str(error) or "ended early")
         rows: list[tuple[object, ...]] = []
         for name in options.peers:
-            if name in failed:
-                rows.append((f"{name} (fails: {failed[name]})", *["-"] * 5))
+            fails = f" ({len(failed[name])} of {options.repeat} failed: {failed[name][-1]})" if failed[name] else ""
+            if not found[name]:
+                rows.append((name + fails, *["-"] * 5))
                 continue
             seconds, requests, sent = zip(*found[name], strict=True)
             cost = f"{statistics.median(requests):.0f}", f"{statistics.median(sent) / 1e6:.1f}"
-            rows.append((name, *spread(seconds), *cost))
+            rows.append((name + fails, *spread(seconds), *cost))
         columns = ["peer", "first batch, s: min", "median", "max", "requests by then", "MB by then"]
         title = f"From nothing to a batch of {options.shards:,} files, {latency:g} ms before each answer"
         table(title, columns, rows, peer="WebDataset")
@@ -204,11 +204,13 @@ def first_batch(name: str, store: Store, where: Path, shards: int, limit: float)
     began = time.monotonic()
     process = Process(name, store, cache, shards)
     try:
-        process.go()
+        process.go(b"first")
         process.answer(began + limit)
         seconds, counts = time.monotonic() - began, store.counts()
-    finally:
+    except BaseException:
         process.kill()
+        raise
+    finally:
         process.end()
     return seconds, sum(counts["requests"].values()), counts["bytes"]
 

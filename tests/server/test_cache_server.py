@@ -227,7 +227,13 @@ def test_a_transfer_goes_on_from_the_store(
 ) -> None:
     node = serve(first)
     stuck = threading.Event()
-    valve = Valve(node.port, 2 * PIECE + PIECE // 2, node.kill if what == "killed" else stuck.wait)
+
+    def kill() -> None:
+        node.kill()
+        # What the system still holds of it would come, too.
+        raise ConnectionError
+
+    valve = Valve(node.port, 2 * PIECE + PIECE // 2, kill if what == "killed" else stuck.wait)
     timeout = 2 if what == "frozen" else 60
     storage = Storage(cache=tmp_path / "second", parallel=1, peer=CacheClient(valve.address, timeout=timeout))
     assert Path(storage.local_path(url_of(store))).read_bytes() == DATA
