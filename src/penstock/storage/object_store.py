@@ -42,6 +42,7 @@ _LASTING = {  # what goes wrong on the way and stays wrong
     "MissingContentLength": "the server does not say how large the object is (Content-Length), so that nobody could "
     "tell whether all of it arrived; download it by other means",
     "TooManyRedirects": "more than 10 redirections",
+    "redirect without LOCATION": "the bucket is in another region; options={'region': ...} names it, or AWS_REGION",
     "BadScheme": "the server sends us to http:// or something that is no web address, which has no TLS; say http://",
 }
 _MAGIC = re.compile(r"[*?\[]")
@@ -177,7 +178,9 @@ class ObjectStoreBackend:
 def _stat(meta: Mapping[str, Any]) -> Stat:
     when = meta["last_modified"]
     modified = email.utils.format_datetime(when, usegmt=True) if when.timestamp() else ""
-    return Stat(int(meta["size"]), meta["e_tag"] or "", modified)
+    etag = meta["e_tag"] or ""
+    # Azure's lists leave out the quotation marks that its answers have.
+    return Stat(int(meta["size"]), f'"{etag}"' if etag and '"' not in etag else etag, modified)
 
 
 def _is_folder(meta: Mapping[str, Any], found: list[Any]) -> bool:
