@@ -94,7 +94,8 @@ def index(
     Those in a store that have no index there are read once, several at a time, and each index is written beside its
     shard, or into --out. Called again, it goes on where it was.
     """
-    from penstock.shards.handles import CopiedShard, LocalShard, build, write_indexes
+    from penstock.shards.finding import build, write_indexes
+    from penstock.shards.handles import CopiedShard, LocalShard
     from penstock.shards.index import index_path
     from penstock.shards.parallel import build_all
     from penstock.shards.store_shard import StoreShard, write_beside

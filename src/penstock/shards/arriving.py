@@ -27,8 +27,9 @@ from penstock.progress import progress_bar
 from penstock.shards.arrivals import Arrivals
 from penstock.shards.exchange import exchange_of
 from penstock.shards.facts import Facts, ToldFacts
+from penstock.shards.finding import build, find_handles, has_index
 from penstock.shards.grouping import Sample
-from penstock.shards.handles import CopiedShard, RemoteShard, build, find_handles, has_index
+from penstock.shards.handles import CopiedShard, RemoteShard
 from penstock.shards.opened import OpenShards
 from penstock.shards.shardset import ShardSet
 from penstock.shards.store_shard import StoreShard

@@ -11,38 +11,19 @@ Promises: a handle may be pickled; what it opens elsewhere is the same shard, or
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import (
-    ShardChangedError,
-    ShardError,
-    ShardIOError,
-    StorageAuthError,
-    StorageNotFoundError,
-)
+from penstock.errors import ShardChangedError, ShardError, StorageNotFoundError
 from penstock.images.once import Once
 from penstock.manifest.sidecar import places
-from penstock.progress import progress_bar
 from penstock.shards.files import ShardFile, file_of
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.shards.index import BODY, SUFFIX, Header, ShardIndex, load_or_build, read_header
 from penstock.shards.ranged import RangedShard
 from penstock.shards.stored import StoredShard
-from penstock.shards.urls import local_path
-from penstock.storage import (
-    Cache,
-    CachedFile,
-    RemoteSource,
-    Storage,
-    cache_root,
-    io_error,
-    is_remote,
-    write_atomically,
-)
+from penstock.storage import Cache, CachedFile, RemoteSource, Storage, cache_root
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.prefetch import Stoppable
 from penstock.storage.urls import shown
@@ -50,13 +31,7 @@ from penstock.storage.urls import shown
 if TYPE_CHECKING:
     from penstock.shards.entries import ShardEntries
 
-__all__ = [
-    *("CopiedShard", "Handle", "LocalShard", "OpenShard", "RemoteShard"),
-    *("build", "find_handles", "has_index", "index_url", "open_handles", "write_indexes"),
-]
-
-_REQUESTS = 48  # under way at a time, while the indexes of a set are fetched
-_COPIES = 4  # shards copied at a time
+__all__ = ["CopiedShard", "Handle", "LocalShard", "OpenShard", "RemoteShard", "index_url"]
 
 
 class OpenShard:
@@ -327,15 +302,6 @@ def _unsound(url: str) -> ShardError:
     return ShardError(f"{shown(url)} is not a sound index: make it again (penstock shards index), and upload it")
 
 
-def has_index(url: str, storage: Storage | None) -> bool:
-    """Return whether a shard in a store has its index beside it there. Costs one request."""
-    try:
-        RemoteSource(index_url(url), storage)
-    except (StorageNotFoundError, StorageAuthError):  # stores say "no access" where one may not list
-        return False
-    return True
-
-
 def _check_digest(url: str, header: Header | None, index: ShardIndex) -> None:
     if header is not None and index.header.digest != header.digest:
         raise ShardChangedError(
@@ -363,79 +329,6 @@ def index_url(url: str) -> str:
     """Return the address of a shard's index: the suffix goes before what a web address asks for."""
     path, mark, query = url.partition("?") if url.startswith(("http:", "https:")) else (url, "", "")
     return path + SUFFIX + mark + query
-
-
-def write_indexes(shards: Iterable[LocalShard | CopiedShard], folder: Path) -> None:
-    """Write the indexes of shards as ``NAME.pidx`` into a folder, to be put beside their shards elsewhere.
-
-    Raises:
-        ShardError: two shards have the same name.
-        ShardIOError: the folder cannot be written to.
-    """
-    written: set[str] = set()
-    for shard in shards:
-        name = os.path.basename(local_path(shard.url) or shard.url.partition("?")[0]) + SUFFIX
-        if name in written:
-            raise ShardError(f"two shards have an index named {name}: write those of each folder into one of its own")
-        written.add(name)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with write_atomically(folder / name) as file:
-                file.write(shard.index().path.read_bytes())
-        except OSError as error:
-            raise ShardIOError(str(io_error(folder / name, error, "cannot write the index"))) from error
-
-
-def find_handles(
-    found: Sequence[tuple[str, Stat | None]], storage: Storage | None, cache_dir: str | None, *, copy: bool
-) -> list[Handle]:
-    """Return handles of shards, given with their versions where these are known; without a header where no index is."""
-
-    def look(url: str, stat: Stat | None) -> RemoteShard | None:
-        try:
-            return RemoteShard(url, storage, stat)
-        except (StorageNotFoundError, StorageAuthError):  # stores say "no access" where one may not list
-            if not copy:
-                raise
-            return None
-
-    def handle_of(url: str, stat: Stat | None) -> Handle:
-        if not is_remote(url):
-            return LocalShard(url, cache_dir)
-        beside = look(url, stat)
-        return beside if beside is not None and not copy else CopiedShard(url, storage, cache_dir, beside, stat)
-
-    remote = {url: stat for url, stat in found if is_remote(url)}
-    with ThreadPoolExecutor(_REQUESTS, "penstock-indexes") as pool:
-        made = dict(zip(remote, pool.map(handle_of, *zip(*remote.items(), strict=True)), strict=True)) if remote else {}
-    return [made[url] if url in made else handle_of(url, stat) for url, stat in found]
-
-
-def open_handles(
-    found: Sequence[tuple[str, Stat | None]],
-    storage: Storage | None,
-    cache_dir: str | None,
-    *,
-    copy: bool,
-    progress: bool | None,
-) -> list[Handle]:
-    """Return the same, each with its header: what has no index is indexed."""
-    handles = find_handles(found, storage, cache_dir, copy=copy)
-    build([handle for handle in handles if not isinstance(handle, RemoteShard)], progress=progress)
-    return handles
-
-
-def build(shards: Sequence[LocalShard | CopiedShard], *, progress: bool | None = None) -> None:
-    """Index those that have no index; objects of stores are copied for that, several at a time."""
-    missing = [shard for shard in shards if shard.header is None]
-    if not missing:
-        return
-    with progress_bar("indexing", sum(shard.size for shard in missing), progress) as advance:
-        for local in [shard for shard in missing if isinstance(shard, LocalShard)]:
-            local.build(advance)
-        with ThreadPoolExecutor(_COPIES, "penstock-copies") as pool:
-            for _ in pool.map(lambda shard: shard.build(advance), [s for s in missing if isinstance(s, CopiedShard)]):
-                pass
 
 
 def _local_again(url: str, path: str, cache_dir: str | None, digest: bytes) -> LocalShard:

@@ -24,8 +24,9 @@ from penstock.images.once import Once
 from penstock.images.sample_record import SampleRecord
 from penstock.manifest.indices import Indices, to_rows
 from penstock.plan.windows import Need, split_rows
+from penstock.shards.finding import open_handles
 from penstock.shards.grouping import Sample
-from penstock.shards.handles import CopiedShard, Handle, OpenShard, open_handles
+from penstock.shards.handles import CopiedShard, Handle, OpenShard
 from penstock.shards.index import ShardIndex
 from penstock.shards.opened import OpenShards
 from penstock.shards.ranged import RangedShard
