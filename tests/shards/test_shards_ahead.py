@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,25 @@ def test_shards_of_an_mds_folder_in_a_store_that_lists(tmp_path: Path, monkeypat
             # The index, the list, and the shards; nothing in the second epoch.
             assert sum(store.counts()["requests"].values()) == 1 + 1 + 20
         loader.close()
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_shards_of_an_mds_folder_that_nobody_lists(server: Any, tmp_path: Path, executor: Any) -> None:
+    """Their versions are looked up once, and workers know them."""
+    samples = [{"number": number, "data": os.urandom(SIZE)} for number in range(20 * SAMPLES)]
+    folder = write_mds(tmp_path / "mds", {"number": "int", "data": "bytes"}, samples, per_shard=SAMPLES)
+    for path in folder.iterdir():
+        url = server.put(f"mds/{path.name}", path.read_bytes())
+    dataset = ps.MDSDataset(url.rpartition("/")[0], storage=Storage(cache=tmp_path / "cache"), shuffle="global")
+    assert len(server.requests) == 1 + 20
+    loader = ps.DataLoader(dataset, batch_size=5, num_workers=2, executor=executor)
+    for _ in range(2):
+        assert sorted(n for batch in loader for n in batch["number"].tolist()) == list(range(20 * SAMPLES))
+        assert len(server.requests) == 1 + 2 * 20
+    loader.close()
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again[3]["number"] == dataset[3]["number"]
+    assert len(server.requests) == 1 + 2 * 20 + 1  # the index
 
 
 def _train(urls: list[str], folder: str, seed: int, found: Any) -> None:

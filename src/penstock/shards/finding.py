@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from penstock.errors import ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
@@ -17,11 +16,11 @@ from penstock.shards.handles import CopiedShard, Handle, LocalShard, RemoteShard
 from penstock.shards.index import SUFFIX
 from penstock.shards.urls import local_path
 from penstock.storage import RemoteSource, Storage, io_error, is_remote, write_atomically
+from penstock.storage.ahead import in_threads
 from penstock.storage.backend import Stat
 
 __all__ = ["build", "find_handles", "has_index", "open_handles", "write_indexes"]
 
-_REQUESTS = 48  # under way at a time, while the indexes of a set are fetched
 _COPIES = 4  # shards copied at a time
 
 
@@ -75,8 +74,7 @@ def find_handles(
         return beside if beside is not None and not copy else CopiedShard(url, storage, cache_dir, beside, stat)
 
     remote = {url: stat for url, stat in found if is_remote(url)}
-    with ThreadPoolExecutor(_REQUESTS, "penstock-indexes") as pool:
-        made = dict(zip(remote, pool.map(handle_of, *zip(*remote.items(), strict=True)), strict=True)) if remote else {}
+    made = dict(zip(remote, in_threads(lambda pair: handle_of(*pair), [*remote.items()]), strict=True))
     return [made[url] if url in made else handle_of(url, stat) for url, stat in found]
 
 
@@ -102,6 +100,5 @@ def build(shards: Sequence[LocalShard | CopiedShard], *, progress: bool | None =
     with progress_bar("indexing", sum(shard.size for shard in missing), progress) as advance:
         for local in [shard for shard in missing if isinstance(shard, LocalShard)]:
             local.build(advance)
-        with ThreadPoolExecutor(_COPIES, "penstock-copies") as pool:
-            for _ in pool.map(lambda shard: shard.build(advance), [s for s in missing if isinstance(s, CopiedShard)]):
-                pass
+        copied = [shard for shard in missing if isinstance(shard, CopiedShard)]
+        in_threads(lambda shard: shard.build(advance), copied, count=_COPIES)

@@ -1,19 +1,36 @@
-"""Many small objects, or parts, such as the images of a batch: several requests under way at a time."""
+"""Many small objects, or parts, such as the images of a batch: several requests under way at a time.
+
+`ObjectsAhead` for bytes in order, `in_threads` for what else a store is asked about many objects.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from penstock.storage.backend import Cancel
 from penstock.storage.blocks import Waiting
 
-__all__ = ["ObjectsAhead"]
+__all__ = ["ObjectsAhead", "in_threads"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _PARALLEL = 16
+_LOOKS = 48  # requests for a few bytes each under way at most
+
+
+def in_threads(function: Callable[[T], R], items: Sequence[T], *, count: int = _LOOKS) -> list[R]:
+    """Return what a function that waits for a store returns for each item; ``count`` of them at a time.
+
+    Raises: what the function raises for the first item for which it does. Those that have not begun are left out.
+    """
+    if len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(count, "penstock-looks") as pool:
+        return list(pool.map(function, items))
 
 
 class ObjectsAhead(Generic[T]):

@@ -353,9 +353,10 @@ class RemoteSource:
         """
         cache = self.storage.the_cache()
         found = cache.find(self)
-        ranges = self.size > cache.limit() or cache.futures().wants_ranges(object_name(self.url))
-        if found is not None or ranges:
+        if found is not None:
             return found
+        if self.size > cache.limit() or cache.futures().wants_ranges(object_name(self.url)):
+            return None
         try:
             return cache.open(self, only_later=True, progress=False)
         except NotCachedError:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -21,20 +20,17 @@ import xxhash
 from penstock.errors import DataFileError
 from penstock.shards.stored import StoredShard
 from penstock.storage import SourceFile, Storage, is_remote
+from penstock.storage.ahead import in_threads
 from penstock.storage.backend import Stat
 from penstock.storage.mapped import MOST_OPEN, MappedFile, MappedFiles, look_at
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import scheme
 
-__all__ = ["RangeFile", "TableParts", "footer", "in_threads", "look_at_all", "open_parts"]
+__all__ = ["RangeFile", "TableParts", "footer", "look_at_all", "open_parts"]
 
 _PARQUET = (".parquet", ".pq")
 _LEAST, _FOOTER, _PART = 16 << 10, 64 << 10, 64  # bytes that are read of a file's end: a part of it, within bounds
-_REQUESTS = 48  # footers under way at a time
 _COPIES = 4  # files that are copied at a time
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class TableParts(MappedFiles):
@@ -141,14 +137,6 @@ def _is_ranged(name: str) -> bool:
 def look_at_all(names: Sequence[str], storage: Storage | None) -> list[MappedFile]:
     """Return what is in files, see `look_at`; those in a store are copied, several at a time."""
     return in_threads(lambda name: look_at(name, "uint8", storage), names, count=_COPIES)
-
-
-def in_threads(function: Callable[[T], R], items: Sequence[T], *, count: int = _REQUESTS) -> list[R]:
-    """Return what a function that waits for a store returns for each item."""
-    if len(items) < 2:
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(count, "penstock-tables") as pool:
-        return list(pool.map(function, items))
 
 
 # Bounded, and large enough for a file that is opened and read at once.

@@ -28,6 +28,7 @@ from penstock.shards.stored import StoredShard
 from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage
+from penstock.storage.ahead import in_threads
 from penstock.storage.backend import Stat
 from penstock.storage.mapped import FilesTable
 from penstock.storage.remote import RemoteSource
@@ -44,7 +45,7 @@ from penstock.tables.pictures import (
     make_image,
 )
 from penstock.tables.pieces import Located, NotText, Pieces
-from penstock.tables.ranged import TableParts, in_threads, open_parts
+from penstock.tables.ranged import TableParts, open_parts
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
 from penstock.wording import counted
 

@@ -33,6 +33,7 @@ from penstock.shards.mds.index import Part, ShardInfo
 from penstock.shards.mds.shard import shard_errors
 from penstock.shards.stored import StoredShard
 from penstock.storage import Cache, CachedFile, FileSource, RemoteSource, SourceFile, Storage
+from penstock.storage.ahead import in_threads
 from penstock.storage.backend import Cancel, Stat
 
 __all__ = ["HASHES", "Files", "check_hash"]
@@ -82,7 +83,9 @@ class Files:
         self.validate_hash = validate_hash
         self._copies: Cache | None = None
         self._found: dict[str, RemoteSource] = {}
-        self._listed: dict[str, dict[str, Stat]] = {}
+        self.versions: dict[str, Stat] = {}
+        """By address what the store said of files, as far as anybody has asked: for copies in other processes."""
+        self._listed: set[str] = set()
 
     def open(self, info: ShardInfo) -> SourceFile:
         """A shard that is not compressed (any more), open, with its hash checked if that was asked for.
@@ -109,8 +112,11 @@ class Files:
             return []
         plain = [(number, info.raw) for number, info in enumerate(shards) if info.packed is None]
         names = [self._name(part) for _, part in plain]
+        missing = [name for name in names if self._version(name) is None]
+        found = zip(missing, in_threads(self._look_up, missing), strict=True)
+        self.versions |= {name: stat for name, stat in found if stat is not None}
         return [
-            StoredShard(number, name, part.size, how, self._version(name))
+            StoredShard(number, name, part.size, how, self.versions.get(name))
             for name, (number, part) in zip(names, plain, strict=True)
         ]
 
@@ -140,9 +146,16 @@ class Files:
     def _version(self, name: str) -> Stat | None:
         """What the store says of a file where it lists the folder; None has the file looked up."""
         pattern = f"{self.folder}/{'**' if '/' in name[len(self.folder) + 1 :] else '*'}"
-        if pattern not in self._listed:
-            self._listed[pattern] = self._list(pattern)
-        return self._listed[pattern].get(name)
+        if name not in self.versions and pattern not in self._listed:
+            self._listed.add(pattern)
+            self.versions = self._list(pattern) | self.versions
+        return self.versions.get(name)
+
+    def _look_up(self, name: str) -> Stat | None:
+        try:
+            return RemoteSource(name, self.storage).stat
+        except StorageNotFoundError:  # whoever needs the file says so
+            return None
 
     def _list(self, pattern: str) -> dict[str, Stat]:
         assert self.storage is not None

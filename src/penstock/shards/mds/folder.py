@@ -27,6 +27,7 @@ from penstock.shards.mds.shard import Reader, Shard
 from penstock.shards.stored import StoredShard
 from penstock.sources.batched import BatchedDataset
 from penstock.storage import Cache, Storage, is_remote
+from penstock.storage.backend import Stat
 from penstock.storage.urls import local_part, shown
 from penstock.wording import counted
 
@@ -210,11 +211,14 @@ class MDSFolder(BatchedDataset):
             "cache_dir": self._files.cache_dir,
             "storage": self._storage,
         }
-        return _reopen, (type(self), self.path, options, self.fingerprint)
+        return _reopen, (type(self), self.path, options, self.fingerprint, self._files.versions)
 
 
-def _reopen(kind: type[MDSFolder], path: str, options: dict[str, Any], fingerprint: str) -> MDSFolder:
+def _reopen(
+    kind: type[MDSFolder], path: str, options: dict[str, Any], fingerprint: str, versions: dict[str, Stat]
+) -> MDSFolder:
     folder = kind(path, **options)
+    folder._files.versions |= versions
     if folder.fingerprint != fingerprint:
         raise ShardChangedError(f"{path} no longer holds the data set that was opened there: open it again")
     return folder
