@@ -175,6 +175,19 @@ class TestBound:
         assert sum(path.stat().st_size for path in files(tmp_path)) <= 350_000
         assert files(tmp_path, "trash") == files(tmp_path, "partial") == []
 
+    def test_what_a_power_cut_left_goes_some_day(self, server: Any, tmp_path: Path) -> None:
+        cache = Cache(tmp_path, max_bytes=1 << 20)
+        left = tmp_path / "partial" / ("0" * 32)
+        left.mkdir()
+        (left / "a.bin").write_bytes(bytes(10_000))
+        (left / ".entry.json").write_bytes(b"")
+        cache.make_room(1000)
+        assert left.exists()
+        old = time.time() - 90_000
+        os.utime(left, (old, old))
+        cache.make_room(1000)
+        assert not left.exists()
+
     def test_readers_keep_what_is_removed(self, server: Any, tmp_path: Path) -> None:
         storage = Storage(cache=Cache(tmp_path, max_bytes=150_000))
         held = storage.open(server.put("a.bin", SMALL)).local()  # type: ignore[union-attr]

@@ -79,14 +79,21 @@ class Entry:
 
     @classmethod
     def look(cls, folder: Path, *, complete: bool) -> Entry | None:
-        """None for a folder that is gone, or holds nothing sound."""
+        """None for a folder that is gone, or holds nothing sound.
+
+        A download of which a power cut has left no word counts as what it takes on the disk.
+        """
         entry = read_entry(folder)
-        if entry is None:
+        if entry is None and complete:
             return None
         try:
             with os.scandir(folder) as files:
                 found = {file.name: file.stat() for file in files}
-            used, leased = found[ENTRY].st_mtime, folder.stat().st_mtime
+            leased = folder.stat().st_mtime
+            if entry is None:
+                stored = sum(_stored(status) for status in found.values())
+                return cls(folder, "", stored, stored, leased, leased, complete)
+            used = found[ENTRY].st_mtime
         except (OSError, KeyError):
             return None
         # Indexes may lie beside it.
