@@ -16,7 +16,7 @@ from busy_support import HANG
 from store_server import Store
 
 import penstock as ps
-from penstock.errors import DataFileError, StorageChangedError
+from penstock.errors import DataFileChangedError, DataFileError, StorageChangedError
 from penstock.storage import Cache, Storage
 
 FILES, ROWS, SIZE = 12, 20, 5_000
@@ -143,6 +143,15 @@ def test_copies_that_the_cache_removed_are_let_go(store: Store, tmp_path: Path) 
         assert table.records([number * ROWS]) == [{"x": number * ROWS}]
     maps = Path("/proc/self/maps").read_text()
     assert len({line.split()[4] for line in maps.splitlines() if str(storage.the_cache().folder) in line}) <= 3
+
+
+def test_a_copy_that_somebody_truncates(store: Store, tmp_path: Path) -> None:
+    table = ps.TableFiles(URL, columns=["x"], storage=storage_of(store, tmp_path / "cache"))
+    assert table.records([3]) == [{"x": 3}]
+    (copy,) = (tmp_path / "cache").glob("objects/*/*.parquet")
+    os.truncate(copy, 100)
+    with pytest.raises(DataFileChangedError, match=r"p-000\.parquet was changed"):
+        table.records([3])
 
 
 def test_a_truncated_file_is_named(store: Store, tmp_path: Path) -> None:

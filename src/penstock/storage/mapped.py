@@ -21,7 +21,7 @@ from penstock.storage import Storage, is_remote, local_path
 from penstock.storage.files import SourceFile
 from penstock.storage.urls import listed
 
-__all__ = ["MOST_OPEN", "FilesTable", "MappedFile", "MappedFiles", "look_at", "said"]
+__all__ = ["MOST_OPEN", "FilesTable", "MappedFile", "MappedFiles", "changed", "look_at", "said"]
 
 MOST_OPEN = 256  # each takes a descriptor and a map
 _WHOLE = 1 << 18  # bytes up to which all of a file is hashed
@@ -124,7 +124,7 @@ class MappedFiles:
         source, array = self._opened(number)
         status = os.fstat(source._fd)
         if status.st_size != source.size or status.st_mtime_ns != source.mtime_ns:
-            raise _changed(self.files[number], status.st_size)
+            raise changed(self.files[number], status.st_size)
         return array
 
     def _opened(self, number: int) -> tuple[SourceFile, npt.NDArray[Any]]:
@@ -134,7 +134,7 @@ class MappedFiles:
         file = self.files[number]
         source = _open(file.path)
         if (source.size, source.mtime_ns) != (file.size, file.mtime_ns):
-            raise _changed(file, source.size)
+            raise changed(file, source.size)
         count = int(np.prod(file.shape, dtype=np.int64))
         if source.map is None or not count:
             array = np.empty(file.shape, file.dtype)
@@ -206,7 +206,8 @@ class FilesTable(abc.ABC):
         return fingerprint in self.prefixes(rows)
 
 
-def _changed(file: MappedFile, size: int) -> DataFileChangedError:
+def changed(file: MappedFile, size: int) -> DataFileChangedError:
+    """Return the error for a file that is not what it was, with its size now."""
     what = f"it had {file.size} bytes and has {size}" if size != file.size else "its modification time differs"
     return DataFileChangedError(
         f"{file.path} was changed since it was opened: {what}. Open the data set again; to update a file in use, write "

@@ -22,7 +22,7 @@ from penstock.shards.stored import StoredShard
 from penstock.storage import SourceFile, Storage, is_remote
 from penstock.storage.ahead import in_threads
 from penstock.storage.backend import Stat
-from penstock.storage.mapped import MOST_OPEN, MappedFile, MappedFiles, look_at
+from penstock.storage.mapped import MOST_OPEN, MappedFile, MappedFiles, changed, look_at
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import scheme
 
@@ -58,8 +58,10 @@ class TableParts(MappedFiles):
             return super().array(number)
         if not _is_copied(source):
             return source
-        taken = self._taken.get(number)
-        return (self._take(number, source) if taken is None else taken)[1]
+        file, data = self._taken.get(number) or self._take(number, source)
+        if file is not None and (size := file.size_now()) != file.size:
+            raise changed(self.files[number], size)
+        return data
 
     def holds(self, number: int, data: Any) -> bool:
         """Whether these are the bytes of a file, or its source, as they are open now."""
