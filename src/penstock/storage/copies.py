@@ -47,7 +47,7 @@ class Entry:
     """One copy in the cache, or with ``complete=False`` what is there of it so far. Times are those of `time.time`.
 
     Attributes:
-        size: bytes of all of it, once it is complete.
+        size: bytes of all of it, once it is complete; of one that waits for room what is there.
         stored: bytes that it takes on the disk now.
     """
 
@@ -99,6 +99,8 @@ class Entry:
         # Indexes may lie beside it.
         size = entry["size"] + sum(status.st_size for name, status in found.items() if name != entry["name"])
         stored = size if complete else sum(_stored(status) for status in found.values())
+        if not complete and not entry.get("has_room"):
+            size = stored
         return cls(folder, str(entry.get("url", "")), size, stored, used, leased, complete)
 
 

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,12 +111,16 @@ class Room:
             return max(0, min(self.max_bytes, fits))
         return max(0, min((disk.free + sum(entry.size for entry in entries if entry.complete)) // 2, fits))
 
-    def make(self, size: int, *, but: str = "", only_later: bool = False) -> None:
+    def make(
+        self, size: int, *, but: str = "", only_later: bool = False, take: Callable[[], None] | None = None
+    ) -> None:
         """Remove copies until ``size`` more bytes are within the bound.
 
         Args:
             but: a key that stays, whatever happens.
             only_later: remove none that is needed as soon as that one, or sooner.
+            take: called before anybody else may remove something. ``size`` is all that the copy ``but`` will take then,
+                and what is there of it counts no more.
 
         Raises:
             NotCachedError: that is not enough. Nothing was removed for it.
@@ -127,12 +131,13 @@ class Room:
             entries, now = self.entries(recent=True), time.time()
             self._remove_abandoned(entries, but, now)
             own = next((entry for entry in entries if entry.folder.name == but), None)
-            limit, needed = self.limit(entries), size + (own.size if own else 0)
+            there = own.size if own is not None and take is None else 0
+            limit, needed = self.limit(entries), size + there
             if needed > limit:
                 if own:
                     self.discard(own.folder)
                 raise self._too_large(needed, limit)
-            excess = sum(entry.size for entry in entries) + size - limit
+            excess = sum(entry.size for entry in entries if entry is not own) + needed - limit
             chosen = self._choose(entries, own, excess, now, only_later=only_later)
             if only_later and sum(entry.size for entry in chosen) < excess:
                 if own:
@@ -143,6 +148,8 @@ class Room:
                 )
             for entry in chosen:
                 self.discard(entry.folder)
+            if take is not None:
+                take()
 
     def shrink(self, key: str) -> bool:
         """Remove copies for one whose download has filled the disk; return whether there were any to remove."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import secrets
@@ -266,8 +267,10 @@ class Cache:
         entry["fingerprint"] = source.fingerprint
         try:
             partial.mkdir(exist_ok=True)
-            write_entry(partial, entry, sync=False)  # to go on from; the next one counts
-            self._room.make(0, but=key, only_later=only_later)  # its size counts from here on
+            write_entry(partial, entry, sync=False)  # to go on from; the last one counts
+            # Its size counts from there on. Before, others would make room for what may not come.
+            take = functools.partial(write_entry, partial, {**entry, "has_room": True}, sync=False)
+            self._room.make(source.size, but=key, only_later=only_later, take=take)
             hashes = fill(source, partial, name, advance)
             write_entry(partial, {**entry, "xxh3": hashes})
         except BaseException:
