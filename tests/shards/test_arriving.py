@@ -1,17 +1,20 @@
-"""Shards in a store that nobody has indexed: the order of windows, its states, and what is fetched."""
+"""Shards in a store that nobody has counted, tar and JSON lines: the order of windows, its states, what is fetched."""
 
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import os
 import pickle
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from shard_support import make_tar
@@ -19,6 +22,7 @@ from shard_support import make_tar
 import penstock as ps
 from penstock.errors import (
     ConfigError,
+    DataFileError,
     LengthUnknownError,
     ShardError,
     StateError,
@@ -34,22 +38,28 @@ TOTAL = sum(COUNTS)
 
 
 def number(sample: dict[str, Any]) -> int:
-    return int(sample["cls"])
+    return int(sample.get("cls", sample.get("number")))
 
 
 number.pure = True  # type: ignore[attr-defined]
 
 
-@pytest.fixture
-def urls(server: Any) -> list[str]:
-    """Shards on a server, of `COUNTS` samples numbered through."""
-    starts = np.cumsum([0, *COUNTS])
-    return [
-        server.put(
-            f"s-{k:03d}.tar", make_tar([(f"{k:03d}_{i:04d}.cls", b"%d" % (starts[k] + i)) for i in range(count)])
-        )
-        for k, count in enumerate(COUNTS)
-    ]
+def make_lines(numbers: Any) -> bytes:
+    return b"".join(b'{"number": %d}\n' % n for n in numbers)
+
+
+def put_shards(server: Any, kind: str) -> list[str]:
+    """Put shards on a server, of `COUNTS` samples numbered through."""
+    urls, starts = [], np.cumsum([0, *COUNTS])
+    for k, (start, count) in enumerate(zip(starts[:-1].tolist(), COUNTS, strict=True)):
+        lines = make_lines(range(start, start + count))
+        if kind == "tar":
+            data = make_tar([(f"{k:03d}_{i:04d}.cls", b"%d" % (start + i)) for i in range(count)])
+        else:
+            data = (lines, gzip.compress(lines), zstandard.compress(lines))[k % 3]
+        packed = "" if kind == "tar" else ("", ".gz", ".zst")[k % 3]
+        urls.append(server.put(f"s-{k:03d}.{kind}{packed}", data))
+    return urls
 
 
 class Shards:
@@ -57,23 +67,38 @@ class Shards:
 
     def __init__(self, urls: list[str], folder: Path) -> None:
         self.urls, self.folder = urls, folder
+        self.names = [url.rpartition("/")[2] for url in urls]
+        self.is_tar = urls[0].endswith(".tar")
 
-    def dataset(self, rank: int = 0, world_size: int = 1, **options: Any) -> ps.ShardDataset:
-        storage = Storage(cache=Cache(self.folder / "cache"))
+    def storage(self) -> Storage:
+        return Storage(cache=Cache(self.folder / "cache"))
+
+    def dataset(self, rank: int = 0, world_size: int = 1, **options: Any) -> Any:
         share = {"rank": rank, "world_size": world_size, "window_shards": 4, "load": number, **options}
-        return ps.ShardDataset(self.urls, storage=storage, cache_dir=self.folder / "indexes", **share)
+        if self.is_tar:
+            return ps.ShardDataset(self.urls, storage=self.storage(), cache_dir=self.folder / "indexes", **share)
+        return ps.TableDataset(self.urls, storage=self.storage(), **share)
 
-    def indexed(self) -> ps.ShardDataset:
-        storage = Storage(cache=Cache(self.folder / "cache"))
-        return ps.ShardDataset(ShardSet(self.urls, storage=storage, cache_dir=self.folder / "indexes"), load=number)
+    def counted(self) -> Any:
+        """The same, with all shards counted before anything else."""
+        if self.is_tar:
+            shards = ShardSet(self.urls, storage=self.storage(), cache_dir=self.folder / "indexes")
+            return ps.ShardDataset(shards, load=number)
+        return ps.TableDataset(ps.JsonFiles(self.urls, storage=self.storage()), load=number)
 
     def loader(self, rank: int = 0, world_size: int = 1, *, options: Any = None, **loader: Any) -> ps.DataLoader[Any]:
         return ps.DataLoader(self.dataset(rank, world_size, **(options or {})), **{"batch_size": 4, **loader})
 
 
+@pytest.fixture(params=["tar", "jsonl"])
+def shards(server: Any, tmp_path: Path, monkeypatch: Any, request: Any) -> Shards:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))  # nobody else has indexed them
+    return Shards(put_shards(server, request.param), tmp_path)
+
+
 @pytest.fixture
-def shards(urls: list[str], tmp_path: Path) -> Shards:
-    return Shards(urls, tmp_path)
+def tars(server: Any, tmp_path: Path) -> Shards:
+    return Shards(put_shards(server, "tar"), tmp_path)
 
 
 def batches(loader: Any) -> list[list[int]]:
@@ -134,7 +159,7 @@ def test_an_epoch_without_indexes_has_every_sample_once(shards: Shards, server: 
     assert server.data_requests() == []
     first = batches(loader)
     assert sorted(flat(first)) == list(range(TOTAL))
-    assert Counter(path for path, _ in server.data_requests()) == {f"/s-{k:03d}.tar": 1 for k in range(len(COUNTS))}
+    assert Counter(path for path, _ in server.data_requests()) == {f"/{name}": 1 for name in shards.names}
     assert len(loader) == len(first)
     again = shards.loader()
     assert batches(again) == first
@@ -145,9 +170,7 @@ def test_the_next_epoch_has_the_order_that_was_asked_for(shards: Shards) -> None
     loader = shards.loader()
     batches(loader)
     second = batches(loader)
-    storage = Storage(cache=Cache(shards.folder / "cache"))
-    indexed = ps.ShardDataset(ShardSet(shards.urls, storage=storage), load=number)
-    other = ps.DataLoader(indexed, batch_size=4)
+    other = ps.DataLoader(shards.counted(), batch_size=4)
     other.set_epoch(1)
     assert second == batches(other)
 
@@ -299,24 +322,24 @@ def test_resume_twice_within_a_window(shards: Shards) -> None:
     assert sorted(had) == list(range(TOTAL))
 
 
-def test_a_run_ends_its_epoch_as_it_began_though_indexes_are_there(shards: Shards, server: Any) -> None:
-    expected = batches(shards.loader())
-    loader = shards.loader()
+def test_a_run_ends_its_epoch_as_it_began_though_indexes_are_there(tars: Shards, server: Any) -> None:
+    expected = batches(tars.loader())
+    loader = tars.loader()
     iterator = iter(loader)
     had = [next(iterator).tolist() for _ in range(4)]
     state = loader.state_dict()
-    for url in shards.urls:
+    for url in tars.urls:
         name = url.rpartition("/")[2]
-        path = shards.folder / name
+        path = tars.folder / name
         path.write_bytes(server.objects[f"/{name}"].data)
         index = ShardSet(str(path)).index(0)
         server.put(f"{name}.pidx", index.path.read_bytes())
-    indexed = shards.loader()
+    indexed = tars.loader()
     assert len(indexed.dataset) == TOTAL
     indexed.load_state_dict(state)
     assert had + batches(indexed) == expected
     second = batches(indexed)
-    ordinary = shards.loader()
+    ordinary = tars.loader()
     ordinary.set_epoch(1)
     assert second == batches(ordinary) != expected
 
@@ -351,7 +374,7 @@ class TestLedger:
             with pytest.raises(ConfigError, match="epoch 0 of the job was read in windows"):
                 ledger.seen(0, until=steps + 3)
         with pytest.raises(ConfigError, match="epoch 0 of the job was read in windows"):
-            ps.Ledger(ps.DataLoader(shards.indexed(), batch_size=4), state=state).rows(0)
+            ps.Ledger(ps.DataLoader(shards.counted(), batch_size=4), state=state).rows(0)
 
     def test_other_loaders_remember_it(self, shards: Shards, tmp_path: Path) -> None:
         loader = shards.loader()
@@ -366,7 +389,7 @@ class TestLedger:
 
     def test_a_job_that_never_read_windows_says_nothing_of_them(self, shards: Shards) -> None:
         batches(shards.loader())
-        loader = ps.DataLoader(shards.indexed(), batch_size=4)
+        loader = ps.DataLoader(shards.counted(), batch_size=4)
         batches(loader)
         assert "windows" not in loader.state_dict()["sampler"]
         assert ps.Ledger(loader).seen(0, until=ps.Ledger(loader).step) == 1
@@ -415,17 +438,18 @@ def test_a_state_is_picked_up_without_the_cache(shards: Shards, tmp_path: Path, 
 def test_a_missing_shard_is_named_in_its_turn(shards: Shards, server: Any) -> None:
     expected = batches(shards.loader())
     gone = Shards(shards.urls, shards.folder / "gone").loader()
-    del server.objects["/s-003.tar"]
+    del server.objects[f"/{shards.names[3]}"]
     found = []
-    with pytest.raises(StorageNotFoundError, match=r"s-003\.tar"):
+    with pytest.raises(StorageNotFoundError, match=re.escape(shards.names[3])):
         for batch in gone:
             found.append(batch.tolist())
     assert found == expected[: len(found)]
 
 
 def test_a_damaged_shard_is_named(shards: Shards, server: Any) -> None:
-    server.put("s-000.tar", b"no archive at all" * 100)
-    with pytest.raises(ShardError, match=r"s-000\.tar"):
+    server.put(shards.names[1], b"no archive at all\0" * 100)
+    error = ShardError if shards.is_tar else DataFileError
+    with pytest.raises(error, match=re.escape(shards.names[1])):
         batches(shards.loader())
 
 
@@ -434,21 +458,22 @@ def test_a_shard_that_is_replaced_is_an_error(shards: Shards, server: Any) -> No
         batches(loader)
         # What is in the cache stays what it was.
         for url in shards.urls:
-            server.put(url.rpartition("/")[2], make_tar([("other.cls", b"99999")]))
+            other = make_tar([("other.cls", b"99999")]) if shards.is_tar else make_lines([99999])
+            server.put(url.rpartition("/")[2], other)
         assert sorted(flat(batches(loader))) == list(range(TOTAL))
     Cache(shards.folder / "cache").clear()
     with shards.loader() as fresh:
         assert sorted(flat(batches(fresh))) == [99999] * len(COUNTS)
     Cache(shards.folder / "cache").clear()
     loader = ps.DataLoader(pickle.loads(pickle.dumps(loader.dataset)), batch_size=4)
-    with pytest.raises(StorageChangedError, match=r"s-0\d\d\.tar was changed"):
+    with pytest.raises(StorageChangedError, match=r"s-0\d\d\.\S+ was changed"):
         batches(loader)
 
 
 def test_pickles_carry_what_is_known(shards: Shards) -> None:
     dataset = shards.dataset()
     loader = ps.DataLoader(dataset, batch_size=4)
-    assert not pickle.loads(pickle.dumps(dataset)).shards.complete
+    assert not pickle.loads(pickle.dumps(dataset)).source.complete
     batches(loader)
     other = pickle.loads(pickle.dumps(dataset))
     assert len(other) == TOTAL

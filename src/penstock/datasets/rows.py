@@ -39,8 +39,13 @@ def check_rows(dataset: Any) -> None:
 
 
 def row_count(dataset: Any) -> int:
-    """Return how many rows a data set has: of one rank's share, those of all ranks."""
-    return dataset.plan.samples if has_rows(dataset) else len(dataset)
+    """Return how many rows a data set has: of one rank's share, those of all ranks.
+
+    Raises:
+        LengthUnknownError: its shards are not counted yet.
+    """
+    rows: int = dataset.plan.samples if has_rows(dataset) else -1
+    return rows if rows >= 0 else len(dataset)
 
 
 def rows_behind(dataset: Any) -> Callable[[Indices], Indices] | None:

@@ -21,18 +21,23 @@ from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.manifest.classes import HasClasses
 from penstock.order.permutation import Indices
-from penstock.plan.share import MiniEpoch, SharePlan
+from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
+from penstock.plan.windows import ShardSamples, WindowPlan
 from penstock.shards.urls import Urls
-from penstock.storage import Storage
+from penstock.stages import stage
+from penstock.storage import Storage, is_remote
 from penstock.storage.urls import listed
-from penstock.tables.files import are_json, as_they_are, table_files
+from penstock.tables.arriving_lines import ArrivingLines
+from penstock.tables.files import are_json, table_files
 from penstock.tables.json_files import JsonFiles
 from penstock.tables.pictures import ImageRecord
 from penstock.tables.table import TableFiles
 from penstock.tables.values import as_array, is_text, shaped
 
 __all__ = ["TableDataset"]
+
+_Table = TableFiles | JsonFiles | ArrivingLines
 
 Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -51,6 +56,7 @@ class TableDataset(HasClasses, SourceDataset):
             Parquet a row group for each sample, as soon as they are more than ``cache_bytes``: there say
             ``shuffle="block"``. Blocks are then as large as a row group, and as many of them are mixed as fit into half
             of ``cache_bytes``, unless ``block_size`` and ``window`` say otherwise.
+        window_shards: of JSON lines in a store: how many files of a rank are mixed in the first epoch, see below.
 
     Raises:
         ConfigError, PartitionError: arguments that make no sense.
@@ -58,7 +64,9 @@ class TableDataset(HasClasses, SourceDataset):
         ImageError: (on access) an image that cannot be decoded; it names file and row.
 
     Rows of JSON lines are dicts of Python's objects, with the keys of their line or those of ``columns``, and batches
-    are made by the loader's ``collate_fn``.
+    are made by the loader's ``collate_fn``. Nobody knows how many rows files of JSON lines in a store have: the first
+    batch comes once the first file is here, and the first epoch has the order that `ShardDataset` describes, with
+    ``len`` a `LengthUnknownError` until its end. ``TableDataset(JsonFiles(...))`` reads all of them before it begins.
 
     Values are those of `penstock.tables.values`: numbers and arrays of the columns' own types, text, ``None``. With
     Penstock's loader and no ``load`` or ``collate_fn`` batches are made whole: numbers that lie in mapped files in one
@@ -79,10 +87,13 @@ class TableDataset(HasClasses, SourceDataset):
         images: str | None = None,
         cache_bytes: int | None = None,
         storage: Storage | None = None,
+        window_shards: int = 8,
         load: Callable[[dict[str, Any]], Any] | None = None,
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share, load)
+        if window_shards < 1:
+            raise ConfigError(f"window_shards is a positive number of files, got {window_shards!r}")
         given: dict[str, Any] = {
             "split": split,
             "columns": columns,
@@ -92,18 +103,11 @@ class TableDataset(HasClasses, SourceDataset):
         }
         self.table = _table(source, {name: value for name, value in given.items() if value is not None})
         """The samples as they are on disk."""
-        if share.get("shuffle") == "block" and all(
-            share.get(name) is None for name in ("group", "block_size", "window")
-        ):
-            blocks = self.table.blocks()
-            if blocks is not None:
-                share["block_size"], share["window"] = blocks
-        ahead = ShardsAhead(self.table) if isinstance(self.table, TableFiles) and self.table.stored() else None
-        super().__init__(self.table, SharePlan(self.table, ahead=ahead, **share), load)
+        super().__init__(self.table, _plan(self.table, window_shards, share), load)
         self._ahead = RowsAhead()
         self.releases_gil = load is None
         """Whether one process with threads makes batches: of Parquet, threads share what is decoded."""
-        if isinstance(self.table, JsonFiles):
+        if not isinstance(self.table, TableFiles):
             self.makes_batches = self.releases_gil = False
             return
         whole = not self.table.image_columns or self.table.images == "bytes"  # workers share the images of a batch
@@ -111,7 +115,7 @@ class TableDataset(HasClasses, SourceDataset):
 
     def class_names(self) -> list[str] | None:
         """Return the names of the classes of the label's column, as `datasets` keeps them; None if there are none."""
-        return None if isinstance(self.table, JsonFiles) else self.table.label_names()
+        return self.table.label_names() if isinstance(self.table, TableFiles) else None
 
     def fetch_batch(
         self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: MiniEpoch | None = None
@@ -153,12 +157,32 @@ class TableDataset(HasClasses, SourceDataset):
 
     def _columns(self) -> TableFiles:
         """Return the table, which is one of columns."""
-        if isinstance(self.table, JsonFiles):
+        if not isinstance(self.table, TableFiles):
             raise ConfigError(f"{self.table!r}: JSON lines have no columns of Arrow, which this asks for")
         return self.table
 
+    def _read(self, view: EpochView, local: Indices) -> list[Any]:
+        place: Any = view.place
+        if not isinstance(place, ShardSamples) or isinstance(self.table, TableFiles):
+            return super()._read(view, local)
+        with stage("read"):
+            return self.table.arrived(view.rows(local), place.versions)
 
-def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> TableFiles | JsonFiles:
+
+def _plan(table: _Table, window_shards: int, share: ShareOptions) -> SharePlan:
+    is_ours = all(share.get(name) is None for name in ("group", "block_size", "window"))
+    if share.get("shuffle") == "block" and is_ours and not isinstance(table, ArrivingLines):
+        blocks = table.blocks()
+        if blocks is not None:
+            share["block_size"], share["window"] = blocks
+    is_stored = isinstance(table, ArrivingLines) or bool(table.stored())
+    ahead = ShardsAhead(table) if is_stored else None
+    if is_stored and not isinstance(table, TableFiles):
+        return WindowPlan(table, window_shards=window_shards, ahead=ahead, **share)
+    return SharePlan(table, ahead=ahead, **share)
+
+
+def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> _Table:
     if isinstance(source, TableFiles | JsonFiles):
         if options:
             kind = type(source).__name__
@@ -170,7 +194,7 @@ def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> Ta
         return TableFiles.of(files, **options)
     if "images" in options:
         raise ConfigError(f"{listed(names)}: images= is for Arrow and Parquet files, and these are JSON lines")
-    return JsonFiles(as_they_are(names), **options)
+    return (ArrivingLines if all(map(is_remote, names)) else JsonFiles).of(files, **options)
 
 
 def _tensor_type(kind: np.dtype[Any]) -> torch.dtype:

@@ -35,9 +35,15 @@ from penstock.plan.share_options import ShareOptions
 from penstock.wording import counted
 
 __all__ = [
-    *("UNKNOWN", "Arriving", "Need", "ShardSamples", "WindowCursor", "WindowEpoch", "WindowPlan"),
+    *("TO_BE_COUNTED", "UNKNOWN", "Arriving", "Need", "ShardSamples", "WindowCursor", "WindowEpoch", "WindowPlan"),
     *("pack_rows", "split_rows"),
 ]
+
+TO_BE_COUNTED = (
+    "put indexes beside tar shards (penstock shards index); or open ShardDataset(ShardSet(...)), of JSON "
+    "lines TableDataset(JsonFiles(...)), which read all of them before they begin"
+)
+"""What to do for shards to be counted."""
 
 UNKNOWN = -1
 """How many samples an epoch of windows has, in its `MiniEpoch`."""
@@ -72,7 +78,7 @@ class Need(NamedTuple):
 
 
 class Arriving(Protocol):
-    """Shards that are counted while they arrive. See `penstock.shards.arriving.ArrivingShards`."""
+    """Shards that are counted while they arrive. See `penstock.shards.arriving_source.ArrivingSource`."""
 
     urls: list[str]
 
@@ -568,14 +574,12 @@ def _check_countless(share: Mapping[str, Any]) -> None:
     for name, usual in (("mini_epochs", 1), ("group", None), ("exclude", None)):
         if share.get(name, usual) != usual:
             raise ConfigError(
-                f"{name}= needs the number of samples, which nobody knows before the shards were read: make their "
-                "indexes first (penstock shards index), and put them beside the shards"
+                f"{name}= needs the number of samples, which nobody knows before the shards were read: {TO_BE_COUNTED}"
             )
 
 
 def _unknown_length() -> LengthUnknownError:
     return LengthUnknownError(
         "how many samples these shards have is not known before all of them were read once, since they have no indexes "
-        "in the store: iterate; or put indexes beside them (penstock shards index); or open "
-        "ShardDataset(ShardSet(...)), which reads all of them before it begins"
+        f"in the store: iterate; or {TO_BE_COUNTED}"
     )

@@ -6,20 +6,40 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from penstock.errors import NotCachedError
 from penstock.plan.windows import Need
 from penstock.shards.exchange import Exchange
 from penstock.shards.facts import Facts
-from penstock.shards.store_shard import StoreShard
-from penstock.storage import UNWRITABLE
+from penstock.storage import UNWRITABLE, Storage
 from penstock.storage.backend import Cancel
 from penstock.storage.futures import NEVER, Future, Uses
 from penstock.threads import Daemon
 
-__all__ = ["Arrivals"]
+__all__ = ["Arrivals", "Arriver"]
 
 _THREADS = 8  # shards that arrive at a time
+
+
+class Arriver(Protocol):
+    """A file in a store that somebody may have counted.
+
+    Attributes: ``facts`` are None until it was counted here, or somebody who has counted it told them.
+    """
+
+    url: str
+    storage: Storage
+    facts: Facts | None
+
+    def count(self, cancel: Cancel | None = None) -> Facts:
+        """Have it counted, unless it is: by its index, if there is one."""
+
+    def obtain(self, *, only_later: bool = False, cancel: Cancel | None = None) -> Facts:
+        """Have it copied and counted, unless it is counted. Arguments: see `penstock.storage.Cache.open`."""
+
+    def fetch(self, cancel: Cancel) -> None:
+        """Have a copy in the cache, or NotCachedError where what is there is needed sooner."""
 
 
 class Arrivals:
@@ -29,7 +49,7 @@ class Arrivals:
     keeps it until then.
     """
 
-    def __init__(self, handles: list[StoreShard], exchange: Exchange | None) -> None:
+    def __init__(self, handles: Sequence[Arriver], exchange: Exchange | None) -> None:
         self.pid = os.getpid()
         self._handles, self._exchange = handles, exchange
         self._changed = threading.Condition()
@@ -134,16 +154,18 @@ class Arrivals:
         while (taken := self._take()) is not None:
             number, cancel = taken
             error: BaseException | None = None
+            had = True
             try:
                 self._bring(number, cancel)
             except NotCachedError:
-                # It is fetched when somebody waits for it.
-                pass
+                # The next `expect` tries again, or somebody waits for it by then.
+                had = False
             except BaseException as raised:  # raised where somebody waits for the shard
                 error = raised
             with self._changed:
                 self._busy.discard(number)
-                self._had.add(number)
+                if had:
+                    self._had.add(number)
                 if error is not None and not cancel.is_set():
                     self._errors[number] = error
                 self._changed.notify_all()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Self, SupportsIndex
 
@@ -23,7 +23,7 @@ import xxhash
 from penstock.images.once import Once
 from penstock.images.sample_record import SampleRecord
 from penstock.manifest.indices import Indices, to_rows
-from penstock.plan.windows import Need, split_rows
+from penstock.shards.counted_source import CountedSource
 from penstock.shards.finding import open_handles
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import CopiedShard, Handle, OpenShard
@@ -42,7 +42,7 @@ __all__ = ["ShardSet"]
 _AT_ONCE, _SMALL = 32, 32 << 10  # while iterating: samples read between two looks at the file, if they are so small
 
 
-class ShardSet:
+class ShardSet(CountedSource):
     """The samples of shards, one shard after the other.
 
     Args:
@@ -93,8 +93,7 @@ class ShardSet:
         self._opened = OpenShards(handles)
         self._once = Once()  # for all indexes of entries
         self._headers = [handle.header for handle in handles if handle.header is not None]
-        self.starts: npt.NDArray[np.int64] = np.cumsum([0, *(header.samples for header in self._headers)])
-        """The number of the first sample of each shard, and of all."""
+        self.starts = np.cumsum([0, *(header.samples for header in self._headers)])
         self._length = int(self.starts[-1])
         self._whole = range(self._length)
 
@@ -130,35 +129,6 @@ class ShardSet:
         """Return the shards in a store that are copied."""
         return [handle.stored(number) for number, handle in enumerate(self._handles) if isinstance(handle, CopiedShard)]
 
-    # For `penstock.plan.windows`: an epoch that began before all shards were counted goes on in its order.
-
-    complete = True
-    """Whether all shards are counted."""
-
-    def counts_of(self, shards: Sequence[int]) -> list[int]:
-        """Return how many samples some shards have."""
-        return [self._headers[number].samples for number in shards]
-
-    def expect(self, needs: Sequence[Need], *, position: int = 0) -> None:
-        """Do nothing: every shard is there when it is asked for."""
-
-    def advance(self, position: int) -> None:
-        """Do nothing: nobody looks ahead."""
-
-    def close(self) -> None:
-        """Do nothing: nobody looks ahead."""
-
-    def finish(self, rank: int, world_size: int) -> None:
-        """Do nothing: all shards are counted."""
-
-    def versions(self, shards: Sequence[int]) -> tuple[Any, ...]:
-        """Return nothing: every process knows the shards."""
-        return ()
-
-    def arrived(self, rows: Indices, versions: Iterable[Any]) -> list[Sample]:
-        """Return the samples at rows of `penstock.plan.windows.pack_rows`, in this order."""
-        return self._opened.read(*split_rows(np.asarray(rows, dtype=np.int64)))
-
     # Reading.
 
     def locate(self, sample: int) -> tuple[int, int]:
@@ -191,7 +161,10 @@ class ShardSet:
         """The samples at ``indices`` (any order, repeats allowed). The fast way to read a batch."""
         rows = to_rows(indices, self._whole)
         numbers = self.starts.searchsorted(rows, "right") - 1
-        return self._opened.read(numbers, rows - self.starts[numbers])
+        return self._read(numbers, rows - self.starts[numbers])
+
+    def _read(self, numbers: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[Sample]:
+        return self._opened.read(numbers, rows)
 
     def image_records(self, indices: Indices) -> list[SampleRecord]:
         """The same as records of images, for `penstock.ImageDataset`. See `as_images`."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Self
 
-from penstock.errors import NotCachedError, StorageAuthError, StorageNotFoundError
+from penstock.errors import StorageAuthError, StorageNotFoundError
 from penstock.progress import progress_bar
 from penstock.shards.facts import Facts
 from penstock.shards.handles import CopiedShard, OpenShard, RemoteShard, index_url
@@ -115,9 +115,12 @@ class StoreShard:
         return self.facts
 
     def fetch(self, cancel: Cancel) -> None:
-        """Have a copy in the cache, unless what is there is needed sooner. Raises as `count` does."""
-        with suppress(NotCachedError):
-            self.copied().fetch(only_later=True, cancel=cancel)
+        """Have a copy in the cache.
+
+        Raises:
+            NotCachedError: what is there is needed sooner.
+        """
+        self.copied().fetch(only_later=True, cancel=cancel)
 
     def open(self) -> OpenShard | RangedShard:
         """Open it, see `CopiedShard.open`."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
@@ -21,7 +20,7 @@ from penstock.storage import Storage, io_error, is_remote
 from penstock.storage.backend import Stat
 from penstock.storage.urls import local_part, shown
 
-__all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "as_they_are", "is_table_folder", "table_files"]
+__all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "is_table_folder", "table_files"]
 
 Found = tuple[str, Stat | None]
 """A file of a table, and its version where that is known."""
@@ -95,11 +94,6 @@ def are_json(names: list[str]) -> bool:
             "Mixture"
         )
     return kinds == {True}
-
-
-def as_they_are(names: list[str]) -> list[str | Path]:
-    """Return names as something that is not expanded a second time: paths are not."""
-    return [name if is_remote(name) else Path(local_part(name)) for name in names]
 
 
 def is_table_folder(path: str) -> bool:

@@ -67,8 +67,13 @@ def _end_of_frame(path: str, view: Any, begin: int) -> int:
     raise _truncated(path)
 
 
-def decode_frame(path: str, data: Bytes, begin: int, end: int, size: int) -> bytes:
+def decode_frame(path: str, frame: Bytes | bytes, begin: int, size: int) -> bytes:
     """Return the content of one frame, ``size`` bytes.
+
+    Args:
+        path: of its file, and where it ``begin``s there, for messages.
+        frame: its bytes.
+        size: of its content.
 
     Raises:
         DataFileError: the frame is damaged.
@@ -76,7 +81,7 @@ def decode_frame(path: str, data: Bytes, begin: int, end: int, size: int) -> byt
     try:
         # Decoders may not be shared by threads, and a new one costs microseconds.
         found = zstandard.ZstdDecompressor().decompress(
-            memoryview(data[begin:end]),  # type: ignore[arg-type]
+            memoryview(frame),  # type: ignore[arg-type]
             max_output_size=max(size, 1),
             read_across_frames=False,
         )

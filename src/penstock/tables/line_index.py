@@ -5,9 +5,9 @@
                      where each frame begins: in its file, and in the text; and the ends   (frames + 1) x 2 x int64
     lines/KEY.zst    the text once more, in small frames that begin with a row: of gzip, and of zstd in large frames
 
-KEY stands for the path, size and modification time of the file. One process makes an index while the others of the
-machine wait for its lock; a process that is killed leaves nothing, and the next one begins this file again. Memory of
-the pass: some MiB, the longest row, and 16 bytes for each frame.
+KEY stands for the path, size and modification time of the file, or for the version of an object in a store. One
+process makes an index while the others of the machine wait for its lock; a process that is killed leaves nothing, and
+the next one begins this file again. Memory of the pass: some MiB, the longest row, and 16 bytes for each frame.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ import zstandard
 from penstock.errors import DataFileError, DataFileIOError
 from penstock.progress import progress_bar
 from penstock.storage import UNWRITABLE, file_lock, io_error, kept_path, write_kept
-from penstock.storage.mapped import MappedFile
 from penstock.tables.frames import GZIP, ZSTD, find_frames, stream
 
-__all__ = ["LineIndex", "open_index"]
+__all__ = ["LineIndex", "find_index", "open_index"]
 
 FRAME = 128 << 10
 """Bytes of text in a frame of a copy: one row costs the decoding of so much, 0.1 to 0.2 ms."""
@@ -75,20 +74,27 @@ class LineIndex:
         return len(self.rows) - 1
 
 
-def open_index(file: MappedFile, data: npt.NDArray[np.uint8], progress: bool | None = None) -> LineIndex:
+def find_index(identity: bytes) -> LineIndex | None:
+    """Return the index of a file, if somebody of this machine has made it, and it is still there."""
+    return _load(_place(identity))
+
+
+def open_index(
+    name: str, identity: bytes, take: Callable[[], npt.NDArray[np.uint8]], progress: bool | None = None
+) -> LineIndex:
     """Return the index of a file; make it where there is none.
 
     Args:
-        file: path, size and time.
-        data: the bytes of the file, mapped.
+        name: of the file, for messages.
+        identity: differs from that of any other file, and of another version of this one.
+        take: returns the bytes of the file, mapped.
         progress: show a bar: True, False, or None for large files on a terminal.
 
     Raises:
         DataFileError: the file is damaged or truncated, or no text.
         DataFileIOError: the cache cannot be written to.
     """
-    said = f"{_VERSION} {os.path.realpath(file.path)} {file.size} {file.mtime_ns}"
-    path = kept_path("lines", f"{xxhash.xxh3_128_hexdigest(os.fsencode(said))}.idx")
+    path = _place(identity)
     found = _load(path)
     if found is not None:
         return found
@@ -97,7 +103,7 @@ def open_index(file: MappedFile, data: npt.NDArray[np.uint8], progress: bool | N
         with file_lock(path):
             found = _load(path)
             if found is None:
-                _make(file, data, path, progress)
+                _make(name, take(), path, progress)
                 found = _load(path)
     except OSError as error:
         if error.errno not in UNWRITABLE:
@@ -107,6 +113,10 @@ def open_index(file: MappedFile, data: npt.NDArray[np.uint8], progress: bool | N
     if found is None:
         raise DataFileIOError(f"{path} was removed as soon as it was made; open the data set again")
     return found
+
+
+def _place(identity: bytes) -> Path:
+    return kept_path("lines", f"{xxhash.xxh3_128_hexdigest(b'%d %s' % (_VERSION, identity))}.idx")
 
 
 def _load(path: Path) -> LineIndex | None:
@@ -137,27 +147,27 @@ def _checksum(fields: Ints) -> int:
     return xxhash.xxh3_64_intdigest(fields[:6].tobytes()) >> 1
 
 
-def _make(file: MappedFile, data: npt.NDArray[np.uint8], path: Path, progress: bool | None) -> None:
+def _make(name: str, data: npt.NDArray[np.uint8], path: Path, progress: bool | None) -> None:
     """Write the index of a file, and the copy of its text where it needs one."""
     head = data[:4].tobytes()
-    with progress_bar(f"indexing {os.path.basename(file.path)}", file.size, progress) as advance:
+    with progress_bar(f"indexing {os.path.basename(name)}", len(data), progress) as advance:
         if head[:2] != GZIP and not _is_zstd(head):
-            _check_is_text(file.path, data[: 64 << 10].tobytes())
+            _check_is_text(name, data[: 64 << 10].tobytes())
             with write_kept(path) as out:
-                _write(out, stream(file.path, data, advance), array("q"), copied=False)
+                _write(out, stream(name, data, advance), array("q"), copied=False)
             return
         if head[:2] != GZIP:
             frames = array("q")
             try:
                 with write_kept(path) as out:
-                    _write(out, _in_frames(file.path, data, frames, advance), frames, copied=False)
+                    _write(out, _in_frames(name, data, frames, advance), frames, copied=False)
                 return
             except _TooLarge:
                 pass
         frames = array("q")
         # The index comes last: what it names is there.
         with write_kept(path) as out, write_kept(path.with_suffix(".zst")) as copy:
-            pieces = _copied(stream(file.path, data, advance), copy, frames)
+            pieces = _copied(stream(name, data, advance), copy, frames)
             _write(out, pieces, frames, copied=True)
 
 

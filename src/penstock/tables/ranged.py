@@ -1,15 +1,15 @@
-"""The files of a table, wherever they are: mapped, or Parquet in a store, of which a copy is mapped or ranges are read.
+"""The files of a table, wherever they are: mapped, or in a store, of which a copy is mapped or ranges are read.
 
 Opening reads the footers of Parquet, many at a time. What is read after that comes out of a copy in the cache, or by
-ranges where the cache has no room for one: of a row group the columns that are wanted. Of a hub nothing is copied, so
-that a data set may be larger than the disk. Arrow files and JSON lines are copied when they are opened.
+ranges where the cache has no room for one: of a row group the columns that are wanted, of JSON lines the rows. Parquet
+of a hub is not copied, so that a data set may be larger than the disk. Arrow files are copied when they are opened.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -19,14 +19,14 @@ import xxhash
 
 from penstock.errors import DataFileError
 from penstock.shards.stored import StoredShard
-from penstock.storage import SourceFile, Storage, is_remote
+from penstock.storage import CachedFile, SourceFile, Storage, is_remote
 from penstock.storage.ahead import in_threads
 from penstock.storage.backend import Stat
 from penstock.storage.mapped import MOST_OPEN, MappedFile, MappedFiles, changed, look_at
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import scheme
 
-__all__ = ["RangeFile", "TableParts", "footer", "look_at_all", "open_parts"]
+__all__ = ["RangeFile", "TableParts", "footer", "is_stored_parquet", "mapped_copy", "open_parts"]
 
 _PARQUET = (".parquet", ".pq")
 _LEAST, _FOOTER, _PART = 16 << 10, 64 << 10, 64  # bytes that are read of a file's end: a part of it, within bounds
@@ -34,18 +34,28 @@ _COPIES = 4  # files that are copied at a time
 
 
 class TableParts(MappedFiles):
-    """The files of a table: mapped, or `RemoteSource` of Parquet in a store.
+    """The files of a table: mapped, or `RemoteSource` of those in a store.
 
     Args:
         files: by `look_at`.
-        sources: by number those of Parquet in a store.
+        sources: by number those in a store that are not copied yet.
     """
 
     def __init__(self, files: list[MappedFile], sources: dict[int, RemoteSource] | None = None) -> None:
         super().__init__(files)
         self._sources = sources or {}
-        self._taken: dict[int, tuple[SourceFile | None, Any]] = {}
+        self._taken: dict[int, tuple[SourceFile, Any]] = {}
         self._taking = Lock()
+
+    def source(self, number: int) -> RemoteSource | None:
+        """Return a file as it is in a store; None of one that is here."""
+        return self._sources.get(number)
+
+    def put(self, number: int, source: RemoteSource) -> None:
+        """Take the file with this number to be one in a store, unless it is known."""
+        if number not in self._sources:
+            self.files[number] = _looked_at(source)
+            self._sources[number] = source
 
     def head(self, number: int) -> Any:
         """Return what tells how a file is made, and costs no copy: its source if it has one, else its bytes."""
@@ -58,8 +68,11 @@ class TableParts(MappedFiles):
             return super().array(number)
         if not _is_copied(source):
             return source
-        file, data = self._taken.get(number) or self._take(number, source)
-        if file is not None and (size := file.size_now()) != file.size:
+        taken = self._taken.get(number) or self._take(number, source)
+        if taken is None:
+            return source
+        file, data = taken
+        if (size := file.size_now()) != file.size:
             raise changed(self.files[number], size)
         return data
 
@@ -70,13 +83,14 @@ class TableParts(MappedFiles):
             return taken[1] is data
         return self._sources.get(number) is data or super().holds(number, data)
 
-    def _take(self, number: int, source: RemoteSource) -> tuple[SourceFile | None, Any]:
+    def _take(self, number: int, source: RemoteSource) -> tuple[SourceFile, Any] | None:
         """Open a copy, or decide for ranges; what the cache has removed goes, since its bytes stay on the disk."""
         copy = source.copy_if_wanted()
-        file = None if copy is None else SourceFile(str(copy.path), descriptor=os.dup(copy.fileno()))
-        taken = file, source if file is None else np.frombuffer(file.map or b"", np.uint8)
+        if copy is None:
+            return None
+        taken = mapped_copy(copy)
         with self._taking:
-            removed = [at for at, (one, _) in self._taken.items() if one is not None and one.is_removed]
+            removed = [at for at, (one, _) in self._taken.items() if one.is_removed]
             oldest = [at for at in self._taken if at not in removed][: max(0, 1 + len(self._taken) - MOST_OPEN)]
             for at in (*removed, *oldest):
                 del self._taken[at]
@@ -87,7 +101,7 @@ class TableParts(MappedFiles):
         """Return the files in a store that are copied when they are needed."""
         return [
             StoredShard(number, source.url, source.size, source.storage, source.stat, [])
-            for number, source in self._sources.items()
+            for number, source in sorted(self._sources.items())
             if _is_copied(source)
         ]
 
@@ -107,38 +121,43 @@ class TableParts(MappedFiles):
 
 
 def _is_copied(source: RemoteSource) -> bool:
-    return scheme(source.url) != "hf"
+    return scheme(source.url) != "hf" or not is_stored_parquet(source.url)
 
 
-def open_parts(found: Sequence[tuple[str, Stat | None]], storage: Storage | None) -> TableParts:
-    """Open the files of a table: Parquet in a store as it is there, others mapped, after a copy if they are in a store.
+def open_parts(
+    found: Sequence[tuple[str, Stat | None]], storage: Storage | None, *, as_they_are: Callable[[str], bool]
+) -> TableParts:
+    """Open the files of a table: some in a store as they are there, others mapped, after a copy if they are in a store.
 
     Args:
         found: their names, with versions where these are known. Others are looked up, many at a time.
         storage: how a store is reached.
+        as_they_are: says of a name whether nothing is copied yet: it is one of a store then.
 
     Raises: as `look_at`.
     """
-    ranged = [number for number, (name, _) in enumerate(found) if _is_ranged(name)]
+    ranged = [number for number, (name, _) in enumerate(found) if as_they_are(name)]
     opened = in_threads(lambda number: RemoteSource(found[number][0], storage, found[number][1]), ranged)
     sources = dict(zip(ranged, opened, strict=True))
-    others = iter(look_at_all([name for name, _ in found if not _is_ranged(name)], storage))
-    files = [
-        MappedFile(sources[number].url, sources[number].size, 0, 0, "|u1", (sources[number].size,))
-        if number in sources
-        else next(others)
-        for number in range(len(found))
-    ]
+    rest = [name for number, (name, _) in enumerate(found) if number not in sources]
+    others = iter(in_threads(lambda name: look_at(name, "uint8", storage), rest, count=_COPIES))
+    files = [_looked_at(sources[number]) if number in sources else next(others) for number in range(len(found))]
     return TableParts(files, sources)
 
 
-def _is_ranged(name: str) -> bool:
+def mapped_copy(copy: CachedFile) -> tuple[SourceFile, Any]:
+    """Return a copy of the cache as a file that stays open whatever the cache removes, and its bytes."""
+    file = SourceFile(str(copy.path), descriptor=os.dup(copy.fileno()))
+    return file, np.frombuffer(file.map or b"", np.uint8)
+
+
+def _looked_at(source: RemoteSource) -> MappedFile:
+    return MappedFile(source.url, source.size, 0, 0, "|u1", (source.size,))
+
+
+def is_stored_parquet(name: str) -> bool:
+    """Return whether a name is that of a Parquet file in a store."""
     return is_remote(name) and name.partition("?")[0].lower().endswith(_PARQUET)
-
-
-def look_at_all(names: Sequence[str], storage: Storage | None) -> list[MappedFile]:
-    """Return what is in files, see `look_at`; those in a store are copied, several at a time."""
-    return in_threads(lambda name: look_at(name, "uint8", storage), names, count=_COPIES)
 
 
 # Bounded, and large enough for a file that is opened and read at once.

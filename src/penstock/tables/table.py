@@ -45,7 +45,7 @@ from penstock.tables.pictures import (
     make_image,
 )
 from penstock.tables.pieces import Located, NotText, Pieces
-from penstock.tables.ranged import TableParts, open_parts
+from penstock.tables.ranged import TableParts, is_stored_parquet, open_parts
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
 from penstock.wording import counted
 
@@ -121,7 +121,7 @@ class TableFiles(FilesTable):
         return table
 
     def _open(self, files: list[tuple[str, Stat | None]], columns: Sequence[str] | None, cache_bytes: int) -> None:
-        maps = open_parts(files, self._storage)
+        maps = open_parts(files, self._storage, as_they_are=is_stored_parquet)
         found = maps.files
         scanned = in_threads(lambda number: _scan(found[number].path, maps.head(number)), range(len(found)))
         schema = _chosen(found[0].path, scanned[0][0], columns)
@@ -345,7 +345,7 @@ def _scan(path: str, data: npt.NDArray[np.uint8] | RemoteSource) -> tuple[pa.Sch
 
 def read_schema(name: str, storage: Storage | None = None) -> pa.Schema:
     """The columns of a file, without its data. Raises as `TableFiles`."""
-    maps = open_parts([((storage or Storage()).pinned(name), None)], storage)
+    maps = open_parts([((storage or Storage()).pinned(name), None)], storage, as_they_are=is_stored_parquet)
     return _scan(maps.files[0].path, maps.head(0))[0]
 
 

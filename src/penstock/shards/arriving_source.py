@@ -1,0 +1,214 @@
+"""`ArrivingSource`: files in a store that are counted while they arrive, for an order that needs no counts beforehand.
+
+    source.expect([17, 3])                  # begin to copy them into the cache
+    source.counts_of([17, 3])               # [1000, 1002]: they are here, and counted
+    source.arrived(rows, versions)          # in any process: samples, by `penstock.plan.windows.pack_rows`
+    source.complete, len(source)            # once all were counted: as if they had been so from the beginning
+
+Promises: each file is fetched once, by one process of the machine, and read and counted once; all processes of a job
+read the version that was counted, or get an error that names the object.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, Generic, Protocol, SupportsIndex, TypeVar
+
+import numpy as np
+
+from penstock.errors import LengthUnknownError
+from penstock.order.permutation import Indices
+from penstock.plan.windows import TO_BE_COUNTED, Need, split_rows
+from penstock.progress import progress_bar
+from penstock.shards.arrivals import Arrivals, Arriver
+from penstock.shards.exchange import exchange_of
+from penstock.shards.facts import Facts, ToldFacts
+from penstock.shards.stored import StoredShard
+from penstock.storage.urls import listed
+from penstock.wording import counted
+
+__all__ = ["ArrivingSource", "Whole"]
+
+
+class Whole(Protocol):
+    """The same files, once all of them are counted."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool: ...
+
+    @property
+    def starts(self) -> Any: ...
+
+    def records(self, indices: Any) -> list[Any]: ...
+
+    def stored(self) -> list[StoredShard]: ...
+
+
+H = TypeVar("H", bound=Arriver)
+W = TypeVar("W", bound=Whole)
+
+
+class ArrivingSource(abc.ABC, Generic[H, W]):
+    """Files of a store, of which any number are counted.
+
+    Args:
+        handles: of all files.
+        told: how other processes of the machine hear of all counts; by default those that get a pickle of this.
+
+    ``len``, rows and the fingerprint are those of `whole`, once `complete`. Memory: some hundred bytes a file.
+    """
+
+    def __init__(self, handles: list[H], told: ToldFacts | None = None) -> None:
+        self.urls, self._handles = [handle.url for handle in handles], handles
+        self._arrivals: Arrivals | None = None
+        self._told = told or ToldFacts()
+        self._missing = {number for number, handle in enumerate(handles) if handle.facts is None}
+
+    @abc.abstractmethod
+    def _read(self, numbers: Indices, rows: Indices) -> list[Any]:
+        """Return rows of files, of which the facts are known, in this order."""
+
+    @abc.abstractmethod
+    def _make_whole(self) -> W:
+        """Return all of them, of which the facts are known."""
+
+    # For plans, in the process that plans.
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shards are counted."""
+        if self._missing:
+            self._missing = {number for number in self._missing if self._handles[number].facts is None}
+            if not self._missing:
+                self._told.write([handle.facts for handle in self._handles if handle.facts is not None])
+        return not self._missing
+
+    def expect(self, needs: Sequence[Need], *, position: int = 0) -> None:
+        """Begin to get shards, in this order. Others that were expected, and have not begun to arrive, are given up."""
+        self._of_this_process.expect(needs, position)
+
+    def advance(self, position: int) -> None:
+        """Take note of how many samples the consumer has had: the cache may give up what it needs no more."""
+        self._of_this_process.advance(position)
+
+    def close(self) -> None:
+        """End what runs in the background, and want nothing of the cache."""
+        if self._arrivals is not None and self._arrivals.pid == os.getpid():
+            self._arrivals.close()
+
+    def counts_of(self, shards: Sequence[int]) -> list[int]:
+        """Return how many samples shards have. Waits for them, or for the ranks that get them.
+
+        Raises:
+            ShardError, StorageError: a shard is damaged or cannot be had, by name.
+        """
+        return [facts.samples for facts in self._of_this_process.wait(shards)]
+
+    def versions(self, shards: Sequence[int]) -> tuple[Any, ...]:
+        """Return the facts of shards that were counted, with their numbers."""
+        return tuple((shard, self._handles[shard].facts) for shard in shards)
+
+    def finish(self, rank: int, world_size: int) -> None:
+        """Count all shards that are not counted yet, while a bar shows how far that is.
+
+        Where the store has the index of a shard, that is read, else the shard. Ranks share them out, where they can
+        tell each other. Raises as `counts_of` does.
+        """
+        missing = [number for number, handle in enumerate(self._handles) if handle.facts is None]
+        arrivals = self._of_this_process
+        arrivals.count(missing[rank::world_size])
+        with progress_bar("counting shards", len(missing), None, in_bytes=False) as advance:
+            for number in missing:
+                self.counts_of([number])
+                advance(1)
+
+    @property
+    def _of_this_process(self) -> Arrivals:
+        if self._arrivals is None or self._arrivals.pid != os.getpid():
+            self._arrivals = Arrivals(self._handles, exchange_of(self.urls))
+        return self._arrivals
+
+    # For whoever makes batches, in any process.
+
+    def arrived(self, rows: Indices, versions: Iterable[tuple[int, Facts]]) -> list[Any]:
+        """Return the samples at rows of `penstock.plan.windows.pack_rows`, in this order.
+
+        Args:
+            rows: int64 of shape (n,).
+            versions: of their shards, from `versions`.
+        """
+        for number, facts in versions:
+            self._know(number, facts)
+        return self._read(*split_rows(np.asarray(rows, dtype=np.int64)))
+
+    def _know(self, number: int, facts: Facts) -> None:
+        self._handles[number].facts = self._handles[number].facts or facts
+
+    # As a source, once all is known.
+
+    @cached_property
+    def _all(self) -> W:
+        return self._make_whole()
+
+    @property
+    def whole(self) -> W:
+        """The same files as if they had been counted from the beginning.
+
+        Raises:
+            LengthUnknownError: some are not counted.
+        """
+        if not self.complete:
+            raise LengthUnknownError(
+                f"{counted(len(self._missing), 'shard')} of {len(self.urls):,} are not counted yet: iterate; "
+                f"or {TO_BE_COUNTED}"
+            )
+        return self._all
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the samples."""
+        return self.whole.fingerprint
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Whether a set with this fingerprint and so many samples has since got more shards at its end."""
+        return self.whole.is_prefix_of_current(fingerprint, rows)
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self.whole[index]
+
+    @property
+    def starts(self) -> Any:
+        """The number of the first sample of each shard, and of all."""
+        return self.whole.starts
+
+    def stored(self) -> list[StoredShard]:
+        """The shards, for look-ahead."""
+        return self.whole.stored()
+
+    def records(self, indices: Indices) -> list[Any]:
+        """The samples at rows of the whole, in this order.
+
+        Who asks for them knows that all shards are counted, even where this process began before that.
+        """
+        if not self.complete:
+            for number, facts in enumerate(self._told.read() or []):
+                self._know(number, facts)
+            self.finish(0, 1)
+        return self.whole.records(indices)
+
+    def __repr__(self) -> str:
+        if self.complete:
+            return repr(self.whole)
+        return f"<{counted(len(self.urls), 'shard')}, {len(self._missing):,} not counted yet: {listed(self.urls)}>"

@@ -1,0 +1,73 @@
+"""`ArrivingLines`: JSON lines in a store that are indexed while they arrive, see `ArrivingSource`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.order.permutation import Indices
+from penstock.shards.arriving_source import ArrivingSource
+from penstock.shards.facts import ToldFacts
+from penstock.storage import Storage
+from penstock.storage.mapped import MappedFile
+from penstock.tables.files import Found
+from penstock.tables.json_files import CACHE_BYTES, JsonFiles, check_columns
+from penstock.tables.line_shard import LineShard
+from penstock.tables.lines import LineFiles
+from penstock.tables.ranged import TableParts
+
+__all__ = ["ArrivingLines"]
+
+
+class ArrivingLines(ArrivingSource[LineShard, JsonFiles]):
+    """Files of JSON lines in a store, of which any number are counted; as a whole `JsonFiles`.
+
+    Args:
+        handles: of all files.
+        told: see `ArrivingSource`.
+        lines: the same files, as far as they are known.
+    """
+
+    def __init__(self, handles: list[LineShard], told: ToldFacts | None, lines: LineFiles) -> None:
+        super().__init__(handles, told)
+        self._lines = lines
+
+    @classmethod
+    def of(
+        cls,
+        found: Sequence[Found],
+        *,
+        columns: Sequence[str] | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        storage: Storage | None = None,
+    ) -> ArrivingLines:
+        """Return files in a store; arguments are those of `JsonFiles`. Nothing is asked of the store.
+
+        Raises:
+            ConfigError: ``columns`` that make no sense.
+        """
+        check_columns(columns)
+        # Versions are put in once they are known.
+        maps = TableParts([MappedFile(name, 0, 0, 0, "|u1", (0,)) for name, _ in found])
+        handles = [LineShard(name, storage, stat) for name, stat in found]
+        return cls(handles, None, LineFiles(maps, columns, cache_bytes))
+
+    @property
+    def columns(self) -> list[str]:
+        """The keys that are read, as far as they are known: ``columns``, or those of the first rows."""
+        if self._lines.wanted is not None:
+            return self._lines.wanted
+        return self.whole.columns if self.complete else []
+
+    def _read(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
+        for number in set(numbers.tolist()):
+            self._lines.maps.put(number, self._handles[number].source())
+        return self._lines.records(numbers, rows)
+
+    def _make_whole(self) -> JsonFiles:
+        for number, handle in enumerate(self._handles):
+            self._lines.maps.put(number, handle.source())
+        return JsonFiles.counted(self._lines, [handle.facts.samples for handle in self._handles if handle.facts])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrivingLines, (self._handles, self._told, self._lines)

@@ -1,0 +1,231 @@
+"""`LineFiles`: the rows of files of JSON lines, by file and row within it.
+
+    lines = LineFiles(open_parts(found, storage, as_they_are=is_remote), columns=None, cache_bytes=32 << 20)
+    len(lines.index(3))                     rows of a file
+    lines.records([3, 3], [0, 17])          two of them
+
+A file in a store is copied into the cache when its rows are needed. Where the cache has no room for it, rows are read
+by ranges, several at a time, of compressed files the frames that hold them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import DataFileError
+from penstock.order.permutation import Indices
+from penstock.storage.ahead import ObjectsAhead
+from penstock.storage.backend import Cancel
+from penstock.storage.remote import RemoteSource
+from penstock.storage.urls import shown
+from penstock.tables.frames import decode_frame, stream
+from penstock.tables.kept import Kept
+from penstock.tables.line_index import LineIndex, open_index
+from penstock.tables.line_shard import find_index_of, make_index_of
+from penstock.tables.ranged import TableParts
+
+__all__ = ["LineFiles"]
+
+_SHOWN = 80
+_GAP = 4 << 10  # bytes between two lines that are read for nothing rather than asking twice
+
+_decode = json.JSONDecoder().decode
+
+
+class LineFiles:
+    """Files of JSON lines, indexed when they are needed.
+
+    Args:
+        maps: the files.
+        columns: the keys that each row has then; None for those of its line.
+        cache_bytes: memory for frames of compressed files that are decoded.
+    """
+
+    def __init__(self, maps: TableParts, columns: Sequence[str] | None, cache_bytes: int) -> None:
+        self.maps, self.wanted = maps, None if columns is None else list(columns)
+        self.kept: Kept[bytes] = Kept(cache_bytes)
+        self._indexes: dict[int, LineIndex] = {}
+
+    def index(self, number: int, progress: bool | None = None) -> LineIndex:
+        """Return where the rows of a file are, which is found out at the first time. Raises as `open_index` does."""
+        found = self._indexes.get(number)
+        if found is None:
+            found = self._indexes[number] = self._open_index(number, progress)
+        return found
+
+    def _open_index(self, number: int, progress: bool | None) -> LineIndex:
+        source = self.maps.source(number)
+        if source is not None:
+            return find_index_of(source) or make_index_of(source, source.local(progress=progress))
+        file = self.maps.files[number]
+        identity = os.fsencode(f"{os.path.realpath(file.path)} {file.size} {file.mtime_ns}")
+        return open_index(file.path, identity, lambda: self.maps.array(number), progress)
+
+    def name(self, number: int) -> str:
+        """Return what a file is called, without what must not be shown."""
+        return shown(self.maps.files[number].path)
+
+    # Reading.
+
+    def records(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
+        """Return rows, in this order: of the files with these numbers, the rows with these numbers in them.
+
+        Raises:
+            DataFileError: a line that is no JSON object, or lacks a column; the message names file and line.
+            DataFileChangedError, StorageChangedError: a file is not what it was.
+        """
+        found = self.objects(numbers, rows)
+        if self.wanted is None:
+            return found
+        try:
+            return [{name: row[name] for name in self.wanted} for row in found]
+        except KeyError as error:
+            place = next(k for k, row in enumerate(found) if error.args[0] not in row)
+            raise DataFileError(
+                f"{self._line(int(numbers[place]), int(rows[place]))}: no key {error.args[0]!r}; there are "
+                f"{', '.join(found[place])}. Leave columns= out, and give load= to read rows that differ"
+            ) from None
+
+    def objects(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
+        """Return the same with all their keys. Raises as `records` does."""
+        found: list[Any] = [None] * len(rows)
+        for place, text in self._texts(numbers, rows):
+            try:
+                item = _decode(str(text, "utf-8"))
+            except (ValueError, RecursionError) as error:
+                where = self._line(int(numbers[place]), int(rows[place]))
+                raise DataFileError(f"{where}: {_why(text, error)}") from None
+            if type(item) is not dict:
+                where = self._line(int(numbers[place]), int(rows[place]))
+                raise DataFileError(f"{where}: expected a JSON object, found {type(item).__name__}")
+            found[place] = item
+        return found
+
+    def _texts(self, numbers: Indices, rows: Indices) -> Iterator[tuple[int, bytes]]:
+        """Yield each place among ``rows`` with the line there, file by file, and within compressed ones frame by
+        frame."""
+        ranges: list[_Line] = []
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            index, local = self.index(number), rows[places]
+            begins, ends = index.rows[local], index.rows[local + 1]
+            if len(index.frames):
+                yield from self._decoded(number, places, begins, ends)
+                continue
+            data, spans = self.maps.array(number), zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True)
+            if isinstance(data, RemoteSource):
+                ranges += (_Line(data, *span) for span in spans)
+                continue
+            view: Any = memoryview(data)
+            for place, begin, end in spans:
+                yield place, bytes(view[begin:end])
+        yield from _fetched(ranges)
+
+    def _decoded(
+        self, number: int, places: npt.NDArray[np.int64], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, bytes]]:
+        frames = self.index(number).frames[:, 1]
+        first, last = frames.searchsorted(begins, "right") - 1, frames.searchsorted(ends, "left") - 1
+        for k in np.argsort(first, kind="stable").tolist():
+            pieces = [self._frame(number, frame) for frame in range(int(first[k]), int(last[k]) + 1)]
+            offset = int(frames[first[k]])
+            whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            yield int(places[k]), whole[int(begins[k]) - offset : int(ends[k]) - offset]
+
+    def _frame(self, number: int, frame: int) -> bytes:
+        """The text of one frame."""
+
+        def make() -> tuple[bytes, int]:
+            index = self.index(number)
+            (begin, first), (end, last) = index.frames[frame : frame + 2].tolist()
+            name, data = self.name(number), None
+            if index.copy is not None:
+                name, data = str(index.copy), index.copied()
+            else:
+                data = self.maps.array(number)
+            piece = data.read_at(begin, end - begin) if isinstance(data, RemoteSource) else data[begin:end]
+            text = decode_frame(name, piece, begin, last - first)
+            return text, len(text)
+
+        return self.kept.get((number, frame), make)
+
+    def _line(self, number: int, row: int) -> str:
+        """The file and line of a row. Reads the file up to there, if it is here: for messages."""
+        name, left, line = self.name(number), int(self.index(number).rows[row]), 1
+        data = self.maps.array(number)
+        if isinstance(data, RemoteSource):
+            return f"{name}, the line at byte {left:,}{' of its text' if len(self.index(number).frames) else ''}"
+        for piece in stream(name, data, lambda _: None):
+            line += piece.count(b"\n", 0, left)
+            left -= len(piece)
+            if left <= 0:
+                break
+        return f"{name}, line {line}"
+
+    # Travelling.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"maps": self.maps, "wanted": self.wanted, "cache_bytes": self.kept.limit}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["maps"], state["wanted"], state["cache_bytes"])  # type: ignore[misc]
+
+
+class _Line(NamedTuple):
+    """The line at a place of a batch, which lies in a store."""
+
+    source: RemoteSource
+    place: int
+    begin: int
+    end: int
+
+
+class _Run(NamedTuple):
+    """Lines that are read by one request."""
+
+    lines: list[_Line]
+
+    def read(self, cancel: Cancel) -> bytes:
+        source, begin, end = self.lines[0].source, self.lines[0].begin, self.lines[-1].end
+        if end - begin > source.storage.block or not source.stat.ranged:
+            return source.read_at(begin, end - begin)
+        return bytes(source.fetch(begin, end, cancel))
+
+
+def _fetched(lines: list[_Line]) -> Iterator[tuple[int, bytes]]:
+    """Yield places and lines of ranges, of which there may be none. Memory: up to 16 runs."""
+    runs: list[_Run] = []
+    for line in sorted(lines, key=lambda line: (line.source.url, line.begin)):
+        near = runs[-1].lines if runs else []
+        is_near = (
+            near
+            and near[0].source is line.source
+            and line.begin - near[-1].end <= _GAP
+            and line.end - near[0].begin <= line.source.storage.block
+        )
+        if is_near:
+            near.append(line)
+        else:
+            runs.append(_Run([line]))
+    deadline = max((line.source.storage.deadline for line in lines), default=0.0)
+    with ObjectsAhead(runs, _Run.read, deadline=deadline) as ahead:
+        for run in runs:
+            data, first = ahead.next(), run.lines[0].begin
+            for line in run.lines:
+                yield line.place, data[line.begin - first : line.end - first]
+
+
+def _why(text: bytes, error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 ({error})"
+    if not text.endswith(b"\n"):
+        return f"not JSON ({error}), and the file ends within this line: it is truncated, or still being written"
+    if text.strip() in (b"[", b"{"):
+        return "JSON over several lines; JSON lines have one object a line, as `jq -c .[]` writes them"
+    return f"not JSON ({error}): {str(text[:_SHOWN], 'utf-8', 'replace')!r}"
