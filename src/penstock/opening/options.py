@@ -62,6 +62,7 @@ class SharedOptions(ShareOptions, total=False):
     images: str | None
     decode: Decode
     preload: bool
+    window_shards: int
 
 
 class FolderOptions(ShareOptions, total=False):
@@ -136,6 +137,7 @@ class TableOptions(ShareOptions, total=False):
     images: str | None
     cache_bytes: int | None
     storage: Storage | None
+    window_shards: int
     load: Callable[[dict[str, Any]], Any] | None
 
 
@@ -240,7 +242,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "token_type": ((str,), "a type of integers, such as 'int64'"),
     **dict.fromkeys(("sequence_length", "stride", "end_token", "pad_token"), ((Integral,), "an integer")),
     "max_pixels": ((Integral,), "a number of pixels"),
-    "window_shards": ((Integral,), "a number of shards"),
+    "window_shards": ((Integral,), "a number of shards or files"),
     "index": ((*_PATH, bool), "the path of an index of entries, True or 'learn'"),
     **dict.fromkeys(("cache_bytes", "buffer_bytes"), ((Integral,), "a number of bytes")),
     **dict.fromkeys(
