@@ -8,7 +8,9 @@ main module: without such a file, or where it has no ``if __name__ == "__main__"
 
 from __future__ import annotations
 
+import base64
 import functools
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,10 +25,15 @@ __all__ = ["write_parquet"]
 def write_parquet(images: Sequence[bytes], folder: Path, shards: int) -> None:
     """Write so many files of about as many rows."""
     folder.mkdir(parents=True)
-    for number in range(shards):
-        part = images[len(images) * number // shards : len(images) * (number + 1) // shards]
+    for number, part in enumerate(split(images, shards)):
         table = pa.table({"jpg": pa.array(part, pa.binary())})
         pq.write_table(table, folder / f"{number:04d}.parquet", compression="none")
+
+
+def split(images: Sequence[bytes], shards: int) -> Iterator[Sequence[bytes]]:
+    """Yield so many parts of about the same length."""
+    for number in range(shards):
+        yield images[len(images) * number // shards : len(images) * (number + 1) // shards]
 
 
 @functools.cache
@@ -38,6 +45,14 @@ def read(folder: Path) -> list[bytes]:
 def sample(number: int, folder: Path) -> dict[str, Any]:
     """Return one sample, for LitData."""
     return {"jpg": read(folder)[number]}
+
+
+def write_lines(bucket: Path, shards: int) -> None:
+    """Write files of JSON lines, of which each holds an image in base64."""
+    (bucket / "lines").mkdir()
+    for number, rows in enumerate(split(read(bucket / "parquet"), shards)):
+        lines = "".join(json.dumps({"jpg": base64.b64encode(image).decode()}) + "\n" for image in rows)
+        (bucket / "lines" / f"{number:04d}.jsonl").write_text(lines)
 
 
 def write_tar(bucket: Path, shards: int) -> None:
@@ -92,6 +107,7 @@ def write_litdata(bucket: Path, shards: int) -> None:
 def written(bucket: Path, shards: int) -> Iterator[str]:
     """Write all formats; yields what is left out, and why."""
     write_tar(bucket, shards)
+    write_lines(bucket, shards)
     for name, write in (("MDS", write_mds), ("LitData", write_litdata)):
         try:
             write(bucket, shards)

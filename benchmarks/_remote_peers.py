@@ -8,6 +8,7 @@ lists of 64, shuffled as the library does, with two workers. A new peer is a fun
 
 from __future__ import annotations
 
+import base64
 import importlib.metadata
 import json
 import os
@@ -91,6 +92,19 @@ def penstock_parquet(address: str, cache: str) -> Epoch:
 
     files = shards(address, "parquet", "parquet")
     return penstock_loader(TableDataset(files, storage=Storage(cache=cache), load=jpeg, shuffle="block"))
+
+
+def penstock_lines(address: str, cache: str) -> Epoch:
+    """JSON lines, which hold the images in base64."""
+    from penstock.datasets import TableDataset
+    from penstock.storage import Storage
+
+    files = shards(address, "lines", "jsonl")
+    return penstock_loader(TableDataset(files, storage=Storage(cache=cache), load=jpeg_of_text))
+
+
+def jpeg_of_text(row: dict[str, Any]) -> bytes:
+    return base64.b64decode(row["jpg"])
 
 
 def penstock_loader(dataset: Any) -> Epoch:
@@ -184,6 +198,7 @@ PEERS: dict[str, Callable[[str, str], Epoch]] = {
     "Penstock, tar without indexes": penstock_tar("tar"),
     "Penstock, MDS": penstock_mds,
     "Penstock, Parquet": penstock_parquet,
+    "Penstock, JSON lines": penstock_lines,
     "WebDataset": webdataset(cached=False),
     "WebDataset, cache": webdataset(cached=True),
     "MosaicML Streaming": mosaic,

@@ -62,10 +62,11 @@ class TableFiles(FilesTable):
 
     Args:
         source: a folder that `datasets` wrote by ``save_to_disk``, its cache, or any folder with Arrow or Parquet files
-            in it; or files: paths, patterns, braces, ``::``, or a list of those. Objects in a store are copied into the
-            local cache, whole, when the table is opened; a folder there needs a store that can be listed, unless
-            `datasets` wrote it. Parquet files of ``hf://datasets/OWNER/NAME[@REVISION]/...`` are not copied but read
-            by ranges: row groups when they are needed, and of them the columns that are read.
+            in it; or files: paths, patterns, braces, ``::``, or a list of those. Arrow files in a store are copied into
+            the local cache when the table is opened. Of Parquet there only the footers are read at opening; files are
+            copied when a loader needs them, and row groups are read by ranges where the cache has no room. Of
+            ``hf://datasets/OWNER/NAME[@REVISION]/...`` nothing is copied. A folder in a store needs a store that can
+            be listed, unless `datasets` wrote it.
         split: of a folder that holds several: by ``dataset_dict.json``, or by the names of its files.
         columns: which columns to read; by default all. The others of Parquet are not decoded.
         images: columns of images: ``"rgb"`` makes uint8 arrays (height, width, 3); ``"pil"`` Pillow images, as
