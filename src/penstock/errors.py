@@ -17,6 +17,7 @@ __all__ = [
     "DataFileError",
     "DataFileIOError",
     "ImageError",
+    "LengthUnknownError",
     "ManifestChangedError",
     "ManifestError",
     "ManifestIOError",
