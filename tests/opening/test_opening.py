@@ -17,7 +17,7 @@ from PIL import Image
 
 import penstock as ps
 from penstock.datasets import MDSDataset
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataFileError
 from penstock.storage import Storage
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shards"))
@@ -202,3 +202,14 @@ def test_folders_of_splits_are_no_classes(tmp_path: Path) -> None:
 def test_a_source_that_is_none(source: Any) -> None:
     with pytest.raises(ConfigError, match="a source is a path or an address, as str or Path, or a list of these; got"):
         ps.open(source)
+
+
+def test_empty_files_of_json_lines(tmp_path: Path) -> None:
+    empty, full = tmp_path / "00.jsonl", tmp_path / "01.jsonl"
+    empty.write_text("")
+    full.write_text('{"text": "a"}\n{"text": "b"}\n')
+    data = ps.open([empty, full], shuffle="none")
+    assert isinstance(data, ps.TableDataset)
+    assert [row["text"] for row in data] == ["a", "b"]
+    with pytest.raises(DataFileError):
+        ps.open([empty])

@@ -91,6 +91,15 @@ def test_opening_reads_no_more_of_an_index_than_its_header(store: Store, tmp_pat
     assert sum(store.counts()["requests"].values()) == 1 + 2 + len(COUNTS) + sum(count > 0 for count in COUNTS)
 
 
+def test_ranks_without_a_process_group_may_begin_at_any_time(store: Store, tmp_path: Path) -> None:
+    found: list[int] = []
+    for rank in range(2):
+        share = {"rank": rank, "world_size": 2, "remainder": "uneven"}
+        found += flat(ps.DataLoader(dataset(store, tmp_path / str(rank), write_index=True, **share), batch_size=3))
+        assert indexes(tmp_path) == NAMES
+    assert sorted(found) == list(range(sum(COUNTS)))
+
+
 def test_nothing_is_written_unless_asked(store: Store, tmp_path: Path) -> None:
     flat(ps.DataLoader(dataset(store, tmp_path / "a"), batch_size=3))
     assert indexes(tmp_path) == []

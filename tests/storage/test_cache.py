@@ -144,10 +144,15 @@ class TestCopies:
         assert files(storage.the_cache().folder, "partial") == []  # what did not fit does not keep the disk full
 
     def test_arguments(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="max_bytes must be positive"):
+        with pytest.raises(ConfigError, match="max_bytes must be a positive number of bytes"):
             Cache(tmp_path, max_bytes=0)
-        with pytest.raises(ConfigError, match="attempts must be positive"):
+        with pytest.raises(ConfigError, match="attempts must be a positive integer"):
             Storage(attempts=0)
+        for options in ({"attempts": "3"}, {"parallel": 1.5}, {"deadline": "1"}):
+            with pytest.raises(ConfigError, match=f"{next(iter(options))} must be a positive"):
+                Storage(**options)
+        with pytest.raises(ConfigError, match="max_bytes must be a positive number of bytes, not '1GB'"):
+            Cache(tmp_path, max_bytes="1GB")  # type: ignore[arg-type]
         (tmp_path / "file").write_text("")
         with pytest.raises(StorageError, match="cannot use the cache folder"):
             Cache(tmp_path / "file")

@@ -15,12 +15,13 @@ from typing import Any, Unpack, cast
 
 from penstock.datasets.shards_ahead import ShardsAhead
 from penstock.datasets.source_dataset import SourceDataset
+from penstock.distributed import current
 from penstock.errors import ConfigError
 from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.plan.windows import ShardSamples, WindowPlan
+from penstock.plan.windows import ShardSamples, WindowPlan, check_window_shards
 from penstock.shards.arriving import open_shards
 from penstock.shards.decode import chained
 from penstock.shards.grouping import Sample
@@ -85,8 +86,7 @@ class ShardDataset(SourceDataset):
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share, load)
-        if window_shards < 1:
-            raise ConfigError(f"window_shards is a positive number of shards, got {window_shards!r}")
+        check_window_shards(window_shards)
         given: dict[str, Any] = {"storage": storage, "cache_dir": cache_dir, "progress": progress}
         if isinstance(urls, ShardSet) and (
             not copy or write_index or any(value is not None for value in given.values())
@@ -95,7 +95,9 @@ class ShardDataset(SourceDataset):
                 f"copy, write_index, {', '.join(given)} are for shards to be opened, and this set is open already"
             )
         self.shards = (
-            urls if isinstance(urls, ShardSet) else open_shards(urls, copy=copy, write_index=write_index, **given)
+            urls
+            if isinstance(urls, ShardSet)
+            else open_shards(urls, copy=copy, write_index=write_index, world_size=_world_size(share), **given)
         )
         """The samples as they are on disk."""
         plan: SharePlan
@@ -120,3 +122,7 @@ class ShardDataset(SourceDataset):
 
     def _read_one(self, view: EpochView, local: int, row: int) -> Any:
         return self.shards[row]
+
+
+def _world_size(share: ShareOptions) -> int:
+    return current(share.get("rank"), share.get("world_size"), process_group=share.get("process_group")).world_size

@@ -23,7 +23,7 @@ from penstock.manifest.classes import HasClasses
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.plan.windows import ShardSamples, WindowPlan
+from penstock.plan.windows import ShardSamples, WindowPlan, check_window_shards
 from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
@@ -92,8 +92,7 @@ class TableDataset(HasClasses, SourceDataset):
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share, load)
-        if window_shards < 1:
-            raise ConfigError(f"window_shards is a positive number of files, got {window_shards!r}")
+        check_window_shards(window_shards)
         given: dict[str, Any] = {
             "split": split,
             "columns": columns,

@@ -29,6 +29,7 @@ from penstock.plan.epoch import BatchEpochPlan, BatchesLeft, EpochPlan
 from penstock.plan.opening import StreamPlan, Told
 from penstock.plan.reader import PlanReader
 from penstock.plan.stream import is_opened
+from penstock.plan.windows import unknown_length
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler
@@ -286,6 +287,8 @@ class Position:
             return _endless()
         seed = self._seed if self._seed is not None else run.seed
         under = None if self._under is None else self._under.run
+        if under is not None and under.grows:
+            raise unknown_length()
         key_seed = progress.base_seed if seed is None else seed
         requests = plan_requests(
             run,

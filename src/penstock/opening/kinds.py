@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.images.files import is_image
@@ -17,6 +17,9 @@ from penstock.storage.urls import scheme, shown
 from penstock.tables.files import JSON_ENDINGS, is_table_folder
 from penstock.tokens.folder import NAME, TokenFolder
 from penstock.tokens.megatron import is_index
+
+if TYPE_CHECKING:
+    from penstock.storage import Storage
 
 __all__ = ["Found", "folder_manifest", "kind_of", "look_at", "said", "shards_in"]
 
@@ -83,8 +86,7 @@ def look_at(names: list[str], options: Mapping[str, Any]) -> Found:
         return _folder(path, options)
     kinds = {_kind_of_tokens(name, options) or _kind(name) for name in names}
     if "manifests" in kinds and kinds <= {"manifests", "tables"}:
-        first = next(name for name in names if _kind(name) == "manifests")
-        kinds = {"tables"} if _holds_samples(first, options) else kinds
+        kinds = {"tables"} if _hold_samples([name for name in names if _kind(name) == "manifests"], options) else kinds
     if len(kinds) > 1:
         raise ConfigError(f"{said(names)}: {' and '.join(sorted(kinds))} together; open them one by one")
     return Found(kinds.pop(), names)
@@ -154,10 +156,10 @@ def _kind(name: str) -> str:
     )
 
 
-def _holds_samples(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether a file of columns holds the samples themselves: it does not name files and their labels, and nothing was
-    said of how to read it as a manifest."""
-    given = options.keys() & READS_MANIFESTS
+def _hold_samples(names: list[str], options: Mapping[str, Any]) -> bool:
+    """Whether files of columns hold the samples themselves: they do not name files and their labels, and nothing was
+    said of how to read them as a manifest."""
+    name, given = names[0], options.keys() & READS_MANIFESTS
     kind = format_of(name.partition("?")[0])
     if kind not in ("parquet", "arrow", "jsonl") or given:
         return False
@@ -167,15 +169,25 @@ def _holds_samples(name: str, options: Mapping[str, Any]) -> bool:
     if wanted is not None:
         return not isinstance(wanted, Mapping) and "path" not in {str(column).partition(":")[0] for column in wanted}
     if kind == "jsonl":
-        from penstock.tables.json_files import first_keys
-
-        path = local_path(name)
-        # Of files that are not there, or are empty, manifests say so.
-        keys = None if path is not None and not os.path.isfile(path) else first_keys(name, options.get("storage"))
-        return keys is not None and not {"path", "label"} <= keys
+        return not {"path", "label"} <= _first_keys(names, options.get("storage"))
     from penstock.tables.table import read_schema
 
     return not {"path", "label"} <= set(read_schema(name, options.get("storage")).names)
+
+
+def _first_keys(names: list[str], storage: Storage | None) -> set[str]:
+    """Return the keys of the first row of files of JSON lines; of a file that is not there those of a manifest, which
+    says so."""
+    from penstock.tables.json_files import first_keys
+
+    for name in names:
+        path = local_path(name)
+        if path is not None and not os.path.isfile(path):
+            return {"path", "label"}
+        keys = first_keys(name, storage)
+        if keys is not None:
+            return keys
+    return set()
 
 
 def _folder(path: str, options: Mapping[str, Any]) -> Found:

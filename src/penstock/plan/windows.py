@@ -13,10 +13,11 @@ anew.
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import Any, NamedTuple, Protocol, SupportsIndex, Unpack
 
 import numpy as np
 import xxhash
@@ -36,7 +37,7 @@ from penstock.wording import counted
 
 __all__ = [
     *("TO_BE_COUNTED", "UNKNOWN", "Arriving", "Need", "ShardSamples", "WindowCursor", "WindowEpoch", "WindowPlan"),
-    *("pack_rows", "split_rows"),
+    *("check_window_shards", "pack_rows", "split_rows", "unknown_length"),
 ]
 
 TO_BE_COUNTED = (
@@ -85,6 +86,9 @@ class Arriving(Protocol):
     @property
     def complete(self) -> bool:
         """Whether all shards are counted."""
+
+    def join(self, world_size: int) -> None:
+        """Take note of how many ranks share the shards."""
 
     def expect(self, needs: Sequence[Need], *, position: int = 0) -> None:
         """Begin to get shards that come next, in this order, and give up others that have not begun to arrive."""
@@ -155,12 +159,12 @@ class WindowView(EpochView):
         self.seed, self.place, self.epoch = seed, place, place.epoch
 
     def __len__(self) -> int:
-        raise _unknown_length()
+        raise unknown_length()
 
     def local(self, indices: Sequence[int]) -> Indices:
         """Return indices as an array."""
         if not isinstance(self.place, ShardSamples):
-            raise _unknown_length()
+            raise unknown_length()
         return np.asarray(indices, dtype=np.int64)
 
     def rows(self, local: Indices) -> Indices:
@@ -168,10 +172,10 @@ class WindowView(EpochView):
         return local
 
     def locate(self, index: int) -> tuple[int, int]:
-        raise _unknown_length()
+        raise unknown_length()
 
     def positions_of(self, local: Indices) -> Indices:
-        raise _unknown_length()
+        raise unknown_length()
 
 
 class WindowEpoch(EpochPlan):
@@ -195,7 +199,7 @@ class WindowEpoch(EpochPlan):
     def __len__(self) -> int:
         while not self._over:
             if not self._plan.source.complete:
-                raise _unknown_length()
+                raise unknown_length()
             self._open_next()
         rest, world = max(0, self._known - self._start.consumed), self._world
         if self._plan.remainder == "uneven":
@@ -487,10 +491,11 @@ class WindowPlan(SharePlan):
 
     def bind(self, cursor: Cursor, entropy: Any) -> Any:
         """Return an epoch from a cursor on: in windows, if it began so, or shards are not counted."""
+        self.source.join(self.world.world_size)
         if not isinstance(cursor, WindowCursor):
             self._note_windows(cursor)
-            if self._counting is not None and cursor.epoch > self._counting and not self.source.complete:
-                # A run that never stopped would have counted all of them by now.
+            if self._counting is not None and cursor.epoch > self._counting:
+                # A run that never stopped would have counted all of them by now, and told the other ranks.
                 self.source.finish(*self.world)
             if self._place(cursor).samples != UNKNOWN:
                 return super().bind(cursor, entropy)
@@ -569,6 +574,12 @@ class WindowPlan(SharePlan):
         return replace(cursor, changes=cursor.changes | {"windows": read_int(state, "windows", of="data set")})
 
 
+def check_window_shards(value: Any) -> None:
+    """Raise ConfigError where this is no number of shards."""
+    if not isinstance(value, SupportsIndex) or value is True or operator.index(value) < 1:
+        raise ConfigError(f"window_shards is a positive number of shards, or files, got {value!r}")
+
+
 def _check_countless(share: Mapping[str, Any]) -> None:
     """Refuse options that need the number of samples."""
     for name, usual in (("mini_epochs", 1), ("group", None), ("exclude", None)):
@@ -578,8 +589,9 @@ def _check_countless(share: Mapping[str, Any]) -> None:
             )
 
 
-def _unknown_length() -> LengthUnknownError:
+def unknown_length() -> LengthUnknownError:
+    """Return the error of whoever needs the number of samples, or numbers them."""
     return LengthUnknownError(
         "how many samples these shards have is not known before all of them were read once, since they have no indexes "
-        f"in the store: iterate; or {TO_BE_COUNTED}"
+        f"in the store: go through a DataLoader; or {TO_BE_COUNTED}"
     )

@@ -59,6 +59,7 @@ class Arrivals:
         self._asked: set[int] = set()  # shards that somebody waits for: whatever the cache holds makes room
         self._errors: dict[int, BaseException] = {}
         self._own: set[int] = set()
+        self._told: set[int] = set()  # shards of which the other ranks were told
         self._only_facts = False
         self._threads = 0
         self._cancel = Cancel()
@@ -90,12 +91,15 @@ class Arrivals:
             future.close()
 
     def count(self, numbers: Sequence[int]) -> None:
-        """Have shards counted: nobody needs their samples now."""
+        """Have shards counted, and the other ranks told of them: nobody needs their samples now."""
         with self._changed:
-            self._only_facts = True
-            self._own.update(numbers)
-            self._queue = deque(n for n in numbers if n not in self._busy)
+            self._only_facts, self._own = True, set(numbers)
+            self._queue = deque(n for n in numbers if n not in self._busy and self._is_news(n))
             self._start()
+
+    def _is_news(self, number: int) -> bool:
+        """Whether somebody does not know the shard."""
+        return self._handles[number].facts is None or (self._exchange is not None and number not in self._told)
 
     def _publish(self, needs: Sequence[Need], position: int) -> None:
         try:
@@ -110,11 +114,23 @@ class Arrivals:
             if error.errno not in UNWRITABLE:
                 raise
 
+    def hear_of(self, number: int, seconds: float) -> bool:
+        """Return whether a shard is known, or this rank gets it, or another one tells of it within so many seconds."""
+        handle = self._handles[number]
+        if handle.facts is None and number not in self._own and self._exchange is not None:
+            handle.facts = self._exchange.hear(number, seconds)
+            return handle.facts is not None
+        return True
+
     def wait(self, shards: Sequence[int]) -> list[Facts]:
         """Return what is known of shards, once it is."""
         missing = [number for number in shards if self._handles[number].facts is None]
         others = [number for number in missing if number not in self._own]
         if self._exchange is not None:
+            # Its own ones first: other ranks wait for them, and this one would wait for those.
+            for number in missing:
+                if number in self._own:
+                    self._wait_for(number)
             for number, facts in zip(others, self._exchange.wait(others), strict=True):
                 self._handles[number].facts = facts
         elif others:
@@ -172,17 +188,16 @@ class Arrivals:
 
     def _bring(self, number: int, cancel: Cancel) -> None:
         handle = self._handles[number]
-        was_counted = handle.facts is not None
         only_facts = self._only_facts or number not in self._own
         if only_facts:
             facts = handle.count(cancel)
         else:
             facts = handle.obtain(only_later=number not in self._asked, cancel=cancel)
-        if not was_counted:
-            with self._changed:
-                self._changed.notify_all()
-            if self._exchange is not None:
-                self._exchange.tell(number, facts)
+        with self._changed:
+            self._changed.notify_all()
+        if self._exchange is not None and number not in self._told:
+            self._exchange.tell(number, facts)
+            self._told.add(number)
         if not only_facts:
             handle.fetch(cancel)
 

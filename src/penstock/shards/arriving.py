@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
 from penstock.shards.arriving_source import ArrivingSource
+from penstock.shards.exchange import agree_on
 from penstock.shards.facts import ToldFacts
-from penstock.shards.finding import build, find_handles, has_index
+from penstock.shards.finding import build, find_handles, has_index, open_handles
 from penstock.shards.grouping import Sample
-from penstock.shards.handles import CopiedShard, RemoteShard
+from penstock.shards.handles import CopiedShard, Handle
 from penstock.shards.opened import OpenShards
 from penstock.shards.shardset import ShardSet
 from penstock.shards.store_shard import StoreShard
 from penstock.shards.urls import Urls, expand_versions
 from penstock.storage import Storage, is_remote
+from penstock.storage.backend import Stat
 
 __all__ = ["ArrivingShards", "open_shards"]
 
@@ -53,15 +56,20 @@ def open_shards(
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
     write_index: bool = False,
+    world_size: int = 1,
 ) -> ShardSet | ArrivingShards:
     """Open shards for training: those of a store are read at once, though they may have no indexes there.
 
     Args:
         urls, copy, storage, cache_dir, progress: see `ShardSet`.
         write_index: write the indexes that are made beside their shards.
+        world_size: how many ranks open them, each for its share.
 
     A store is asked for the indexes of the first and of the last shard; where one is missing, nothing else is looked
     for.
+
+    Ranks may look at different times, and indexes come up meanwhile. So what the first rank has found holds for all,
+    where there is a process group; without one, ranks that write indexes act as if there were none.
 
     Raises:
         ConfigError: ``write_index`` with shards that are not copied.
@@ -72,11 +80,37 @@ def open_shards(
     is_stored = copy and all(is_remote(url) for url, _ in found)
     if write_index and not is_stored:
         raise ConfigError("write_index= is for shards in a store that are copied (copy=True): no others are indexed")
-    if is_stored and not all(has_index(found[number][0], storage) for number in (0, -1)):
-        return ArrivingShards([StoreShard(url, storage, folder, stat, write_index=write_index) for url, stat in found])
-    handles = find_handles(found, storage, folder, copy=copy)
-    copied = [handle for handle in handles if isinstance(handle, CopiedShard)]
-    if is_stored and any(handle.header is None for handle in copied):
-        return ArrivingShards([StoreShard.of(handle, storage, folder, write_index=write_index) for handle in copied])
-    build([handle for handle in handles if not isinstance(handle, RemoteShard)], progress=progress)
-    return ShardSet.of_handles(handles)
+    if not is_stored:
+        return ShardSet.of_handles(open_handles(found, storage, folder, copy=copy, progress=progress))
+    handles = _with_indexes(found, storage, folder)
+    counted = bool(handles) and all(handle.header is not None for handle in handles)
+    if _agree([url for url, _ in found], counted, write_index, world_size):
+        if not counted:
+            build(handles := _copied(find_handles(found, storage, folder, copy=True)), progress=progress)
+        return ShardSet.of_handles(handles)
+    if counted or not handles:
+        stored = [StoreShard(url, storage, folder, stat, write_index=write_index) for url, stat in found]
+    else:
+        stored = [StoreShard.of(handle, storage, folder, write_index=write_index) for handle in handles]
+    return ArrivingShards(stored)
+
+
+def _with_indexes(
+    found: Sequence[tuple[str, Stat | None]], storage: Storage | None, cache_dir: str | None
+) -> list[CopiedShard]:
+    """Return handles of shards in a store; none where the first or the last one has no index."""
+    if not all(has_index(found[number][0], storage) for number in (0, -1)):
+        return []
+    return _copied(find_handles(found, storage, cache_dir, copy=True))
+
+
+def _copied(handles: Sequence[Handle]) -> list[CopiedShard]:
+    return [handle for handle in handles if isinstance(handle, CopiedShard)]
+
+
+def _agree(urls: list[str], counted: bool, write_index: bool, world_size: int) -> bool:
+    """Return whether shards count as counted, on all ranks alike."""
+    if world_size == 1:
+        return counted
+    said = agree_on(urls, "counted" if counted else "uncounted", world_size)
+    return counted and not write_index if said is None else said == "counted"

@@ -32,6 +32,8 @@ from penstock.wording import counted
 
 __all__ = ["ArrivingSource", "Whole"]
 
+_PATIENCE = 10.0  # seconds that another rank may take for its part, before this one does all
+
 
 class Whole(Protocol):
     """The same files, once all of them are counted."""
@@ -70,6 +72,7 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
     def __init__(self, handles: list[H], told: ToldFacts | None = None) -> None:
         self.urls, self._handles = [handle.url for handle in handles], handles
         self._arrivals: Arrivals | None = None
+        self._world_size = 1
         self._told = told or ToldFacts()
         self._missing = {number for number, handle in enumerate(handles) if handle.facts is None}
 
@@ -82,6 +85,10 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
         """Return all of them, of which the facts are known."""
 
     # For plans, in the process that plans.
+
+    def join(self, world_size: int) -> None:
+        """Take note of how many ranks share the files."""
+        self._world_size = world_size
 
     @property
     def complete(self) -> bool:
@@ -123,18 +130,26 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
         Where the store has the index of a shard, that is read, else the shard. Ranks share them out, where they can
         tell each other. Raises as `counts_of` does.
         """
+        self.join(world_size)
         missing = [number for number, handle in enumerate(self._handles) if handle.facts is None]
         arrivals = self._of_this_process
-        arrivals.count(missing[rank::world_size])
+        # By number: a rank that left an epoch early lacks other shards than the rest.
+        arrivals.count(range(rank, len(self._handles), world_size))
+        if not missing:
+            return
         with progress_bar("counting shards", len(missing), None, in_bytes=False) as advance:
-            for number in missing:
+            # Its own ones first, as `Arrivals.wait` has it.
+            for number in sorted(missing, key=lambda number: number % world_size != rank):
+                if not arrivals.hear_of(number, _PATIENCE):
+                    # Another rank is still in the epoch that this one left, and waits for what it would count there.
+                    arrivals.count([number for number in missing if self._handles[number].facts is None])
                 self.counts_of([number])
                 advance(1)
 
     @property
     def _of_this_process(self) -> Arrivals:
         if self._arrivals is None or self._arrivals.pid != os.getpid():
-            self._arrivals = Arrivals(self._handles, exchange_of(self.urls))
+            self._arrivals = Arrivals(self._handles, exchange_of(self.urls, self._world_size))
         return self._arrivals
 
     # For whoever makes batches, in any process.
@@ -168,8 +183,8 @@ class ArrivingSource(abc.ABC, Generic[H, W]):
         """
         if not self.complete:
             raise LengthUnknownError(
-                f"{counted(len(self._missing), 'shard')} of {len(self.urls):,} are not counted yet: iterate; "
-                f"or {TO_BE_COUNTED}"
+                f"{counted(len(self._missing), 'shard')} of {len(self.urls):,} are not counted yet: go through a "
+                f"DataLoader; or {TO_BE_COUNTED}"
             )
         return self._all
 

@@ -32,6 +32,9 @@ class CountedSource:
         """Return how many samples some files have."""
         return [int(self.starts[number + 1] - self.starts[number]) for number in shards]
 
+    def join(self, world_size: int) -> None:
+        """Do nothing: ranks have nothing to tell each other."""
+
     def expect(self, needs: Sequence[Need], *, position: int = 0) -> None:
         """Do nothing: every file is there when it is asked for."""
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -21,6 +22,8 @@ from penstock.storage import UNWRITABLE, cache_root, write_atomically
 from penstock.storage.backend import Stat
 
 __all__ = ["Facts", "ToldFacts"]
+
+_DAY = 86_400.0
 
 
 class Facts(NamedTuple):
@@ -49,7 +52,8 @@ class Facts(NamedTuple):
 class ToldFacts:
     """The facts of all shards in a file, which the processes of a machine find by this object.
 
-    The one that made the object writes it, into the user's cache folder; the file goes when that process ends.
+    The one that made the object writes it, into the user's cache folder; the file goes when that process ends. What a
+    process has left that was killed goes after a day, when another one writes.
     """
 
     def __init__(self) -> None:
@@ -62,6 +66,7 @@ class ToldFacts:
         if self._pid != os.getpid() or self._close is not None:
             return
         self._close = weakref.finalize(self, _remove, self._path, self._pid)
+        _sweep(self._path.parent)
         try:
             with write_atomically(self._path) as file:
                 file.write(json.dumps([one.to_json() for one in facts]).encode())
@@ -84,3 +89,21 @@ def _remove(path: Path, pid: int) -> None:
     if pid == os.getpid():
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes have left that were killed."""
+    for path in folder.glob("shards-*-*.json"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _DAY and not _is_alive(path.name.split("-")[1]):
+                path.unlink()
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return True

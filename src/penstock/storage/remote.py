@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import IO, Any, Protocol
 
 from penstock.errors import (
@@ -100,8 +101,11 @@ class Storage:
 
     def __post_init__(self) -> None:
         for name in ("idle", "deadline", "attempts", "parallel", "block"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
+            value: Any = getattr(self, name)
+            kind: Any = Real if name in ("idle", "deadline") else Integral
+            if not isinstance(value, kind) or not value > 0:
+                what = "number" if kind is Real else "integer"
+                raise ConfigError(f"{name} must be a positive {what}, not {value!r}")
         if isinstance(self.peer, str):
             raise ConfigError(f"peer is a client of the address: penstock.server.CacheClient({self.peer!r})")
 

@@ -25,6 +25,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,9 @@ class Cache:
         max_bytes: int | None = None,
         verify: bool = False,
     ) -> None:
-        if max_bytes is not None and max_bytes < 1:
-            raise ConfigError(f"max_bytes must be positive, not {max_bytes}")
+        given: Any = max_bytes
+        if given is not None and (not isinstance(given, Real) or given < 1):
+            raise ConfigError(f"max_bytes must be a positive number of bytes, not {max_bytes!r}")
         self.max_bytes, self.verify_on_open = max_bytes, verify
         self.folder = Path(os.path.abspath(folder)) if folder is not None else cache_root() / "objects"
         self._room = Room(self.folder, max_bytes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from numbers import Real
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from penstock.errors import ConfigError
 
@@ -25,8 +26,9 @@ class Kept(Generic[T]):
     """
 
     def __init__(self, limit: int) -> None:
-        if limit < 1:
-            raise ConfigError(f"cache_bytes must be positive, not {limit}")
+        given: Any = limit
+        if not isinstance(given, Real) or given < 1:
+            raise ConfigError(f"cache_bytes must be a positive number of bytes, not {limit!r}")
         self.limit = limit
         self.made = 0
         """How many values were made so far."""

@@ -12,6 +12,7 @@ the next one begins this file again. Memory of the pass: some MiB, the longest r
 
 from __future__ import annotations
 
+import errno
 import os
 from array import array
 from collections.abc import Callable, Iterator
@@ -106,7 +107,8 @@ def open_index(
                 _make(name, take(), path, progress)
                 found = _load(path)
     except OSError as error:
-        if error.errno not in UNWRITABLE:
+        # ENOENT: somebody has removed the folder.
+        if error.errno not in (*UNWRITABLE, errno.ENOENT):
             raise
         said = str(io_error(path, error, "the index of rows cannot be written:"))
         raise DataFileIOError(f"{said}; or set XDG_CACHE_HOME to another folder") from error
