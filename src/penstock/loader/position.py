@@ -25,11 +25,10 @@ from penstock.loader.messages import BatchRequest
 from penstock.loader.source import plan_requests, why_unknown
 from penstock.loader.stateful import WorkerStates
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, checked_epoch, read_int, read_mapping
-from penstock.plan.epoch import BatchEpochPlan, BatchesLeft, EpochPlan
+from penstock.plan.epoch import BatchEpochPlan, BatchesLeft, EpochPlan, unknown_length
 from penstock.plan.opening import StreamPlan, Told
 from penstock.plan.reader import PlanReader
 from penstock.plan.stream import is_opened
-from penstock.plan.windows import unknown_length
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.identity import fingerprint_of, own_order
 from penstock.samplers.sequential import SequentialSampler

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from penstock.errors import LengthUnknownError
 from penstock.order import Order, Partition
 from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor, State
 
 __all__ = [
+    "TO_BE_COUNTED",
     "Batch",
     "BatchEpochPlan",
     "BatchesLeft",
@@ -30,7 +32,14 @@ __all__ = [
     "EpochPlan",
     "PartitionedOrder",
     "length_of",
+    "unknown_length",
 ]
+
+TO_BE_COUNTED = (
+    "put indexes beside tar shards (penstock shards index); or open ShardDataset(ShardSet(...)), of JSON "
+    "lines TableDataset(JsonFiles(...)), which read all of them before they begin"
+)
+"""What to do for shards to be counted."""
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -380,3 +389,11 @@ def length_of(plan: EpochPlan | BatchEpochPlan) -> int:
         return len(plan)
     except TypeError:
         return MAX_N
+
+
+def unknown_length() -> LengthUnknownError:
+    """Return the error of whoever needs the number of samples, or numbers them."""
+    return LengthUnknownError(
+        "how many samples these shards have is not known before all of them were read once, since they have no indexes "
+        f"in the store: go through a DataLoader; or {TO_BE_COUNTED}"
+    )

@@ -23,28 +23,22 @@ import numpy as np
 import xxhash
 
 from penstock.distributed import World
-from penstock.errors import ConfigError, LengthUnknownError, StateError
+from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION, Order, make_order
 from penstock.order.permutation import Indices
 from penstock.order.windows import Stage, WindowOrder, window_spans
 from penstock.plan.cursor import STATE_VERSION, Cursor, State, check_state, read_int, read_ints
-from penstock.plan.epoch import EpochPlan
+from penstock.plan.epoch import TO_BE_COUNTED, EpochPlan, unknown_length
 from penstock.plan.reader import Wish
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, ShareEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions
 from penstock.wording import counted
 
 __all__ = [
-    *("TO_BE_COUNTED", "UNKNOWN", "Arriving", "Need", "ShardSamples", "WindowCursor", "WindowEpoch", "WindowPlan"),
-    *("check_window_shards", "pack_rows", "split_rows", "unknown_length"),
+    *("UNKNOWN", "Arriving", "Need", "ShardSamples", "WindowCursor", "WindowEpoch", "WindowPlan"),
+    *("check_window_shards", "pack_rows", "split_rows"),
 ]
-
-TO_BE_COUNTED = (
-    "put indexes beside tar shards (penstock shards index); or open ShardDataset(ShardSet(...)), of JSON "
-    "lines TableDataset(JsonFiles(...)), which read all of them before they begin"
-)
-"""What to do for shards to be counted."""
 
 UNKNOWN = -1
 """How many samples an epoch of windows has, in its `MiniEpoch`."""
@@ -587,11 +581,3 @@ def _check_countless(share: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name}= needs the number of samples, which nobody knows before the shards were read: {TO_BE_COUNTED}"
             )
-
-
-def unknown_length() -> LengthUnknownError:
-    """Return the error of whoever needs the number of samples, or numbers them."""
-    return LengthUnknownError(
-        "how many samples these shards have is not known before all of them were read once, since they have no indexes "
-        f"in the store: go through a DataLoader; or {TO_BE_COUNTED}"
-    )

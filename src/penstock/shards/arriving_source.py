@@ -21,7 +21,8 @@ import numpy as np
 
 from penstock.errors import LengthUnknownError
 from penstock.order.permutation import Indices
-from penstock.plan.windows import TO_BE_COUNTED, Need, split_rows
+from penstock.plan.epoch import TO_BE_COUNTED
+from penstock.plan.windows import Need, split_rows
 from penstock.progress import progress_bar
 from penstock.shards.arrivals import Arrivals, Arriver
 from penstock.shards.exchange import exchange_of
