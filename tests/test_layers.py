@@ -17,7 +17,7 @@ LAYERS = (
     {"manifest", "order"},
     {"images", "plan"},
     {"samplers"},
-    {"server", "shards", "sources", "tables", "tokens"},
+    {"clips", "server", "shards", "sources", "tables", "tokens"},
     {"datasets"},
     {"opening"},
     {"loader"},

@@ -55,6 +55,7 @@ _HOMES = {
     "TokenBudgetBatchSampler": "samplers",
     "TokenDataset": "datasets",
     "TokenizedDataset": "datasets",
+    "VideoDataset": "datasets",
     "WeightedRandomSampler": "samplers",
     "collate_packed": "datasets",
     "count_lengths": "datasets",
@@ -113,6 +114,7 @@ __all__ = [
     "TokenBudgetBatchSampler",
     "TokenDataset",
     "TokenizedDataset",
+    "VideoDataset",
     "WeightedRandomSampler",
     "collate_packed",
     "count_lengths",
@@ -146,6 +148,7 @@ if TYPE_CHECKING:
         TableDataset,
         TokenDataset,
         TokenizedDataset,
+        VideoDataset,
         collate_packed,
         count_lengths,
     )

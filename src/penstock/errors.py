@@ -11,6 +11,7 @@ Messages name the file, the line or row, the rank where it matters, and what to 
 from __future__ import annotations
 
 __all__ = [
+    "ClipError",
     "ClusterError",
     "ConfigError",
     "DataFileChangedError",
@@ -131,6 +132,10 @@ class DataFileIOError(DataFileError, OSError):
 
 class ImageError(PenstockError, ValueError):
     """An image that is missing, empty, too small for what is asked of it, or cannot be decoded."""
+
+
+class ClipError(PenstockError, ValueError):
+    """A file of video or sound that is missing, damaged, of no known kind, or too short for what is asked of it."""
 
 
 class TooManyErrors(PenstockError, RuntimeError):

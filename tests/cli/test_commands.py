@@ -32,6 +32,7 @@ MISSING: dict[str, list[str]] = {
     "manifest build": [NOBODY],
     "manifest sizes": [NOBODY],
     "manifest warm": [NOBODY],
+    "clips index": [NOBODY],
     "images index": [NOBODY],
     "shards index": [NOBODY],
     "shards info": [NOBODY],
@@ -58,6 +59,7 @@ MISSING: dict[str, list[str]] = {
 UNWRITABLE: dict[str, list[str]] = {
     "manifest sizes": ["train.txt", "--output", f"{NOBODY}/sizes"],
     "manifest build": ["train.txt", "--cache-dir", "file/cache"],
+    "clips index": ["train.txt", "--out", f"{NOBODY}/clips"],
     "images index": ["train.txt", "--out", f"{NOBODY}/entries"],
     "shards index": ["a.tar", "--out", "file/folder"],
     "shards pack": ["train.txt", "file/folder"],

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from video_support import write_video
 
 import penstock as ps
 from penstock.server import Server
@@ -27,6 +28,13 @@ def of_images(folder: Path, manifest: Path) -> Any:
     return ps.open(folder / "images", size=4, mini_epochs=2)
 
 
+def of_videos(folder: Path, manifest: Path) -> Any:
+    for number in range(8):
+        (folder / "videos" / "ant").mkdir(parents=True, exist_ok=True)
+        write_video(folder / "videos" / "ant" / f"{number}.mp4", 4)
+    return ps.VideoDataset(folder / "videos", frames=2, mini_epochs=2)
+
+
 MAKERS: dict[str, Callable[[Path, Path], Any]] = {
     "rows": lambda folder, manifest: ps.RankDataset(manifest, mini_epochs=2),
     "gathered rows": lambda folder, manifest: ps.RankDataset(manifest, mini_epochs=2, preload=True),
@@ -36,6 +44,7 @@ MAKERS: dict[str, Callable[[Path, Path], Any]] = {
         [[n] * 3 for n in range(40)], 8, lengths=[3] * 40, mini_epochs=2
     ),
     "images": of_images,
+    "videos": of_videos,
 }
 
 

@@ -27,6 +27,7 @@ import pytest
 import text_support
 from busy_support import HANG
 from interpreter_support import FULL
+from video_support import write_video
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
@@ -56,6 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "val.txt").write_text("".join(lines[::4]))
     for name in ("pipes.parquet", "part-0.parquet"):
         text_support.write_table(root / name, text_support.TEXTS)
+    for name in ("ant/a.mp4", "ant/b.mp4", "bee/c.mp4"):
+        (root / "videos" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_video(root / "videos" / name)
     text_support.tokenizer().save(str(root / "tokenizer.json"))
     return root
 

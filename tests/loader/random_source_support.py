@@ -257,6 +257,14 @@ def cases(folder: Path, address: str) -> dict[str, Case]:
             ),
             items=lambda batch: by_label(batch if isinstance(batch, list) else [batch]),
         ),
+        "videos": Case(
+            lambda setup, rank: ps.VideoDataset(
+                sources["videos"], frames=2, size=8, mini_epochs=setup.mini_epochs, **setup.deal(rank)
+            ),
+            items=lambda batch: [
+                (int(label), int(video.sum())) for video, label in (batch if isinstance(batch, list) else [batch])
+            ],
+        ),
         "arrays": sharing(lambda **options: ps.ArrayDataset(arrays, **options)),
         "labelled arrays": sharing(lambda **options: ps.ArrayDataset(arrays, labels=labels, **options)),
         "arrays in batches": Case(

@@ -35,6 +35,7 @@ NAMES = [
     "in blocks",
     "unshuffled",
     "pictures",
+    "videos",
     "arrays",
     "labelled arrays",
     "arrays in batches",

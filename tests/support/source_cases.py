@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
 from mds_writer import write_mds
+from video_support import picture, write_video
 
 import penstock as ps
+from penstock.clips.clip_index import open_index
+from penstock.clips.video_files import ClipRecord, ClipRule, VideoFiles
 from penstock.order.permutation import normalise
 from penstock.plan.source import Source
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
@@ -106,6 +110,16 @@ def write_tar(file: Path, numbers: Numbers) -> None:
             writer.write({"__key__": f"{number:04d}", "cls": number})
 
 
+def videos(folder: Path, numbers: Numbers) -> Source:
+    """Write a video of a few frames for each row, which is its label."""
+    paths = [str(write_video(folder / f"{number:03d}.mp4", 3, pictures=partial(_still, number))) for number in numbers]
+    return VideoFiles(open_index(paths, folder / "clips.arrow"), ClipRule(2, 1, None, True), list(numbers))
+
+
+def _still(number: int, _: int) -> np.ndarray[Any, Any]:
+    return picture(number)
+
+
 def one_file(name: str, write: Callable[[Path, Numbers], None]) -> Callable[[Path, Numbers], Source]:
     """Return a maker of manifests of one file."""
 
@@ -184,6 +198,7 @@ SOURCES: dict[str, Callable[[Path, Numbers], Source]] = {
     "shards": lambda folder, numbers: ps.ShardSet(per_file(folder, "shard-{:03d}.tar", numbers, write_tar)),
     "MDS": mds(None),
     "compressed MDS": mds("zstd"),
+    "videos": videos,
     "a user's": lambda folder, numbers: UsersRows(numbers),
 }
 """Makers of sources: each writes its rows into an empty folder and opens them."""
@@ -191,7 +206,7 @@ SOURCES: dict[str, Callable[[Path, Numbers], Source]] = {
 
 def number_of(record: Any) -> int:
     """Return the number that a record, or an item made of one, holds."""
-    if isinstance(record, ps.Record):
+    if isinstance(record, ps.Record | ClipRecord):
         assert isinstance(record.label, int)
         return record.label
     if isinstance(record, dict):

@@ -25,6 +25,7 @@ __all__ = [
     "TableDataset",
     "TokenDataset",
     "TokenizedDataset",
+    "VideoDataset",
     "collate_packed",
     "count_lengths",
 ]
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.datasets.tables import TableDataset
     from penstock.datasets.tokenized import TokenizedDataset
     from penstock.datasets.tokens import TokenDataset
+    from penstock.datasets.video import VideoDataset
 
 __getattr__, __dir__ = lazy.names(
     __name__,
@@ -70,5 +72,6 @@ __getattr__, __dir__ = lazy.names(
         "collate_packed": "packed",
         "count_lengths": "counting",
         "TokenizedDataset": "tokenized",
+        "VideoDataset": "video",
     },
 )

@@ -145,6 +145,7 @@ def _parameters(owner: type) -> list[str]:
 
 
 def _unexpected(owner: type, name: str, known: list[str]) -> str:
+    known = [one for one in known if one != name]  # of a base, which the class does not pass on
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(set(known)))}"
     return f"{owner.__name__}() got an unexpected keyword argument {name!r}: {hint}"

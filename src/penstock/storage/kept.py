@@ -33,6 +33,7 @@ KINDS = {
     "tokens": "documents in files of tokens",
     "weights": "tables of weighted draws",
     "entries": "where JPEGs can be begun",
+    "clips": "where the packets of videos lie",
 }
 """The folders, and what they hold."""
 

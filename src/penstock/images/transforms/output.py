@@ -19,7 +19,7 @@ from penstock.images.transforms.view import Pixels
 
 __all__ = ["Conversion", "Form", "as_bits", "check_channels", "convert", "look_up_table", "place"]
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.float64}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.float64}
 """Types that OpenCV moves about, by their bytes: it knows nothing of bfloat16."""
 
 
@@ -48,7 +48,7 @@ class Conversion(NamedTuple):
     """What becomes of the pixels in the end.
 
     Attributes:
-        dtype: of the tensor.
+        dtype: of the tensor; bytes stay what they are, for any other type they are brought to 0..1.
         channels_last: how it lies in memory.
         mean, std: of each channel, after scaling to 0..1; empty for none.
     """
@@ -62,6 +62,8 @@ class Conversion(NamedTuple):
 @lru_cache(maxsize=64)
 def _table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
     """(256, channels): the bits of the result for each value of each channel."""
+    if conversion.dtype is torch.uint8:
+        return np.arange(256, dtype=np.uint8)[:, None].repeat(channels, 1)
     values = torch.arange(256, dtype=torch.float32).div(255).repeat(channels, 1)
     if conversion.mean:
         mean, std = (torch.tensor(v, dtype=torch.float32)[:, None] for v in (conversion.mean, conversion.std))

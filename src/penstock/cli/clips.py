@@ -1,0 +1,89 @@
+"""``penstock clips``: prepare files of video for training on clips of them.
+
+``penstock clips index FILES`` makes an index of packets (`penstock.clips.clip_index`). What it did goes to standard
+output, with ``--json`` as one JSON object.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.layout import App
+from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_json, shown
+from penstock.wording import counted
+
+__all__ = ["app"]
+
+app = App()
+
+
+@app.callback()
+def _group() -> None:
+    """Prepare files of video for training on clips of them."""  # and `index` stays a command, though the only one
+
+
+@app.command(epilog="Example:  penstock clips index videos --out videos.clips")
+def index(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILES...",
+            help="A folder of videos or of folders of them; files, patterns or addresses in a store.",
+            show_default=False,
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write, instead of the user's cache.", show_default=False)
+    ] = None,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="Files that are no videos to show.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Write where the packets of videos lie, with which a clip is reached anywhere in a file.
+
+    Every file is read once. One that is no video, or damaged, is noted; then the exit code is 1.
+    """
+    from penstock.clips.clip_index import open_index
+    from penstock.clips.video_files import videos_of
+    from penstock.errors import ClipError
+
+    paths = videos_of(files[0] if len(files) == 1 else files).paths
+    started = time.perf_counter()
+    found = open_index(paths, out, progress=False if as_json else None)
+    seconds = time.perf_counter() - started
+    errors = [error for error in found.column("error") if error]
+    if len(errors) == len(found):
+        raise ClipError(f"{errors[0]}; and so it is with all {len(found):,} files" if len(errors) > 1 else errors[0])
+    size = os.path.getsize(found.path)
+    frames, nbytes = int(found.frames.sum()), sum(found.column("nbytes"))
+    if as_json:
+        print_json(
+            {
+                "files": len(found),
+                "frames": frames,
+                "bytes": nbytes,
+                "seconds": seconds,
+                "output": found.path,
+                "output_bytes": size,
+                "broken": len(errors),
+                "errors": errors[:examples],
+            }
+        )
+    else:
+        rows = [
+            ("files", f"{len(found):,}, {byte_size(nbytes)}, in {duration(seconds)}"),
+            ("frames", f"{frames:,}"),
+            ("index", f"{shown(found.path)} ({byte_size(size)})"),
+        ]
+        console().print(pairs(shown(files[0] if len(files) == 1 else counted(len(paths), "file")), rows))
+        for error in errors[:examples]:
+            console().print(shown(error))
+        if errors:
+            console().print(f"{len(errors):,} of {counted(len(found), 'file')} have no clips", style="red")
+    if errors:
+        raise typer.Exit(1)

@@ -1,0 +1,85 @@
+"""`LoadClip`: a row of clips to a tensor and its label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.clips.pictures import draw_clip, rgb_of_all
+from penstock.clips.reading import FrameReader
+from penstock.clips.video_files import ClipRecord, ClipRule
+from penstock.errors import ConfigError
+from penstock.images.transforms import Compose, HorizontalFlip, Resize
+from penstock.random import generator
+from penstock.stages import stage
+from penstock.storage.urls import shown
+
+__all__ = ["LoadClip"]
+
+
+class LoadClip:
+    """``load(record) -> (video, label)``; picklable.
+
+    Args:
+        reader: of the files' frames.
+        rule: which frames are a clip.
+        size: (height, width), or one int for both; None keeps that of the file.
+        flip: mirror the clip left to right with probability 1/2.
+        transform: instead of `size` and `flip`: a chain of steps for images, drawn once for a clip.
+
+    Raises:
+        ConfigError: a size that is not positive, or a transform beside a size or flip.
+
+    Attributes:
+        pure: whether what it makes depends on the record and `penstock.generator` alone.
+        form: shape and type of every clip; None if they differ.
+    """
+
+    def __init__(
+        self,
+        reader: FrameReader,
+        rule: ClipRule,
+        *,
+        size: int | tuple[int, int] | None = None,
+        flip: bool = False,
+        transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None = None,
+    ) -> None:
+        if transform is None:
+            sides = (size, size) if isinstance(size, int) else size
+            steps = ([] if sides is None else [Resize(sides)]) + ([HorizontalFlip()] if flip else [])
+            transform = Compose(steps)
+        elif size is not None or flip:
+            raise ConfigError("size= and flip= are for loading without transform=: put Resize or HorizontalFlip there")
+        elif not isinstance(transform, Compose):
+            transform = Compose([transform] if callable(transform) else transform)
+        self.reader, self.rule, self.transform = reader, rule, transform
+        self.pure = transform.pure
+        form = transform.form
+        known = form.size is not None and form.dtype is not None
+        self.form: Any = ((rule.frames, 3, *form.size), form.dtype) if known and form.size else None
+
+    def __call__(self, record: ClipRecord, out: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
+        """Decode the clip of a record, into `out` if that is given, of the shape and type of `form`.
+
+        Raises:
+            ClipError, DataFileChangedError, StorageError: as `FrameReader.frames`.
+        """
+        first = record.first
+        if record.last > first:
+            first += int(generator().integers(record.last - first + 1))
+        numbers = np.minimum(first + np.arange(self.rule.frames) * self.rule.step, max(0, record.end - 1))
+        with stage("decode"):
+            frames = self.reader.frames(record.file, numbers)
+        rotation = self.reader.index.coding(record.file).rotation
+        try:
+            video = draw_clip(rgb_of_all(frames, rotation), len(frames), self.transform, out)
+        except Exception as error:
+            error.add_note(f"while the frames of {shown(record.path)!r} were transformed")
+            raise
+        if record.label is not None:
+            return video, record.label
+        seconds = float(self.reader.index.packets(record.file).times[first])
+        return video, {"path": record.path, "frame": first, "seconds": seconds}

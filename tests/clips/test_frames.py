@@ -1,0 +1,53 @@
+"""Clips of every kind of video are the frames that one sees who decodes all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from video_cases import VIDEOS, is_made_here
+from video_support import all_frames, turned
+
+from penstock.clips.clip_index import ClipIndex, open_index
+from penstock.clips.decoder import MAX_PIXELS
+from penstock.clips.pictures import rgb
+from penstock.clips.reading import FrameReader
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, ClipIndex, list[Any]]]:
+    """Makes a kind of video once; returns its path, its index, and its frames."""
+    known: dict[str, tuple[Path, ClipIndex, list[Any]]] = {}
+
+    def make(kind: str) -> tuple[Path, ClipIndex, list[Any]]:
+        if kind not in known:
+            folder = tmp_path_factory.mktemp("video")
+            path = VIDEOS[kind](folder)
+            known[kind] = path, open_index([str(path)], folder / "clips.arrow"), all_frames(path)
+        return known[kind]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", VIDEOS)
+def test_frames_are_those_of_a_player(kind: str, made: Callable[[str], Any]) -> None:
+    if not is_made_here(kind):
+        pytest.skip("this FFmpeg has no encoder for it")
+    _, index, expected = made(kind)
+    assert index.error(0) == ""
+    assert index.frames.tolist() == [len(expected)]
+    packets = index.packets(0)
+    if "without times" not in kind and "raw" not in kind:
+        assert np.allclose(packets.times, [frame.time for frame in expected], atol=1e-6)
+    assert (np.diff(packets.times) > 0).all()
+    reader, rotation = FrameReader(index, None, MAX_PIXELS), index.coding(0).rotation
+    generator = np.random.default_rng(0)
+    for number in range(24):
+        step, count = int(generator.integers(1, 9)), int(generator.integers(1, 9))
+        first = int(generator.integers(len(expected))) if number else len(expected) - 1
+        numbers = np.minimum(first + step * np.arange(count), len(expected) - 1)
+        for frame, at in zip(reader.frames(0, numbers), numbers.tolist(), strict=True):
+            assert np.array_equal(rgb(frame, rotation), turned(expected[at])), (kind, numbers.tolist(), at)

@@ -1,0 +1,403 @@
+"""`VideoDataset`: clips in any order, by any executor, from anywhere; what is wrong with a file is said."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from interpreter_support import METHODS
+from loader_conformance import check_elastic, check_end_of_pass, check_load_into_used, check_resume
+from loader_support import EXECUTORS, plain
+from store_server import Store
+from video_support import all_frames, clip_of, picture, write_video
+
+import penstock as ps
+from penstock.clips.clip_index import ClipIndex
+from penstock.errors import (
+    ClipError,
+    ConfigError,
+    DataFileChangedError,
+    DataFileError,
+    DataFileIOError,
+    StateError,
+    UnknownClassesError,
+)
+from penstock.images.transforms import ColorJitter, Normalize, RandomResizedCrop, ToTensor
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+LENGTHS = {"ant/a.mp4": 40, "ant/b.mkv": 25, "bee/c.mp4": 7, "cat/d.mp4": 60, "cat/e.ts": 30}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Videos of different lengths in folders of three classes."""
+    root = tmp_path_factory.mktemp("videos")
+    for number, (name, frames) in enumerate(LENGTHS.items()):
+        (root / name).parent.mkdir(exist_ok=True)
+        write_video(root / name, frames, pictures=lambda frame, number=number: picture(100 * number + frame))
+    return root
+
+
+@pytest.fixture(scope="module")
+def shown(folder: Path) -> dict[str, list[Any]]:
+    """The frames of each video."""
+    return {name: all_frames(folder / name) for name in LENGTHS}
+
+
+def paths(folder: Path) -> list[str]:
+    return [str(folder / name) for name in LENGTHS]
+
+
+def test_clips_of_a_stride(folder: Path, shown: dict[str, list[Any]]) -> None:
+    dataset = ps.VideoDataset(paths(folder), frames=4, step=3, stride=8, shuffle="none")
+    expected = [
+        (name, begin) for name, count in LENGTHS.items() for begin in (range(0, count - 9, 8) if count >= 10 else [0])
+    ]
+    assert len(dataset) == len(expected)
+    for (video, said), (name, begin) in zip((dataset[row] for row in range(len(dataset))), expected, strict=True):
+        assert (said["path"], said["frame"]) == (str(folder / name), begin)
+        assert said["seconds"] == pytest.approx(shown[name][begin].time)
+        assert video.dtype is torch.uint8
+        assert video.is_contiguous()
+        assert np.array_equal(video.numpy(), clip_of(shown[name], range(begin, begin + 12, 3)))
+
+
+def test_clips_at_random_starts(folder: Path, shown: dict[str, list[Any]]) -> None:
+    dataset = ps.VideoDataset(paths(folder), frames=4, step=2, seed=1)
+    starts: dict[str, set[int]] = {}
+    for epoch in range(12):
+        dataset.set_epoch(epoch)
+        for row in range(len(dataset)):
+            video, said = dataset[row]
+            name = os.path.relpath(said["path"], folder)
+            assert np.array_equal(video.numpy(), clip_of(shown[name], range(said["frame"], said["frame"] + 8, 2)))
+            starts.setdefault(name, set()).add(said["frame"])
+    assert set(starts) == set(LENGTHS)
+    assert starts["bee/c.mp4"] == {0}
+    assert len(starts["cat/d.mp4"]) > 6
+    again = ps.VideoDataset(paths(folder), frames=4, step=2, seed=1)
+    again.set_epoch(11)
+    assert all(torch.equal(again[row][0], dataset[row][0]) for row in range(len(dataset)))
+    fixed = ps.VideoDataset(paths(folder), frames=4, random_start=False)
+    assert {fixed[row][1]["frame"] for row in range(len(fixed))} == {0}
+
+
+def test_a_short_file_repeats_its_last_frame(folder: Path, shown: dict[str, list[Any]]) -> None:
+    video, _ = ps.VideoDataset(folder / "bee/c.mp4", frames=5, step=2)[0]
+    assert np.array_equal(video.numpy(), clip_of(shown["bee/c.mp4"], [0, 2, 4, 6, 6]))
+
+
+def test_folders_are_classes(folder: Path, tmp_path: Path) -> None:
+    dataset = ps.VideoDataset(folder, frames=2, size=16, shuffle="none")
+    assert dataset.classes == ["ant", "bee", "cat"]
+    assert dataset.class_to_idx["cat"] == 2
+    assert [dataset[row][1] for row in range(len(dataset))] == [0, 0, 1, 2, 2]
+    others = ps.VideoDataset(folder, frames=2, labels=["a", "b", "c", "d", "e"], shuffle="none")
+    assert [others[row][1] for row in range(5)] == ["a", "b", "c", "d", "e"]
+    with pytest.raises(UnknownClassesError):
+        _ = others.classes
+    with pytest.raises(StateError):
+        dataset.load_state_dict(others.state_dict())
+    shutil.copy(folder / "bee/c.mp4", tmp_path / "c.mp4")
+    assert ps.VideoDataset(tmp_path, frames=2)[0][1]["path"] == str(tmp_path / "c.mp4")
+    (tmp_path / "more").mkdir()
+    shutil.copy(folder / "bee/c.mp4", tmp_path / "more")
+    with pytest.raises(ConfigError, match=r"beside them 'c\.mp4'"):
+        ps.VideoDataset(tmp_path)
+    with pytest.raises(ConfigError, match="holds no video"):
+        ps.VideoDataset(tmp_path_of_nothing(tmp_path))
+
+
+def tmp_path_of_nothing(folder: Path) -> Path:
+    (folder / "nothing").mkdir()
+    return folder / "nothing"
+
+
+def test_all_frames_of_a_clip_are_transformed_alike(folder: Path) -> None:
+    """The same frame all the time gives the same picture all the time, whatever is drawn."""
+    still = folder.parent / "still.mp4"
+    write_video(still, 12, pictures=lambda number: picture(0), options={"qp": "1", "bf": "0"}, gop=1)
+    steps = [RandomResizedCrop(20), ColorJitter(0.5, 0.5, 0.5), ToTensor(), Normalize((0.5,), (0.5,))]
+    dataset = ps.VideoDataset([still], frames=6, transform=steps, seed=4)
+    clips = []
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        video = dataset[0][0]
+        assert video.shape == (6, 3, 20, 20)
+        assert (video.dtype, video.is_contiguous()) == (torch.float32, True)
+        assert (video - video[0]).abs().max() < 0.1
+        clips.append(video)
+    assert not torch.allclose(clips[0], clips[1])
+    flipped = [ps.VideoDataset([still], frames=6, size=24, flip=True, seed=seed)[0][0] for seed in range(8)]
+    plain_clip = ps.VideoDataset([still], frames=6, size=24)[0][0]
+    mirrored = [torch.equal(clip, plain_clip.flip(3)) for clip in flipped]
+    assert all(torch.equal(clip, plain_clip) for clip, yes in zip(flipped, mirrored, strict=True) if not yes)
+    assert 0 < sum(mirrored) < 8
+
+
+def torchs_own(image: Any) -> Any:
+    """Draw from torch's global generator."""
+    return np.roll(np.asarray(image), int(torch.randint(0, 16, ())), axis=1)
+
+
+def test_transforms_of_others_draw_once_for_a_clip(folder: Path) -> None:
+    still = folder.parent / "still.mp4"
+    write_video(still, 12, pictures=lambda number: picture(0), options={"qp": "1", "bf": "0"}, gop=1)
+    dataset = ps.VideoDataset([still] * 6, frames=6, transform=[torchs_own])
+    assert not dataset.pure
+    loader = ps.DataLoader(dataset, batch_size=6, seed=1)
+    first, again = next(iter(loader))[0], next(iter(ps.DataLoader(dataset, batch_size=6, seed=1)))[0]
+    assert torch.equal(first, again)
+    assert (first.int() - first[:, :1].int()).abs().max() <= 2
+    assert len({clip.numpy().tobytes() for clip in first}) > 1
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_every_executor_makes_the_same_batches(folder: Path, executor: str) -> None:
+    def run(executor: str) -> list[Any]:
+        dataset = ps.VideoDataset(folder, frames=4, size=(20, 24), flip=True, seed=2)
+        loader = ps.DataLoader(dataset, batch_size=2, executor=executor, num_workers=EXECUTORS[executor])
+        return [plain(batch) for _ in range(2) for batch in loader]
+
+    assert run(executor) == run("inline")
+
+
+def test_clips_are_written_where_the_batch_is(folder: Path) -> None:
+    dataset = ps.VideoDataset(folder, frames=4, size=16, shuffle="none")
+    memory: list[torch.Tensor] = []
+
+    def into(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        memory.append(torch.empty(shape, dtype=dtype))
+        return memory[0]
+
+    items = dataset.load_samples(range(5), dataset.keys(range(5)), into=into)
+    assert memory[0].shape == (5, 4, 3, 16, 16)
+    assert [item[0].data_ptr() for item in items] == [row.data_ptr() for row in memory[0]]
+    assert torch.equal(memory[0], torch.stack([dataset[row][0] for row in range(5)]))
+
+
+N = 13
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Videos whose label is their number."""
+    root = tmp_path_factory.mktemp("numbered")
+    return [
+        str(write_video(root / f"{number}.mp4", 8, pictures=lambda frame, number=number: picture(number + frame)))
+        for number in range(N)
+    ]
+
+
+def test_resume(numbered: list[str]) -> None:
+    def loader(rank: int = 0, world: int = 1, **options: Any) -> Any:
+        share = {"rank": rank, "world_size": world, "seed": 2, **options}
+        dataset = ps.VideoDataset(numbered, frames=2, size=8, labels=range(N), **share)
+        return ps.DataLoader(dataset, batch_size=2)
+
+    check_resume(lambda: loader(mini_epochs=2))
+    check_resume(lambda: loader(rank=1, world=2))
+    check_elastic(loader, lambda batch: batch[1].tolist(), N, [(2, 2), (3, 1), (1, 3)])
+    check_end_of_pass(loader)
+    check_load_into_used(loader)
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_resume_by_another_executor(numbered: list[str], executor: str) -> None:
+    def loader(executor: str) -> Any:
+        dataset = ps.VideoDataset(numbered, frames=2, size=8, labels=range(N), seed=2)
+        return ps.DataLoader(dataset, batch_size=2, executor=executor, num_workers=EXECUTORS[executor])
+
+    check_resume(lambda: loader("inline"), passes=2, positions=range(0, 14, 3), other=lambda: loader(executor))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_of_every_start_method(numbered: list[str], method: str) -> None:
+    dataset = ps.VideoDataset(numbered, frames=2, size=8, labels=range(N))
+    expected = [plain(batch) for batch in ps.DataLoader(dataset, batch_size=4)]
+    dataset.set_epoch(0)
+    loader = ps.DataLoader(dataset, batch_size=4, num_workers=2, executor="process", multiprocessing_context=method)
+    assert [plain(batch) for batch in loader] == expected
+
+
+def test_pickles_are_handles(folder: Path) -> None:
+    dataset = ps.VideoDataset(folder, frames=2, size=8)
+    data = pickle.dumps(dataset)
+    assert len(data) < 6000
+    again = pickle.loads(data)
+    assert torch.equal(again[1][0], dataset[1][0])
+    assert again.classes == dataset.classes
+
+
+def test_mixtures_and_filters_have_clips(folder: Path, numbered: list[str]) -> None:
+    clips = ps.VideoDataset(numbered, frames=2, size=8, labels=range(N))
+    some = ps.Subset(clips, range(4))
+    assert sorted(label for _, label in (some[row] for row in range(len(some)))) == [0, 1, 2, 3]
+    mixture = ps.Mixture([(clips, 1), (ps.VideoDataset(folder, frames=2, size=8), 1)], stop="first")
+    batch = next(iter(ps.DataLoader(mixture, batch_size=4)))
+    assert batch[0].shape == (4, 2, 3, 8, 8)
+
+
+class TestIndex:
+    def test_it_is_kept_in_the_cache(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        ps.VideoDataset(folder)
+        (kept,) = (tmp_path / "penstock/clips").iterdir()
+        changed = kept.stat().st_mtime_ns
+        ps.VideoDataset(folder, frames=3)
+        assert kept.stat().st_mtime_ns == changed
+        kept.write_bytes(kept.read_bytes()[:100])
+        assert len(ps.VideoDataset(folder)) == 5
+        assert kept.stat().st_mtime_ns != changed
+
+    def test_it_lies_where_one_says(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        place = tmp_path / "all.arrow"
+        dataset = ps.VideoDataset(folder, index=place, shuffle="none")
+        assert place.exists()
+        assert not (tmp_path / "cache/penstock/clips").exists()
+        assert len(ClipIndex(place, "")) == 5
+        again = ps.VideoDataset(folder, index=place, shuffle="none")
+        assert torch.equal(again[4][0], dataset[4][0])
+        with pytest.raises(DataFileError, match="is the index of other files"):
+            ps.VideoDataset(paths(folder)[:3], index=place)
+        place.write_bytes(b"something else")
+        with pytest.raises(DataFileError, match="is no index of clips"):
+            ps.VideoDataset(folder, index=place)
+        with pytest.raises(DataFileIOError, match="index= where it is to be"):
+            ps.VideoDataset(folder, index=folder / "ant/a.mp4/index")
+
+    def test_files_may_be_moved(self, folder: Path, tmp_path: Path) -> None:
+        dataset = ps.VideoDataset(folder, index=tmp_path / "all.arrow", size=16, shuffle="none")
+        moved = shutil.copytree(folder, tmp_path / "bucket/elsewhere", copy_function=shutil.copyfile)
+        for name in LENGTHS:
+            os.utime(moved / name, (1, 1))
+        again = ps.VideoDataset(moved, index=tmp_path / "all.arrow", size=16, shuffle="none")
+        assert again.fingerprint == dataset.fingerprint
+        assert all(torch.equal(again[row][0], dataset[row][0]) for row in range(5))
+        with Store(tmp_path) as store:
+            addresses = [f"{store.url}/bucket/elsewhere/{name}" for name in LENGTHS]
+            remote = ps.VideoDataset(addresses, index=tmp_path / "all.arrow", size=16, shuffle="none")
+            assert store.counts()["requests"] == {}
+            assert all(torch.equal(remote[row][0], dataset[row][0]) for row in range(5))
+
+    def test_a_file_that_was_changed_is_noticed(self, folder: Path, tmp_path: Path) -> None:
+        path = tmp_path / "a.mp4"
+        shutil.copy(folder / "ant/a.mp4", path)
+        dataset = ps.VideoDataset([path], index=tmp_path / "index.arrow")
+        first = dataset[0]
+        shutil.copy(folder / "cat/d.mp4", path)
+        for at_hand in (ps.VideoDataset([path], index=tmp_path / "index.arrow"), pickle.loads(pickle.dumps(dataset))):
+            with pytest.raises(DataFileChangedError, match="penstock clips index"):
+                at_hand[0]
+        renewed = ps.VideoDataset([path])
+        assert not torch.equal(renewed[0][0], first[0])
+
+
+class TestStores:
+    def test_ranges_are_read(self, folder: Path, tmp_path: Path) -> None:
+        """Of an object in a store no more than the groups of pictures that a clip needs."""
+        (tmp_path / "bucket").mkdir()
+        write_video(tmp_path / "bucket/long.mp4", 600, gop=20, options={"bf": "2", "qp": "20"})
+        with Store(tmp_path) as store:
+            address = f"{store.url}/bucket/long.mp4"
+            dataset = ps.VideoDataset([address], frames=4, step=2, seed=3)
+            local = ps.VideoDataset([tmp_path / "bucket/long.mp4"], frames=4, step=2, seed=3)
+            packets = dataset.files.index.packets(0)
+            for epoch in range(10):
+                for one in (dataset, local):
+                    one.set_epoch(epoch)
+                store.reset()
+                video, said = dataset[0]
+                assert torch.equal(video, local[0][0])
+                frame = said["frame"]
+                runs = packets.runs(np.unique(frame + 2 * np.arange(4)))
+                needed = sum(int(packets.size[first : last + 1].sum()) for first, last, _ in runs)
+                counts = store.counts()
+                assert counts["bytes"] <= 1.2 * needed
+                assert counts["requests"]["GET"] <= 3
+
+    def test_an_object_that_is_not_there(self, tmp_path: Path, folder: Path) -> None:
+        (tmp_path / "bucket").mkdir()
+        shutil.copy(folder / "ant/a.mp4", tmp_path / "bucket")
+        with Store(tmp_path) as store:
+            dataset = ps.VideoDataset(
+                [f"{store.url}/bucket/a.mp4", f"{store.url}/bucket/b.mp4"], frames=2, shuffle="none"
+            )
+            assert dataset[0][0].shape == (2, 3, 48, 64)
+            with pytest.raises(ClipError, match=r"b\.mp4"):
+                dataset[1]
+
+
+class TestWrongFiles:
+    @pytest.fixture
+    def wrong(self, tmp_path: Path, folder: Path) -> list[str]:
+        whole = (folder / "ant/a.mp4").read_bytes()
+        (tmp_path / "empty.mp4").write_bytes(b"")
+        (tmp_path / "text.mp4").write_text("no video " * 100)
+        (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])  # without the table at its end
+        with ps.TarWriter(str(tmp_path / "tar.mp4")) as writer:
+            writer.write({"__key__": "a", "txt": "b"})
+        return [str(tmp_path / f"{name}.mp4") for name in ("empty", "text", "cut", "tar", "missing")]
+
+    def test_their_rows_are_errors_that_name_them(self, wrong: list[str], folder: Path) -> None:
+        dataset = ps.VideoDataset([*wrong, folder / "ant/a.mp4"], frames=2, shuffle="none", labels=range(6))
+        assert len(dataset) == 6
+        for row, path in enumerate(wrong):
+            with pytest.raises(ClipError, match=os.path.basename(path)):
+                dataset[row]
+        assert dataset[5][1] == 5
+
+    @pytest.mark.parametrize("executor", EXECUTORS)
+    def test_loaders_skip_them(self, wrong: list[str], numbered: list[str], executor: str) -> None:
+        dataset = ps.VideoDataset([*wrong, *numbered], frames=2, size=8, labels=range(5 + N))
+        loader = ps.DataLoader(
+            dataset, batch_size=4, on_error="skip", executor=executor, num_workers=EXECUTORS[executor]
+        )
+        with pytest.warns(UserWarning, match="cannot be loaded"):
+            labels = [label for batch in loader for label in batch[1].tolist()]
+        assert sorted(labels) == list(range(5, 5 + N))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"frames": 0}, "frames is a positive number"),
+        ({"frames": 2.5}, "frames is a positive number"),
+        ({"step": -1}, "step is a positive number"),
+        ({"stride": 0}, "stride is a positive number"),
+        ({"stride": 4, "random_start": True}, "random_start"),
+        ({"random_start": 1}, "random_start is True or False"),
+        ({"labels": [1]}, "1 labels for 5 files"),
+        ({"labels": "abcde"}, "one label for each file"),
+        ({"size": 0}, "size must be positive"),
+        ({"size": 8, "transform": []}, "without transform"),
+        ({"transform": 3}, "a transform is a list of steps"),
+        ({"max_pixels": 0}, "max_pixels"),
+    ],
+)
+def test_arguments(folder: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ps.VideoDataset(folder, **options)
+
+
+def test_a_frame_of_too_many_pixels(folder: Path) -> None:
+    with pytest.raises(ClipError, match=r"a\.mp4"):
+        ps.VideoDataset([folder / "ant/a.mp4"], max_pixels=1000)[0]
+
+
+def test_open_files_and_decoders_stay_few(numbered: list[str]) -> None:
+    many = [name for name in numbered for _ in range(6)]
+    dataset = ps.VideoDataset(many, frames=2, size=8)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        for row in range(len(dataset)):
+            dataset[row]
+    assert len(os.listdir("/proc/self/fd")) - before < 40
