@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ArrayDataset": "datasets",
+    "AudioDataset": "datasets",
     "BatchSampler": "samplers",
     "DataLoader": "loader",
     "DistributedSampler": "samplers",
@@ -72,6 +73,7 @@ _HOMES = {
 __all__ = [
     "__version__",
     "ArrayDataset",
+    "AudioDataset",
     "BatchSampler",
     "DataLoader",
     "DistributedSampler",
@@ -131,6 +133,7 @@ __all__ = [
 if TYPE_CHECKING:
     from penstock.datasets import (
         ArrayDataset,
+        AudioDataset,
         DocumentDataset,
         ImageDataset,
         LoadArray,

@@ -38,7 +38,7 @@ def test_frames_are_those_of_a_player(kind: str, made: Callable[[str], Any]) -> 
         pytest.skip("this FFmpeg has no encoder for it")
     _, index, expected = made(kind)
     assert index.error(0) == ""
-    assert index.frames.tolist() == [len(expected)]
+    assert index.lengths.tolist() == [len(expected)]
     packets = index.packets(0)
     if "without times" not in kind and "raw" not in kind:
         assert np.allclose(packets.times, [frame.time for frame in expected], atol=1e-6)

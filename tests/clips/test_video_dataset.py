@@ -18,7 +18,7 @@ from store_server import Store
 from video_support import all_frames, clip_of, picture, write_video
 
 import penstock as ps
-from penstock.clips.clip_index import ClipIndex
+from penstock.clips.clip_index import VIDEO, ClipIndex
 from penstock.errors import (
     ClipError,
     ConfigError,
@@ -111,7 +111,7 @@ def test_folders_are_classes(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "bee/c.mp4", tmp_path / "more")
     with pytest.raises(ConfigError, match=r"beside them 'c\.mp4'"):
         ps.VideoDataset(tmp_path)
-    with pytest.raises(ConfigError, match="holds no video"):
+    with pytest.raises(ConfigError, match="holds no file of this kind"):
         ps.VideoDataset(tmp_path_of_nothing(tmp_path))
 
 
@@ -263,13 +263,13 @@ class TestIndex:
         dataset = ps.VideoDataset(folder, index=place, shuffle="none")
         assert place.exists()
         assert not (tmp_path / "cache/penstock/clips").exists()
-        assert len(ClipIndex(place, "")) == 5
+        assert len(ClipIndex(place, VIDEO, "")) == 5
         again = ps.VideoDataset(folder, index=place, shuffle="none")
         assert torch.equal(again[4][0], dataset[4][0])
         with pytest.raises(DataFileError, match="is the index of other files"):
             ps.VideoDataset(paths(folder)[:3], index=place)
         place.write_bytes(b"something else")
-        with pytest.raises(DataFileError, match="is no index of clips"):
+        with pytest.raises(DataFileError, match="is no index of videos"):
             ps.VideoDataset(folder, index=place)
         with pytest.raises(DataFileIOError, match="index= where it is to be"):
             ps.VideoDataset(folder, index=folder / "ant/a.mp4/index")

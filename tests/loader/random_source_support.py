@@ -227,6 +227,7 @@ def cases(folder: Path, address: str) -> dict[str, Case]:
     labels = per_file(place("labels"), "label-{}.npy", NUMBERS, write_array)
     tokens = per_file(place("tokens 2"), "tokens-{}.npy", NUMBERS, write_tokens)
     documents = per_file(place("documents 2"), "tokens-{}.npy", NUMBERS, write_documents)
+    videos = [record.path for record in sources["videos"].records(np.arange(N))]
     manifest, folder_of_mds, set_of_shards = sources["text"], sources["MDS"], sources["shards"]
     pictures = ps.open(images(place("pictures"))).source
     base = database(folder)
@@ -259,7 +260,7 @@ def cases(folder: Path, address: str) -> dict[str, Case]:
         ),
         "videos": Case(
             lambda setup, rank: ps.VideoDataset(
-                sources["videos"], frames=2, size=8, mini_epochs=setup.mini_epochs, **setup.deal(rank)
+                videos, frames=2, size=8, labels=NUMBERS, mini_epochs=setup.mini_epochs, **setup.deal(rank)
             ),
             items=lambda batch: [
                 (int(label), int(video.sum())) for video, label in (batch if isinstance(batch, list) else [batch])

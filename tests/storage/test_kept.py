@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from busy_support import HANG
 from typer.testing import CliRunner
+from video_support import write_video
 
 import penstock as ps
 from penstock.cli.app import app
@@ -88,6 +89,7 @@ def make_all() -> dict[str, Any]:
         "tokens": ps.DocumentDataset("a.bin", dtype="uint16", end_token=0, **WHOLE),
         "weights": list(ps.WeightedRandomSampler(np.arange(1, 70_001), 3, seed=0)),
         "entries": LearnedIndex("0" * 32, 5, "a.entries", None),
+        "clips": ps.VideoDataset(write_video("a.mp4", 4), **WHOLE),
     }
 
 

@@ -13,11 +13,12 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
 from mds_writer import write_mds
+from sound_support import write_sound
 from video_support import picture, write_video
 
 import penstock as ps
-from penstock.clips.clip_index import open_index
-from penstock.clips.video_files import ClipRecord, ClipRule, VideoFiles
+from penstock.clips.clip_files import ClipFiles, ClipRecord, FrameRule, SoundRule
+from penstock.clips.clip_index import SOUND, open_index
 from penstock.order.permutation import normalise
 from penstock.plan.source import Source
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
@@ -113,7 +114,14 @@ def write_tar(file: Path, numbers: Numbers) -> None:
 def videos(folder: Path, numbers: Numbers) -> Source:
     """Write a video of a few frames for each row, which is its label."""
     paths = [str(write_video(folder / f"{number:03d}.mp4", 3, pictures=partial(_still, number))) for number in numbers]
-    return VideoFiles(open_index(paths, folder / "clips.arrow"), ClipRule(2, 1, None, True), list(numbers))
+    return ClipFiles(open_index(paths, folder / "clips.arrow"), FrameRule(2, 1, None, True), list(numbers))
+
+
+def sounds(folder: Path, numbers: Numbers) -> Source:
+    """Write a short recording for each row, which is its label."""
+    paths = [str(write_sound(folder / f"{number:03d}.wav", 0.02, rate=8_000, seed=number)) for number in numbers]
+    index = open_index(paths, folder / "clips.arrow", kind=SOUND)
+    return ClipFiles(index, SoundRule(0.01, None, None, True), list(numbers))
 
 
 def _still(number: int, _: int) -> np.ndarray[Any, Any]:
@@ -199,6 +207,7 @@ SOURCES: dict[str, Callable[[Path, Numbers], Source]] = {
     "MDS": mds(None),
     "compressed MDS": mds("zstd"),
     "videos": videos,
+    "sounds": sounds,
     "a user's": lambda folder, numbers: UsersRows(numbers),
 }
 """Makers of sources: each writes its rows into an empty folder and opens them."""

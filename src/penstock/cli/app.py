@@ -46,7 +46,7 @@ class _Penstock(Catalog):
             "penstock demo --quick",
         ),
         "manifest": Entry("penstock.cli.manifest", "Data", "Look at, index and check lists of samples."),
-        "clips": Entry("penstock.cli.clips", "Data", "Prepare files of video for training on clips."),
+        "clips": Entry("penstock.cli.clips", "Data", "Prepare files of video or sound for training on clips."),
         "images": Entry("penstock.cli.images", "Data", "Prepare the images that a manifest names."),
         "shards": Entry("penstock.cli.shards", "Data", "Index, look at, check, pack, cut and join tar shards."),
         "tokenize": Entry(

@@ -1,4 +1,4 @@
-"""``penstock clips``: prepare files of video for training on clips of them.
+"""``penstock clips``: prepare files of video or sound for training on clips of them.
 
 ``penstock clips index FILES`` makes an index of packets (`penstock.clips.clip_index`). What it did goes to standard
 output, with ``--json`` as one JSON object.
@@ -24,7 +24,7 @@ app = App()
 
 @app.callback()
 def _group() -> None:
-    """Prepare files of video for training on clips of them."""  # and `index` stays a command, though the only one
+    """Prepare files of video or sound for training on clips."""  # and `index` stays a command, though the only one
 
 
 @app.command(epilog="Example:  penstock clips index videos --out videos.clips")
@@ -33,39 +33,40 @@ def index(
         list[str],
         typer.Argument(
             metavar="FILES...",
-            help="A folder of videos or of folders of them; files, patterns or addresses in a store.",
+            help="A folder of files or of folders of them; files, patterns or addresses in a store.",
             show_default=False,
         ),
     ],
     *,
+    sound: Annotated[bool, typer.Option("--sound", help="Files of sound, for AudioDataset.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Where to write, instead of the user's cache.", show_default=False)
     ] = None,
-    examples: Annotated[int, typer.Option("--examples", min=0, help="Files that are no videos to show.")] = 10,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="Files that have no clips to show.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Write where the packets of videos lie, with which a clip is reached anywhere in a file.
+    """Write where the packets of videos lie, or of sound, with which a clip is reached anywhere in a file.
 
-    Every file is read once. One that is no video, or damaged, is noted; then the exit code is 1.
+    Every file is read once. One that is none, or damaged, is noted; then the exit code is 1.
     """
-    from penstock.clips.clip_index import open_index
-    from penstock.clips.video_files import videos_of
+    from penstock.clips.clip_index import SOUND, VIDEO, open_index
+    from penstock.clips.found import SOUND_ENDINGS, VIDEO_ENDINGS, files_of
     from penstock.errors import ClipError
 
-    paths = videos_of(files[0] if len(files) == 1 else files).paths
+    paths = files_of(files[0] if len(files) == 1 else files, SOUND_ENDINGS if sound else VIDEO_ENDINGS).paths
     started = time.perf_counter()
-    found = open_index(paths, out, progress=False if as_json else None)
+    found = open_index(paths, out, kind=SOUND if sound else VIDEO, progress=False if as_json else None)
     seconds = time.perf_counter() - started
     errors = [error for error in found.column("error") if error]
     if len(errors) == len(found):
         raise ClipError(f"{errors[0]}; and so it is with all {len(found):,} files" if len(errors) > 1 else errors[0])
     size = os.path.getsize(found.path)
-    frames, nbytes = int(found.frames.sum()), sum(found.column("nbytes"))
+    frames, nbytes = int(found.lengths.sum()), sum(found.column("nbytes"))
     if as_json:
         print_json(
             {
                 "files": len(found),
-                "frames": frames,
+                "samples" if sound else "frames": frames,
                 "bytes": nbytes,
                 "seconds": seconds,
                 "output": found.path,
@@ -77,7 +78,7 @@ def index(
     else:
         rows = [
             ("files", f"{len(found):,}, {byte_size(nbytes)}, in {duration(seconds)}"),
-            ("frames", f"{frames:,}"),
+            ("samples" if sound else "frames", f"{frames:,}"),
             ("index", f"{shown(found.path)} ({byte_size(size)})"),
         ]
         console().print(pairs(shown(files[0] if len(files) == 1 else counted(len(paths), "file")), rows))

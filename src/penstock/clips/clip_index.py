@@ -1,6 +1,6 @@
-"""`ClipIndex`: the packets of many files of video, in one Arrow file that all processes map.
+"""`ClipIndex`: the packets of many files of video or sound, in one Arrow file that all processes map.
 
-    one row for each file: name, size, version, how it is coded, and lists: at, size, keys, shown, times
+    one row for each file: name, size, version, how it is coded, and lists of its packets: at, size, ...
 
 It is made in one pass over the files, and kept: in the cache, by the names and versions of the files; or where the user
 says, and then the files may be moved, by names and sizes. A file that cannot be read, or holds no video, has a row with
@@ -10,11 +10,13 @@ what is wrong with it.
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,7 @@ import xxhash
 
 from penstock.clips.media import Bytes
 from penstock.clips.packets import Coding, Ints, Packets
+from penstock.clips.sound import SoundCoding, SoundPackets
 from penstock.errors import (
     ClipError,
     DataFileError,
@@ -39,32 +42,54 @@ from penstock.storage.files import SourceFile, io_error
 from penstock.storage.kept import kept_path, write_kept
 from penstock.storage.urls import is_remote, local_part
 
-__all__ = ["ClipIndex", "open_index"]
+__all__ = ["SOUND", "VIDEO", "ClipIndex", "Kind", "open_index"]
 
-_VERSION = 1
+_VERSION = 2
 _AT_A_TIME = 256  # files of a record batch
 
-_SCHEMA = pa.schema(
-    [
-        ("name", pa.string()),
-        ("nbytes", pa.int64()),
-        ("version", pa.string()),
-        ("error", pa.string()),
-        ("codec", pa.string()),
-        ("extradata", pa.binary()),
-        *((name, pa.int32()) for name in ("width", "height", "rotation", "colour_range", "colour_space")),
-        ("in_ranges", pa.bool_()),
-        ("frames", pa.int64()),
-        ("digest", pa.binary(16)),
-        ("at", pa.list_(pa.int64())),
-        ("size", pa.list_(pa.uint32())),
-        ("keys", pa.list_(pa.uint32())),
-        ("shown", pa.list_(pa.uint32())),
-        ("times", pa.list_(pa.float64())),
-    ],
-    metadata={"penstock": f"clips {_VERSION}"},
-)
-_CODING = ("codec", "extradata", "width", "height", "rotation", "colour_range", "colour_space", "in_ranges")
+_TYPES: dict[str, pa.DataType] = {"str": pa.string(), "bytes": pa.binary(), "int": pa.int64(), "bool": pa.bool_()}
+
+
+class Kind(NamedTuple):
+    """What an index is of.
+
+    Attributes:
+        name: in words.
+        coding: a data class of what a decoder has to know of a file.
+        table: a named tuple of arrays, of the packets of a file, which has their `length` and `digest`.
+        types: of the arrays.
+        scan: the module whose ``scan`` makes both of a file's bytes.
+    """
+
+    name: str
+    coding: type
+    table: Any
+    types: tuple[type[np.generic], ...]
+    scan: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of an index: of each file what is known of it, its coding, its packets."""
+        return pa.schema(
+            [
+                ("name", pa.string()),
+                ("nbytes", pa.int64()),
+                ("version", pa.string()),
+                ("error", pa.string()),
+                ("length", pa.int64()),
+                ("digest", pa.binary(16)),
+                *((field.name, _TYPES[str(field.type)]) for field in fields(self.coding)),
+                *(
+                    (name, pa.list_(pa.from_numpy_dtype(dtype)))
+                    for name, dtype in zip(self.table._fields, self.types, strict=True)
+                ),
+            ],
+            metadata={"penstock": f"{self.name} {_VERSION}"},
+        )
+
+
+VIDEO = Kind("videos", Coding, Packets, (np.int64, np.uint32, np.uint32, np.uint32, np.float64), "scan")
+SOUND = Kind("recordings", SoundCoding, SoundPackets, (np.int64, np.uint32, np.int64, np.float64), "sound_scan")
 
 
 class ClipIndex:
@@ -72,6 +97,7 @@ class ClipIndex:
 
     Args:
         path: of the index.
+        kind: what it is of.
         root: what comes before the names of the files.
         exact: whether the files must have the versions that were looked at; if not, their sizes are enough.
 
@@ -82,8 +108,8 @@ class ClipIndex:
     Memory: 8 bytes for each file; the rest is mapped. Safe in threads; a pickle is a handle.
     """
 
-    def __init__(self, path: str | os.PathLike[str], root: str, *, exact: bool = True) -> None:
-        self.path, self.root, self.exact = os.path.abspath(path), root, exact
+    def __init__(self, path: str | os.PathLike[str], kind: Kind, root: str, *, exact: bool = True) -> None:
+        self.path, self.kind, self.root, self.exact = os.path.abspath(path), kind, root, exact
         try:
             self._file = SourceFile(self.path)
         except OSError as error:
@@ -92,18 +118,18 @@ class ClipIndex:
             opened = pa.ipc.open_file(pa.py_buffer(self._file.map or b""))
             self._batches = [opened.get_batch(number) for number in range(opened.num_record_batches)]
         except (pa.ArrowInvalid, OSError) as error:
-            raise DataFileError(f"{self.path} is no index of clips, or is cut off: {error}") from error
-        if not opened.schema.equals(_SCHEMA, check_metadata=True):
-            raise DataFileError(f"{self.path} is no index of clips of this version; make it again")
-        columns = [batch.column("frames").to_numpy() for batch in self._batches]
-        self.frames: Ints = np.concatenate([np.zeros(0, np.int64), *columns])
-        """Frames of each file, int64; 0 for one with an error."""
+            raise DataFileError(f"{self.path} is no index of {kind.name}, or is cut off: {error}") from error
+        if not opened.schema.equals(kind.schema, check_metadata=True):
+            raise DataFileError(f"{self.path} is no index of {kind.name} of this version; make it again")
+        columns = [batch.column("length").to_numpy() for batch in self._batches]
+        self.lengths: Ints = np.concatenate([np.zeros(0, np.int64), *columns])
+        """Frames or samples of each file, int64; 0 for one with an error."""
 
     def __len__(self) -> int:
-        return len(self.frames)
+        return len(self.lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ClipIndex, exact=self.exact), (self.path, self.root)
+        return partial(ClipIndex, exact=self.exact), (self.path, self.kind, self.root)
 
     def column(self, name: str) -> list[Any]:
         """Return what one column says of all files."""
@@ -122,14 +148,14 @@ class ClipIndex:
         """Return what is wrong with a file; empty if nothing is."""
         return str(self._get("error", file).as_py())
 
-    def coding(self, file: int) -> Coding:
+    def coding(self, file: int) -> Any:
         """Return how a file is coded."""
-        return Coding(*(self._get(name, file).as_py() for name in _CODING))
+        return self.kind.coding(*(self._get(field.name, file).as_py() for field in fields(self.kind.coding)))
 
-    def packets(self, file: int) -> Packets:
+    def packets(self, file: int) -> Any:
         """Return the packets of a file, mapped."""
         self._file.check()
-        return Packets(*(self._get(name, file).values.to_numpy() for name in Packets._fields))
+        return self.kind.table(*(self._get(name, file).values.to_numpy() for name in self.kind.table._fields))
 
     def _get(self, name: str, file: int) -> Any:
         batch, row = divmod(file, _AT_A_TIME)
@@ -140,6 +166,7 @@ def open_index(
     files: Sequence[str],
     path: str | os.PathLike[str] | None = None,
     *,
+    kind: Kind = VIDEO,
     storage: Storage | None = None,
     progress: bool | None = None,
 ) -> ClipIndex:
@@ -148,6 +175,7 @@ def open_index(
     Args:
         files: paths and addresses.
         path: where it is, or is to be; by default in the cache.
+        kind: what it is of.
         storage: how stores are reached.
         progress: show a bar: True, False, or None for many files on a terminal.
 
@@ -160,23 +188,23 @@ def open_index(
     """
     root, names = _names(files)
     if path is not None and os.path.exists(path):
-        return _of_files(ClipIndex(path, root, exact=False), names)
+        return _of_files(ClipIndex(path, kind, root, exact=False), names)
     if path is not None:
         place = Path(path)
     else:
-        place = kept_path("clips", f"{_key(root, names, _versions(files, storage))}.arrow")
-    found = _kept(place, root)
+        place = kept_path("clips", f"{_key(kind, root, names, _versions(files, storage))}.arrow")
+    found = _kept(place, kind, root)
     if found is not None:
         return found
     try:
         if path is None:
             place.parent.mkdir(exist_ok=True)
         with file_lock(place):
-            found = _kept(place, root)
+            found = _kept(place, kind, root)
             if found is None:
                 with write_kept(place) as out:
-                    _write(out, root, names, storage=storage, progress=progress)
-                found = ClipIndex(place, root, exact=path is None)
+                    _write(out, kind, root, names, storage=storage, progress=progress)
+                found = ClipIndex(place, kind, root, exact=path is None)
     except (StorageError, DataFileIOError):
         raise
     except OSError as error:
@@ -209,9 +237,9 @@ def _of_files(index: ClipIndex, names: Sequence[str]) -> ClipIndex:
     return index
 
 
-def _kept(place: Path, root: str) -> ClipIndex | None:
+def _kept(place: Path, kind: Kind, root: str) -> ClipIndex | None:
     try:
-        return ClipIndex(place, root) if place.exists() else None
+        return ClipIndex(place, kind, root) if place.exists() else None
     except DataFileError:  # of another version, or what a full disk has left
         return None
 
@@ -230,8 +258,8 @@ def _versions(files: Sequence[str], storage: Storage | None) -> list[str]:
     return in_threads(look, files)
 
 
-def _key(root: str, names: Sequence[str], versions: Sequence[str]) -> str:
-    digest = xxhash.xxh3_128(f"{_VERSION} {root}".encode())
+def _key(kind: Kind, root: str, names: Sequence[str], versions: Sequence[str]) -> str:
+    digest = xxhash.xxh3_128(f"{kind.name} {_VERSION} {root}".encode())
     for name, version in zip(names, versions, strict=True):
         digest.update(f"{name}\0{version}\n".encode())
     return digest.hexdigest()
@@ -244,24 +272,34 @@ def _is_of_file(error: StorageError) -> bool:
     return not isinstance(error, StorageAuthError | StorageUnavailableError)
 
 
-def _write(out: BinaryIO, root: str, names: Sequence[str], *, storage: Storage | None, progress: bool | None) -> None:
+def _write(
+    out: BinaryIO, kind: Kind, root: str, names: Sequence[str], *, storage: Storage | None, progress: bool | None
+) -> None:
+    # FFmpeg is needed by those alone who make an index, or decode.
+    scan = importlib.import_module(f"penstock.clips.{kind.scan}").scan
+    schema = kind.schema
+
+    def row(name: str) -> dict[str, Any]:
+        try:
+            return _row(root, name, schema, scan, storage)
+        finally:
+            done(1)
+
     with (
-        pa.ipc.new_file(out, _SCHEMA) as writer,
-        progress_bar("Indexing videos", len(names), progress if len(names) > 1 else False, in_bytes=False) as done,
+        pa.ipc.new_file(out, schema) as writer,
+        progress_bar(
+            f"Indexing {kind.name}", len(names), progress if len(names) > 1 else False, in_bytes=False
+        ) as done,
     ):
         for begin in range(0, len(names), _AT_A_TIME):
-            look = partial(_row, root, storage=storage, done=done)
-            rows = in_threads(look, names[begin : begin + _AT_A_TIME])
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=_SCHEMA))
+            rows = in_threads(row, names[begin : begin + _AT_A_TIME])
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
 
 
-def _row(root: str, name: str, *, storage: Storage | None, done: Any) -> dict[str, Any]:
+def _row(root: str, name: str, schema: pa.Schema, scan: Any, storage: Storage | None) -> dict[str, Any]:
     """What the index says of a file."""
-    # FFmpeg is needed by those alone who make an index, or decode.
-    from penstock.clips.scan import scan
-
-    row: dict[str, Any] = dict.fromkeys(_SCHEMA.names)
-    row |= {"name": name, "nbytes": 0, "version": "", "error": "", "frames": 0, "digest": bytes(16)}
+    row: dict[str, Any] = dict.fromkeys(schema.names)
+    row |= {"name": name, "nbytes": 0, "version": "", "error": "", "length": 0, "digest": bytes(16)}
     try:
         source = (storage or Storage()).open(root + name)
         row |= {"nbytes": source.size, "version": source.fingerprint}
@@ -271,15 +309,5 @@ def _row(root: str, name: str, *, storage: Storage | None, done: Any) -> dict[st
             raise
         row["error"] = str(error)
         return row
-    finally:
-        done(1)
-    row |= {field: getattr(coding, field) for field in _CODING} | packets._asdict()
-    return row | {"frames": len(packets.shown), "digest": _digest(coding, packets)}
-
-
-def _digest(coding: Coding, packets: Packets) -> bytes:
-    """Identity of a video: how it is coded, the sizes of its packets and their order; not where it lies."""
-    digest = xxhash.xxh3_128(repr(coding).encode())
-    for values in (packets.size, packets.keys, packets.shown, packets.times):
-        digest.update(np.ascontiguousarray(values).data)
-    return digest.digest()
+    row |= vars(coding) | packets._asdict()
+    return row | {"length": packets.length(coding), "digest": packets.digest(coding)}

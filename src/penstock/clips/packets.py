@@ -10,12 +10,13 @@ the frame is shown before that key (open groups of pictures): then it is the one
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-__all__ = ["Coding", "Ints", "Packets", "Run"]
+__all__ = ["Coding", "Ints", "Packets", "Run", "digest_of", "ranges_of"]
 
 Ints = npt.NDArray[np.int64]
 _FAR = 1_000  # packets, of a gradual refresh at most
@@ -70,6 +71,14 @@ class Packets(NamedTuple):
     shown: npt.NDArray[np.uint32]
     times: npt.NDArray[np.float64]
 
+    def length(self, coding: Coding) -> int:
+        """Return the number of frames."""
+        return len(self.shown)
+
+    def digest(self, coding: Coding) -> bytes:
+        """Return the identity of a video: how it is coded, its packets and their order; not where it lies."""
+        return digest_of(coding, self.size, self.keys, self.shown, self.times)
+
     def runs(self, frames: Ints) -> list[Run]:
         """Return which packets are decoded for some frames, sorted ones without repetition."""
         if not len(frames):
@@ -120,16 +129,28 @@ class Packets(NamedTuple):
                 return -1
             near *= 8
 
-    def ranges(self, run: Run) -> list[tuple[int, int]]:
-        """Return the bytes, as (begin, end), that hold the packets of a run, and little else."""
-        begins = self.at[run.first : run.last + 1]
-        ends = begins + self.size[run.first : run.last + 1]
-        order = np.argsort(begins, kind="stable")
-        begins, ends = begins[order], np.maximum.accumulate(ends[order])
-        gaps = np.maximum(begins[1:] - ends[:-1], 0)
-        largest = np.argsort(gaps, kind="stable")
-        # Between them lies sound, of which little is worth no request of its own.
-        spare = np.cumsum(gaps[largest]) > _WASTE * int(self.size[run.first : run.last + 1].sum(dtype=np.int64))
-        cuts = np.sort(largest[spare & (gaps[largest] > 0)])
-        firsts, lasts = np.concatenate([[0], cuts + 1]), np.concatenate([cuts, [len(begins) - 1]])
-        return list(zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True))
+
+def digest_of(coding: Any, *arrays: npt.NDArray[Any]) -> bytes:
+    """Return 16 bytes that differ for files that are coded in another way, or hold other packets."""
+    digest = xxhash.xxh3_128(repr(coding).encode())
+    for values in arrays:
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.digest()
+
+
+def ranges_of(at: Ints, size: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
+    """Return the bytes, as (begin, end), that hold packets, and little else.
+
+    Args:
+        at: int64: bytes at which they begin.
+        size: bytes of each.
+    """
+    order = np.argsort(at, kind="stable")
+    begins, ends = at[order], np.maximum.accumulate((at + size)[order])
+    gaps = np.maximum(begins[1:] - ends[:-1], 0)
+    largest = np.argsort(gaps, kind="stable")
+    # Between them lie other streams, of which little is worth no request of its own.
+    spare = np.cumsum(gaps[largest]) > _WASTE * int(size.sum(dtype=np.int64))
+    cuts = np.sort(largest[spare & (gaps[largest] > 0)])
+    firsts, lasts = np.concatenate([[0], cuts + 1]), np.concatenate([cuts, [len(begins) - 1]])
+    return list(zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True))

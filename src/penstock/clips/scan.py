@@ -22,7 +22,7 @@ from penstock.clips.packets import Coding, Ints, Packets
 from penstock.errors import ClipError
 from penstock.storage.urls import shown
 
-__all__ = ["Scanned", "demuxed", "open_container", "scan"]
+__all__ = ["Scanned", "demuxed", "open_container", "range_of", "said", "scan"]
 
 _NEAR = 64  # bytes between the position that a demuxer says and the packet: headers of blocks in Matroska
 _RANGES = ("mov", "matroska", "avi", "ivf", "h264", "hevc", "m4v", "obu", "flv", "gif", "mpegvideo")
@@ -46,7 +46,7 @@ def open_container(source: Bytes, name: str) -> Any:
         return av.open(Media(source), "r", metadata_errors="replace")
     except (av.error.FFmpegError, ValueError, UnicodeError) as error:
         raise ClipError(
-            f"{shown(name)!r} cannot be opened as a video: {_said(error)} ({source.size:,} bytes)"
+            f"{shown(name)!r} cannot be opened as video or sound: {said(error)} ({source.size:,} bytes)"
         ) from error
 
 
@@ -72,7 +72,7 @@ def scan(source: Bytes, name: str) -> Scanned:
                 found.add(packet)
         except av.error.FFmpegError as error:
             if not found.sizes:
-                raise ClipError(f"{shown(name)!r} is a damaged video: {_said(error)}") from error
+                raise ClipError(f"{shown(name)!r} is a damaged video: {said(error)}") from error
             # It ends here, as it does for everybody who plays it.
         found.look_at_first(container, stream)
         coding = found.coding(stream)
@@ -84,6 +84,15 @@ def demuxed(container: Any, stream: Any) -> Iterator[Any]:
     for packet in container.demux(stream):
         if packet.size:
             yield packet
+
+
+def range_of(source: Bytes, packet: Any) -> int | None:
+    """Return where a packet begins; None if it is no range of the file, or not to be decoded by itself."""
+    if packet.pos is None or packet.pos < 0 or _changes(packet):
+        return None
+    data = source.read_at(packet.pos, packet.size + _NEAR)
+    found = data.find(bytes(packet))
+    return None if found < 0 else int(packet.pos) + found
 
 
 class _Found:
@@ -103,7 +112,7 @@ class _Found:
     def add(self, packet: Any) -> None:
         """Note a packet."""
         number = len(self.sizes)
-        at = self._range(packet) if self._in_ranges else None
+        at = range_of(self._source, packet) if self._in_ranges else None
         self._in_ranges = at is not None
         self.at.append(at or 0)
         self.sizes.append(packet.size)
@@ -112,14 +121,6 @@ class _Found:
             self.keys.append(number)
         if packet.is_discard:
             self.dropped.add(number)
-
-    def _range(self, packet: Any) -> int | None:
-        """Where a packet begins; None if it is no range of the file, or not to be decoded by itself."""
-        if packet.pos is None or packet.pos < 0 or _changes(packet):
-            return None
-        data = self._source.read_at(packet.pos, packet.size + _NEAR)
-        found = data.find(bytes(packet))
-        return None if found < 0 else packet.pos + found
 
     def look_at_first(self, container: Any, stream: Any) -> None:
         """Note by how much frames are to be turned, which the first one says."""
@@ -199,5 +200,6 @@ def _changes(packet: Any) -> bool:
     return any(data.data_type in _CHANGING for data in packet.iter_sidedata())
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """Return what FFmpeg says is wrong, in its words."""
     return getattr(error, "strerror", None) or str(error)

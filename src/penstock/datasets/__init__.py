@@ -8,6 +8,7 @@ from penstock import lazy
 
 __all__ = [
     "ArrayDataset",
+    "AudioDataset",
     "DocumentDataset",
     "ImageDataset",
     "LoadArray",
@@ -32,6 +33,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.datasets.arrays import ArrayDataset, LoadArray
+    from penstock.datasets.audio import AudioDataset
     from penstock.datasets.counting import count_lengths
     from penstock.datasets.documents import DocumentDataset
     from penstock.datasets.images import ImageDataset, LoadImage
@@ -53,6 +55,7 @@ __getattr__, __dir__ = lazy.names(
     __name__,
     {
         "ArrayDataset": "arrays",
+        "AudioDataset": "audio",
         "DocumentDataset": "documents",
         "ImageDataset": "images",
         "LoadArray": "arrays",

@@ -9,36 +9,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
-import torch
-
-from penstock.clips.clip_index import open_index
-from penstock.clips.video_files import ClipRule, VideoFiles, videos_of
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.clips.clip_files import FrameRule
+from penstock.clips.clip_index import VIDEO, ClipIndex
+from penstock.clips.found import VIDEO_ENDINGS, files_of
+from penstock.datasets.clips import ClipDataset, check_start
 from penstock.errors import ConfigError
 from penstock.images.transforms import Compose
-from penstock.manifest.classes import HasClasses
-from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.random import load_each
 from penstock.shards.urls import Urls
 from penstock.storage import Storage
 
 if TYPE_CHECKING:
-    from penstock.clips.load import LoadClip
+    from penstock.clips.load_video import LoadVideo
 
 __all__ = ["VideoDataset"]
 
-Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
-
-class VideoDataset(HasClasses, SourceDataset):
+class VideoDataset(ClipDataset):
     """Clips of the files of video of this rank, as a map-style data set.
 
     Args:
         files: a folder of videos, or of folders of them, which are classes; a file, a pattern or an address in a store;
-            or a list of these. Or `VideoFiles` that are open.
+            or a list of these.
         frames: of a clip.
         step: take every so manieth frame.
         stride: clips begin at frames 0, stride, 2 * stride, ... of each file. None: each file is one clip, which begins
@@ -78,12 +72,11 @@ class VideoDataset(HasClasses, SourceDataset):
     of a clip, and some open decoders for each thread.
     """
 
-    fills_rows = True
     releases_gil = True
 
     def __init__(
         self,
-        files: Urls | VideoFiles,
+        files: Urls,
         *,
         frames: int = 16,
         step: int = 1,
@@ -101,79 +94,33 @@ class VideoDataset(HasClasses, SourceDataset):
     ) -> None:
         check_share(type(self), share)
         rule = _rule(frames, step, stride, random_start)
-        self._classes: list[str] | None = None
-        if not isinstance(files, VideoFiles):
-            paths, classes, of_folders = videos_of(files, storage)
-            if labels is None and classes:
-                self._classes, labels = classes, of_folders
-            _check_labels(labels, len(paths))
-            files = VideoFiles(open_index(paths, index, storage=storage, progress=progress), rule, labels)
-        elif labels is not None or index is not None or progress is not None or files.rule != rule:
-            raise ConfigError("these VideoFiles are open: say there what their clips, labels and index are")
-        self.files = files
-        """The clips as they are on disk."""
-        super().__init__(files, SharePlan(files, **share), _loading(files, size, flip, transform, max_pixels, storage))
-
-    def class_names(self) -> list[str] | None:
-        """Return the names of the folders that are classes; None where there are none."""
-        return self._classes
-
-    @property
-    def has_rows(self) -> bool:
-        """True: a clip depends on its row and key alone."""
-        return not self.own_items
-
-    def load_samples(
-        self,
-        indices: Sequence[int],
-        keys: Sequence[int] | None,
-        place: MiniEpoch | None = None,
-        *,
-        into: Into | None = None,
-    ) -> list[Any]:
-        """The items at several indices, each made in the scope of its key; at another place than the present one if
-        that is given; their clips in the memory that `into` gives, if they all have one size."""
-        records, load = self.records(indices, place), cast("LoadClip", self.load)
-        if into is None or not records or load.form is None:
-            return load_each(load, records, keys)
-        shape, dtype = load.form
-        places = iter(into((len(records), *shape), dtype).unbind())
-        return load_each(lambda record: load(record, next(places)), records, keys)
+        found = files_of(files, VIDEO_ENDINGS, storage)
+        how = _loading(rule, size, flip, transform, max_pixels, storage)
+        super().__init__(found, VIDEO, rule, how, labels, index, storage, progress, share)
 
 
-def _rule(frames: Any, step: Any, stride: Any, random_start: Any) -> ClipRule:
+def _rule(frames: Any, step: Any, stride: Any, random_start: Any) -> FrameRule:
     given: dict[str, Any] = {"frames": frames, "step": step, "stride": 1 if stride is None else stride}
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ConfigError(f"{name} is a positive number of frames, not {value!r}")
-    if random_start is not None and not isinstance(random_start, bool):
-        raise ConfigError(f"random_start is True or False, not {random_start!r}")
-    if random_start and stride is not None:
-        raise ConfigError("with stride= clips begin at fixed frames: leave it out for random_start=True")
-    anywhere = stride is None and random_start is not False
-    return ClipRule(int(frames), int(step), None if stride is None else int(stride), anywhere)
-
-
-def _check_labels(labels: Any, count: int) -> None:
-    if labels is None:
-        return
-    if isinstance(labels, str | bytes) or not hasattr(labels, "__getitem__") or not hasattr(labels, "__len__"):
-        raise ConfigError(f"labels is a sequence, of one label for each file, not {labels!r}")
-    if len(labels) != count:
-        raise ConfigError(f"{len(labels)} labels for {count} files: give one for each, in their order")
+    anywhere = check_start(random_start, stride)
+    return FrameRule(int(frames), int(step), None if stride is None else int(stride), anywhere)
 
 
 def _loading(
-    files: VideoFiles, size: Any, flip: bool, transform: Any, max_pixels: Any, storage: Storage | None
-) -> LoadClip:
+    rule: FrameRule, size: Any, flip: bool, transform: Any, max_pixels: Any, storage: Storage | None
+) -> Callable[[ClipIndex], LoadVideo]:
+    """What makes a ``load`` for an index."""
     if max_pixels is not None and (not isinstance(max_pixels, Integral) or max_pixels < 1):
         raise ConfigError(f"max_pixels is a positive number of pixels, not {max_pixels!r}")
     try:
         from penstock.clips.decoder import MAX_PIXELS
-        from penstock.clips.load import LoadClip
+        from penstock.clips.load_video import LoadVideo, chain_of
         from penstock.clips.reading import FrameReader
     except ImportError as error:
         raise ConfigError("clips of videos need PyAV: pip install 'penstock[clips]'") from error
 
-    reader = FrameReader(files.index, storage, int(max_pixels or MAX_PIXELS))
-    return LoadClip(reader, files.rule, size=size, flip=flip, transform=transform)
+    pixels = int(max_pixels or MAX_PIXELS)
+    chain = chain_of(size, flip, transform)
+    return lambda index: LoadVideo(FrameReader(index, storage, pixels), rule, chain)

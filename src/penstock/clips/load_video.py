@@ -1,4 +1,4 @@
-"""`LoadClip`: a row of clips to a tensor and its label."""
+"""`LoadVideo`: a row of clips to a tensor and its label."""
 
 from __future__ import annotations
 
@@ -8,53 +8,32 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.clips.clip_files import ClipRecord, FrameRule
 from penstock.clips.pictures import draw_clip, rgb_of_all
 from penstock.clips.reading import FrameReader
-from penstock.clips.video_files import ClipRecord, ClipRule
 from penstock.errors import ConfigError
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
 from penstock.random import generator
 from penstock.stages import stage
 from penstock.storage.urls import shown
 
-__all__ = ["LoadClip"]
+__all__ = ["LoadVideo", "chain_of"]
 
 
-class LoadClip:
+class LoadVideo:
     """``load(record) -> (video, label)``; picklable.
 
     Args:
         reader: of the files' frames.
         rule: which frames are a clip.
-        size: (height, width), or one int for both; None keeps that of the file.
-        flip: mirror the clip left to right with probability 1/2.
-        transform: instead of `size` and `flip`: a chain of steps for images, drawn once for a clip.
-
-    Raises:
-        ConfigError: a size that is not positive, or a transform beside a size or flip.
+        transform: draws the same for all frames of a clip.
 
     Attributes:
         pure: whether what it makes depends on the record and `penstock.generator` alone.
         form: shape and type of every clip; None if they differ.
     """
 
-    def __init__(
-        self,
-        reader: FrameReader,
-        rule: ClipRule,
-        *,
-        size: int | tuple[int, int] | None = None,
-        flip: bool = False,
-        transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None = None,
-    ) -> None:
-        if transform is None:
-            sides = (size, size) if isinstance(size, int) else size
-            steps = ([] if sides is None else [Resize(sides)]) + ([HorizontalFlip()] if flip else [])
-            transform = Compose(steps)
-        elif size is not None or flip:
-            raise ConfigError("size= and flip= are for loading without transform=: put Resize or HorizontalFlip there")
-        elif not isinstance(transform, Compose):
-            transform = Compose([transform] if callable(transform) else transform)
+    def __init__(self, reader: FrameReader, rule: FrameRule, transform: Compose) -> None:
         self.reader, self.rule, self.transform = reader, rule, transform
         self.pure = transform.pure
         form = transform.form
@@ -83,3 +62,28 @@ class LoadClip:
             return video, record.label
         seconds = float(self.reader.index.packets(record.file).times[first])
         return video, {"path": record.path, "frame": first, "seconds": seconds}
+
+
+def chain_of(
+    size: int | tuple[int, int] | None,
+    flip: bool,
+    transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None,
+) -> Compose:
+    """Return the steps that are meant.
+
+    Args:
+        size: (height, width), or one int for both; None keeps that of the file.
+        flip: mirror the clip left to right with probability 1/2.
+        transform: instead of `size` and `flip`: steps for images.
+
+    Raises:
+        ConfigError: a size that is not positive, or a transform beside a size or flip.
+    """
+    if transform is None:
+        sides = (size, size) if isinstance(size, int) else size
+        return Compose(([] if sides is None else [Resize(sides)]) + ([HorizontalFlip()] if flip else []))
+    if size is not None or flip:
+        raise ConfigError("size= and flip= are for loading without transform=: put Resize or HorizontalFlip there")
+    if isinstance(transform, Compose):
+        return transform
+    return Compose([transform] if callable(transform) else transform)

@@ -1,0 +1,119 @@
+"""`OpenFiles`: files of an index that are open, some for each thread, and their packets by ranges of bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from av.packet import Packet
+
+from penstock.clips.clip_index import ClipIndex
+from penstock.clips.decoder import coded
+from penstock.clips.packets import ranges_of
+from penstock.errors import ClipError, DataFileChangedError
+from penstock.storage import Storage
+from penstock.storage.urls import shown
+
+__all__ = ["OpenFile", "OpenFiles"]
+
+_OPEN = 32  # files of a thread
+
+
+class OpenFile:
+    """A file of an index, and its bytes.
+
+    Args:
+        index: of the files.
+        file: its number.
+        storage: how stores are reached.
+
+    Raises:
+        ClipError: the index says what is wrong with it.
+        DataFileChangedError: it was changed since it was indexed.
+        StorageError: it cannot be opened.
+
+    Attributes:
+        path: or address.
+        coding, packets: what the index says.
+        source: the bytes.
+        container: FFmpeg's demuxer, of a file that needs one, once it was opened.
+    """
+
+    def __init__(self, index: ClipIndex, file: int, storage: Storage | None) -> None:
+        self.path = index.path_of(file)
+        wrong = index.error(file)
+        if wrong:
+            raise ClipError(wrong)
+        self.coding: Any = index.coding(file)
+        self.packets: Any = index.packets(file)
+        self.source = (storage or Storage()).open(self.path)
+        if not index.is_of(file, self.source):
+            raise DataFileChangedError(
+                f"{shown(self.path)!r} was changed since it was indexed: open the data set again, or make the index "
+                "again with: penstock clips index"
+            )
+        self.container: Any = None
+
+    def coded(self, first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
+        """Yield packets ``first`` to ``last``, inclusive, with their numbers, read by ranges."""
+        at, size = self.packets.at[first : last + 1], self.packets.size[first : last + 1]
+        pieces = [(begin, self.source.read_at(begin, end - begin)) for begin, end in ranges_of(at, size)]
+        where = np.searchsorted([begin for begin, _ in pieces], at, side="right") - 1
+        begins, lengths = at.tolist(), size.tolist()
+        for number, piece in enumerate(where.tolist()):
+            begin, data = pieces[piece]
+            low = begins[number] - begin
+            yield first + number, coded(memoryview(data)[low : low + lengths[number]])
+
+    def changed(self) -> ClipError:
+        """Return the error for a file whose packets are not those of the index."""
+        return ClipError(
+            f"{shown(self.path)!r} has other packets than when it was indexed: make the index again with: penstock "
+            "clips index"
+        )
+
+
+class OpenFiles:
+    """The files of an index that were used last.
+
+    Args:
+        index: of the files.
+        storage: how stores are reached.
+
+    Safe in threads, each of which has its own, and after a fork; a pickle is a handle.
+    """
+
+    def __init__(self, index: ClipIndex, storage: Storage | None) -> None:
+        self.index, self.storage = index, storage
+        self._here = _Here()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenFiles, (self.index, self.storage)
+
+    def __getitem__(self, file: int) -> OpenFile:
+        files = self._here.of_process()
+        found = files.pop(file, None)
+        if found is None:
+            found = OpenFile(self.index, file, self.storage)
+            while len(files) >= _OPEN:
+                files.popitem(last=False)
+        files[file] = found
+        return found
+
+
+class _Here(threading.local):
+    """The files that a thread has open."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.files: OrderedDict[int, OpenFile] = OrderedDict()
+
+    def of_process(self) -> OrderedDict[int, OpenFile]:
+        """Return them; descriptors and demuxers of before a fork are those of the parent, too."""
+        if self.pid != os.getpid():
+            self.pid, self.files = os.getpid(), OrderedDict()
+        return self.files

@@ -1,0 +1,133 @@
+"""`SoundReader`: some samples of a file, from the bytes that they need and little else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.packet import Packet
+
+from penstock.clips.clip_index import ClipIndex
+from penstock.clips.open_files import OpenFile, OpenFiles
+from penstock.clips.scan import demuxed, open_container
+from penstock.clips.sound_decoder import SoundDecoder, as_floats, is_known
+from penstock.errors import ClipError
+from penstock.storage import Storage
+from penstock.storage.urls import shown
+
+__all__ = ["SoundReader"]
+
+_BACKS = (0.5, 10.0)
+"""Seconds before a packet at which a demuxer looks for it: in streams without an index it lands where it can."""
+
+
+class SoundReader:
+    """Reads samples of the files of an index.
+
+    Args:
+        index: of the files.
+        storage: how stores are reached.
+
+    Safe in threads; a pickle is a handle.
+    """
+
+    def __init__(self, index: ClipIndex, storage: Storage | None) -> None:
+        self.index = index
+        self._files = OpenFiles(index, storage)
+
+    def samples(self, file: int, begin: int, end: int) -> npt.NDArray[np.float32]:
+        """Return samples of a file: float32 (channels, end - begin), in -1 to 1. Those outside of it are 0.
+
+        They are those of a decode from the beginning: exactly for PCM, FLAC, MP3, Vorbis and ALAC; for Opus and AAC as
+        near as a decoder comes that has begun a moment before.
+
+        Raises:
+            ClipError: the file is damaged there, or it is not what the index says.
+            DataFileChangedError: it was changed since it was indexed.
+            StorageError: it cannot be read.
+        """
+        opened = self._files[file]
+        coding = opened.coding
+        made = np.zeros((coding.channels, end - begin), np.float32)
+        low, high = max(begin, 0), min(end, coding.samples)
+        if low >= high:
+            return made
+        first, wanted, last = opened.packets.packets_of(low + coding.skip, high + coding.skip, coding.codec)
+        left = high - low
+        before, more, had = -1, 0, 0
+        try:
+            for number, values in self._decoded(opened, first, last):
+                # A packet may come out as several frames.
+                more = more + had if number == before else 0
+                before, had = number, values.shape[1]
+                if number >= wanted:
+                    at = int(opened.packets.begins[number]) + more - coding.skip
+                    left -= _put(made, values, at - begin, low - begin, high - begin)
+        except (av.error.FFmpegError, MemoryError) as error:
+            raise ClipError(f"{shown(opened.path)!r}: sound cannot be decoded: {error}") from error
+        if left:
+            raise ClipError(
+                f"{shown(opened.path)!r}: {left:,} samples between {low / coding.rate:.3f} and "
+                f"{high / coding.rate:.3f} s cannot be decoded: the file is damaged there"
+            )
+        return made
+
+    def _decoded(self, opened: OpenFile, first: int, last: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+        """The samples of packets, and the number of each."""
+        packets = opened.coded(first, last) if opened.coding.in_ranges else _demuxed(opened, first, last)
+        if is_known(opened.coding.codec):
+            decoder = SoundDecoder.of(opened.coding)
+        else:
+            decoder = SoundDecoder(opened.container.streams.best("audio").codec_context)
+        for number, frame in decoder.frames(packets):
+            values = as_floats(frame)
+            if values.shape[0] != opened.coding.channels:
+                raise ClipError(f"{shown(opened.path)!r} changes its channels at packet {number}")
+            yield number, values
+
+
+def _put(out: npt.NDArray[np.float32], values: npt.NDArray[np.float32], at: int, low: int, high: int) -> int:
+    """Put samples where they belong, between two places; return how many."""
+    begin, end = max(at, low), min(at + int(values.shape[1]), high)
+    if begin >= end:
+        return 0
+    out[:, begin:end] = values[:, begin - at : end - at]
+    return end - begin
+
+
+def _demuxed(opened: OpenFile, first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
+    """Packets ``first`` to ``last``, inclusive, by FFmpeg's demuxer."""
+    packets = _from(opened, first)
+
+    def read() -> Iterator[tuple[int, Packet[Any]]]:
+        for number in range(first, last + 1):
+            packet = next(packets, None)
+            if packet is None or packet.size != opened.packets.size[number]:
+                raise opened.changed()
+            yield number, packet
+
+    return read()
+
+
+def _from(opened: OpenFile, first: int) -> Iterator[Packet[Any]]:
+    """The packets of the file from one on."""
+    times = opened.packets.times
+    time, size = float(times[first]), int(opened.packets.size[first])
+    for back in _BACKS:
+        if opened.container is None or not first or time - back <= times[0]:
+            break
+        stream = opened.container.streams.best("audio")
+        unit = float(stream.time_base)
+        opened.container.seek(int((time - back) / unit), stream=stream)
+        rest = demuxed(opened.container, stream)
+        for packet in rest:
+            if packet.pts is not None and packet.pts * unit == time and packet.size == size:
+                return itertools.chain([packet], rest)
+            if packet.pts is None or packet.pts * unit > time:
+                break
+    opened.container = open_container(opened.source, opened.path)
+    return itertools.islice(demuxed(opened.container, opened.container.streams.best("audio")), first, None)

@@ -1,0 +1,130 @@
+"""`ClipDataset`: what data sets of clips have in common, of videos and of sound."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+
+from penstock.clips.clip_files import ClipFiles, ClipRecord, Rule
+from penstock.clips.clip_index import ClipIndex, Kind, open_index
+from penstock.clips.found import Found
+from penstock.clips.packets import Ints
+from penstock.datasets.source_dataset import SourceDataset
+from penstock.errors import ConfigError
+from penstock.manifest.classes import HasClasses
+from penstock.plan.share import MiniEpoch, SharePlan
+from penstock.plan.share_options import ShareOptions
+from penstock.random import load_each
+from penstock.storage import Storage
+
+__all__ = ["ClipDataset", "LoadClip", "check_start"]
+
+Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+class LoadClip(Protocol):
+    """Makes an item of a record."""
+
+    pure: bool
+    form: tuple[tuple[int, ...], torch.dtype] | None
+    """Shape and type of every clip; None if they differ."""
+
+    def __call__(self, record: ClipRecord, out: torch.Tensor | None = None) -> Any:
+        """Return the item of a record, its clip in `out` if that is given."""
+
+
+class ClipDataset(HasClasses, SourceDataset):
+    """Clips of files, as a map-style data set of this rank's share.
+
+    Args:
+        found: the files.
+        kind: what they are.
+        rule: which part of a file is a clip.
+        loading: makes ``load`` for the index of the files.
+        labels: of the files; by default their classes.
+        index: the path of the index.
+        storage: how stores are reached.
+        progress: show a bar while files are indexed.
+        share: see `penstock.RankDataset`.
+
+    Attributes:
+        files: the clips as they are on disk.
+    """
+
+    fills_rows = True
+
+    def __init__(
+        self,
+        found: Found,
+        kind: Kind,
+        rule: Rule,
+        loading: Callable[[ClipIndex], LoadClip],
+        labels: Sequence[Any] | None,
+        index: str | os.PathLike[str] | None,
+        storage: Storage | None,
+        progress: bool | None,
+        share: ShareOptions,
+    ) -> None:
+        self._classes: list[str] | None = None
+        if labels is None and found.classes:
+            self._classes, labels = found.classes, found.labels
+        _check_labels(labels, len(found.paths))
+        opened = open_index(found.paths, index, kind=kind, storage=storage, progress=progress)
+        self.files = ClipFiles(opened, rule, labels)
+        super().__init__(self.files, SharePlan(self.files, **share), loading(opened))
+
+    @property
+    def lengths(self) -> Ints:
+        """The frames or samples of each row, int64 (rows,): for `penstock.TokenBudgetBatchSampler`."""
+        return self.files.lengths
+
+    def class_names(self) -> list[str] | None:
+        """Return the names of the folders that are classes; None where there are none."""
+        return self._classes
+
+    @property
+    def has_rows(self) -> bool:
+        """True: a clip depends on its row and key alone."""
+        return not self.own_items
+
+    def load_samples(
+        self,
+        indices: Sequence[int],
+        keys: Sequence[int] | None,
+        place: MiniEpoch | None = None,
+        *,
+        into: Into | None = None,
+    ) -> list[Any]:
+        """The items at several indices, each made in the scope of its key; at another place than the present one if
+        that is given; their clips in the memory that `into` gives, if they all have one size."""
+        records, load = self.records(indices, place), cast(LoadClip, self.load)
+        if into is None or not records or load.form is None:
+            return load_each(load, records, keys)
+        shape, dtype = load.form
+        places = iter(into((len(records), *shape), dtype).unbind())
+        return load_each(lambda record: load(record, next(places)), records, keys)
+
+
+def _check_labels(labels: Any, count: int) -> None:
+    if labels is None:
+        return
+    if isinstance(labels, str | bytes) or not hasattr(labels, "__getitem__") or not hasattr(labels, "__len__"):
+        raise ConfigError(f"labels is a sequence, of one label for each file, not {labels!r}")
+    if len(labels) != count:
+        raise ConfigError(f"{len(labels)} labels for {count} files: give one for each, in their order")
+
+
+def check_start(random_start: Any, stride: Any) -> bool:
+    """Return whether clips begin anywhere.
+
+    Raises:
+        ConfigError: it is neither True nor False, or there are fixed places.
+    """
+    if random_start is not None and not isinstance(random_start, bool):
+        raise ConfigError(f"random_start is True or False, not {random_start!r}")
+    if random_start and stride is not None:
+        raise ConfigError("with stride= clips begin at fixed places: leave it out for random_start=True")
+    return stride is None and random_start is not False
