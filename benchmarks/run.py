@@ -75,6 +75,7 @@ JOBS = [
     Job("manifest_read", "manifest_read", "--repeat 3 --batches 500", 0.4, "", 0.8),
     Job("manifest_cold", "manifest_cold", None, 0, "", 3),
     Job("samplers", "samplers", "--samples 10000000 --grouped 2000000", 2.6, "", 6),
+    Job("clips", "clips", None, 0, "", 12),
     Job("token_budget", "token_budget", None, 0, "", 15),
     Job("packing", "packing", None, 0, "", 30),
     Job("plans", "plans", None, 0, "", 8),

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from video_cases import VIDEOS, is_made_here
-from video_support import all_frames, turned
+from video_support import all_frames, clip_of, turned
 
 from penstock.clips.clip_index import ClipIndex, open_index
 from penstock.clips.decoder import MAX_PIXELS
-from penstock.clips.pictures import rgb
+from penstock.clips.pictures import draw_clip, rgb
 from penstock.clips.reading import FrameReader
+from penstock.images.transforms import Compose
 
 
 @pytest.fixture(scope="module")
@@ -49,5 +50,8 @@ def test_frames_are_those_of_a_player(kind: str, made: Callable[[str], Any]) -> 
         step, count = int(generator.integers(1, 9)), int(generator.integers(1, 9))
         first = int(generator.integers(len(expected))) if number else len(expected) - 1
         numbers = np.minimum(first + step * np.arange(count), len(expected) - 1)
-        for frame, at in zip(reader.frames(0, numbers), numbers.tolist(), strict=True):
+        frames = reader.frames(reader.open(0), numbers)
+        for frame, at in zip(frames, numbers.tolist(), strict=True):
             assert np.array_equal(rgb(frame, rotation), turned(expected[at])), (kind, numbers.tolist(), at)
+        clip = draw_clip(frames, Compose([]), rotation=rotation)
+        assert np.array_equal(clip.numpy(), clip_of(expected, numbers.tolist()))

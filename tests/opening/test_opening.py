@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from sound_support import write_sound
+from video_support import write_video
 
 import penstock as ps
 from penstock.datasets import MDSDataset
@@ -213,3 +215,27 @@ def test_empty_files_of_json_lines(tmp_path: Path) -> None:
     assert [row["text"] for row in data] == ["a", "b"]
     with pytest.raises(DataFileError):
         ps.open([empty])
+
+
+def test_clips(tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / "videos" / name).mkdir(parents=True)
+        (tmp_path / "sounds" / name).mkdir(parents=True)
+        write_video(tmp_path / "videos" / name / "a.mp4", 8)
+        write_sound(tmp_path / "sounds" / name / "a.flac", 0.5, codec="flac", rate=8_000)
+    videos = ps.open(tmp_path / "videos", frames=4, size=16, shuffle="none")
+    assert isinstance(videos, ps.VideoDataset)
+    assert videos.classes == ["ant", "bee"]
+    assert videos[1][0].shape == (4, 3, 16, 16)
+    assert videos[1][1] == 1
+    sounds = ps.open(tmp_path / "sounds", seconds=0.1, stride=0.05, channels=1)
+    assert isinstance(sounds, ps.AudioDataset)
+    assert len(sounds) == 18
+    assert isinstance(ps.open(str(tmp_path / "videos/*/a.mp4"), labels=[3, 4]), ps.VideoDataset)
+    assert isinstance(ps.open(str(tmp_path / "sounds/ant/a.flac")), ps.AudioDataset)
+    with pytest.raises(ConfigError, match="recordings and videos together"):
+        ps.open([tmp_path / "videos/ant/a.mp4", tmp_path / "sounds/ant/a.flac"])
+    with pytest.raises(ConfigError, match="videos have no seconds=: it is for recordings"):
+        ps.open(tmp_path / "videos", seconds=1)
+    with pytest.raises(ConfigError, match="index is the path"):
+        ps.open(tmp_path / "videos", index=True)

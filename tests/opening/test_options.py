@@ -22,6 +22,8 @@ from penstock.plan.share_options import ShareOptions
 sys.path.insert(0, str(Path(__file__).parents[1] / "shards"))
 from mds_writer import write_mds
 from shard_support import write_shards
+from sound_support import write_sound
+from video_support import write_video
 
 MAKERS: dict[str, list[Any]] = {
     "MDS folders": [ps.MDSDataset],
@@ -31,9 +33,11 @@ MAKERS: dict[str, list[Any]] = {
     "compressed shards": [ps.StreamShards],
     "documents": [ps.DocumentDataset],
     "manifests": [ps.RankDataset, ps.Manifest.open],
+    "recordings": [ps.AudioDataset],
     "shards": [ps.ShardDataset],
     "tables": [ps.TableDataset],
     "tokens": [ps.TokenDataset],
+    "videos": [ps.VideoDataset],
 }
 
 
@@ -65,6 +69,8 @@ def test_every_kind_has_a_signature() -> None:
         "TokenDataset",
         "DocumentDataset",
         "ImageDataset",
+        "VideoDataset",
+        "AudioDataset",
     ]
 
 
@@ -82,6 +88,8 @@ def sources(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
     shards = write_shards(tmp_path, [2])
     (tmp_path / "s.tar.gz").write_bytes(b"")
     write_mds(tmp_path / "mds", {"x": "int"}, [{"x": 1}])
+    write_video(tmp_path / "a.mp4", 3)
+    write_sound(tmp_path / "a.wav", 0.1)
     return {
         "MDS folders": (tmp_path / "mds", {}),
         "a folder of arrays": (tmp_path / "arrays", {}),
@@ -90,9 +98,11 @@ def sources(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
         "compressed shards": (tmp_path / "s.tar.gz", {}),
         "documents": (tmp_path / "tokens.bin", {"dtype": "uint16", "end_token": 3}),
         "manifests": (tmp_path / "train.txt", {}),
+        "recordings": (tmp_path / "a.wav", {"seconds": 1}),
         "shards": (shards, {}),
         "tables": (tmp_path / "x.parquet", {}),
         "tokens": (tmp_path / "tokens.bin", {"dtype": "uint16", "sequence_length": 2}),
+        "videos": (tmp_path / "a.mp4", {}),
     }
 
 
@@ -115,7 +125,7 @@ def test_wrong_options_are_errors_of_ours(kind: str, sources: dict[str, tuple[An
 
 def test_messages_say_which_kind_takes_an_option(sources: dict[str, tuple[Any, dict[str, Any]]]) -> None:
     images, shards = sources["a folder of images"][0], sources["shards"][0]
-    with pytest.raises(ConfigError, match=r"stride=: it is for files of tokens; .*they take flip"):
+    with pytest.raises(ConfigError, match=r"stride=: it is for recordings, files of tokens and videos; .*take flip"):
         ps.open(images, stride=3)
     with pytest.raises(ConfigError, match=r"load=penstock\.LoadImage"):
         ps.open(sources["compressed shards"][0], size=8)

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from penstock.clips.clip_files import ClipRecord, FrameRule
-from penstock.clips.pictures import draw_clip, rgb_of_all
+from penstock.clips.pictures import draw_clip
 from penstock.clips.reading import FrameReader
 from penstock.errors import ConfigError
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
+from penstock.images.transforms.base import pair
 from penstock.random import generator
 from penstock.stages import stage
 from penstock.storage.urls import shown
@@ -51,16 +52,16 @@ class LoadVideo:
             first += int(generator().integers(record.last - first + 1))
         numbers = np.minimum(first + np.arange(self.rule.frames) * self.rule.step, max(0, record.end - 1))
         with stage("decode"):
-            frames = self.reader.frames(record.file, numbers)
-        rotation = self.reader.index.coding(record.file).rotation
+            opened = self.reader.open(record.file)
+            frames = self.reader.frames(opened, numbers)
         try:
-            video = draw_clip(rgb_of_all(frames, rotation), len(frames), self.transform, out)
+            video = draw_clip(frames, self.transform, out, rotation=opened.coding.rotation)
         except Exception as error:
             error.add_note(f"while the frames of {shown(record.path)!r} were transformed")
             raise
         if record.label is not None:
             return video, record.label
-        seconds = float(self.reader.index.packets(record.file).times[first])
+        seconds = float(opened.packets.times[first])
         return video, {"path": record.path, "frame": first, "seconds": seconds}
 
 
@@ -80,8 +81,7 @@ def chain_of(
         ConfigError: a size that is not positive, or a transform beside a size or flip.
     """
     if transform is None:
-        sides = (size, size) if isinstance(size, int) else size
-        return Compose(([] if sides is None else [Resize(sides)]) + ([HorizontalFlip()] if flip else []))
+        return Compose(([] if size is None else [Resize(pair(size))]) + ([HorizontalFlip()] if flip else []))
     if size is not None or flip:
         raise ConfigError("size= and flip= are for loading without transform=: put Resize or HorizontalFlip there")
     if isinstance(transform, Compose):

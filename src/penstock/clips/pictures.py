@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import cv2
@@ -26,7 +27,7 @@ from penstock.images.transforms.view import Pixels, View, render
 from penstock.random import call_in_scope, generator
 from penstock.stages import stage
 
-__all__ = ["Picture", "draw_clip", "rgb", "rgb_of_all"]
+__all__ = ["Picture", "draw_clip", "rgb"]
 
 _TURNS = {90: cv2.ROTATE_90_COUNTERCLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_CLOCKWISE}
 
@@ -37,16 +38,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-
-
-def rgb_of_all(frames: Iterable[Any], rotation: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the pixels of frames, see `rgb`; those of one that comes twice in a row are made once."""
-    before, pixels = None, None
-    for frame in frames:
-        if frame is not before or pixels is None:
-            with stage("decode"):
-                before, pixels = frame, rgb(frame, rotation)
-        yield pixels
 
 
 def rgb(frame: Any, rotation: int = 0) -> npt.NDArray[np.uint8]:
@@ -63,11 +54,23 @@ def rgb(frame: Any, rotation: int = 0) -> npt.NDArray[np.uint8]:
 
 
 class Picture:
-    """Pixels of a frame as the source of a canvas."""
+    """A frame as the source of a canvas.
 
-    def __init__(self, pixels: npt.NDArray[np.uint8]) -> None:
-        self.pixels = pixels
-        self.size = pixels.shape[0], pixels.shape[1]
+    Args:
+        frame: PyAV's.
+        rotation: degrees, counterclockwise, by which it is to be turned.
+    """
+
+    def __init__(self, frame: Any, rotation: int) -> None:
+        self._frame, self._rotation = frame, rotation
+        turned = rotation in (90, 270)
+        self.size = (frame.width, frame.height) if turned else (frame.height, frame.width)
+
+    @cached_property
+    def pixels(self) -> npt.NDArray[np.uint8]:
+        """The pixels, see `rgb`."""
+        with stage("decode"):
+            return rgb(self._frame, self._rotation)
 
     def draw(self, view: View, out: Pixels | None) -> Pixels:
         """The pixels of a view."""
@@ -83,13 +86,14 @@ class Picture:
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Whether the extension has made what becomes of a view's pixels, in one pass."""
         plain = conversion.dtype is torch.uint8
+        if plain and not conversion.channels_last and self._copied(view, out):
+            return True
+        if not native.is_available() or view.interpolation == "nearest":
+            return False
+        pixels = self.pixels
         with stage("resize"):
-            if plain and not conversion.channels_last and self._copied(view, out):
-                return True
-            if not native.is_available() or view.interpolation == "nearest":
-                return False
             resize(
-                self.pixels,
+                pixels,
                 view.box,
                 out,
                 interpolation=view.interpolation,
@@ -106,25 +110,26 @@ class Picture:
         whole = all(float(edge).is_integer() for edge in view.box)
         if not whole or view.size != (bottom - top, right - left):
             return False
+        sideways, upside_down = view.flipped
+        rows, columns = slice(None, None, -1 if upside_down else 1), slice(None, None, -1 if sideways else 1)
         part = self.pixels[top:bottom, left:right]
-        for channel in range(3):
-            if any(view.flipped):
-                np.copyto(out[channel], part[:: -1 if view.flipped[1] else 1, :: -1 if view.flipped[0] else 1, channel])
-            else:
-                cv2.extractChannel(part, channel, dst=out[channel])
+        with stage("resize"):
+            # To split and then to copy takes half the time of taking out channel by channel.
+            for plane, place in zip(cv2.split(part), out, strict=True):
+                np.copyto(place, plane[rows, columns])
         return True
 
 
 def draw_clip(
-    pictures: Iterable[npt.NDArray[np.uint8]], count: int, transform: Compose, out: torch.Tensor | None
+    frames: Sequence[Any], transform: Compose, out: torch.Tensor | None = None, *, rotation: int = 0
 ) -> torch.Tensor:
     """Return a clip: (frames, channels, height, width), contiguous.
 
     Args:
-        pictures: the pixels of its frames, uint8 (height, width, 3).
-        count: how many there are.
+        frames: PyAV's.
         transform: draws the same for all of them.
         out: where it is to be, if it has this shape and type then.
+        rotation: degrees, counterclockwise, by which frames are to be turned.
 
     Raises:
         ImageError: the transform makes frames of different sizes.
@@ -132,13 +137,13 @@ def draw_clip(
     key = int(generator().integers(1 << 63))
     globals_before = None if transform.pure else _globals()
     clip: torch.Tensor | None = out
-    for number, picture in enumerate(pictures):
+    for number, frame in enumerate(frames):
         if number and globals_before is not None:
             _set_globals(globals_before)
         place = None if clip is None else clip[number]
-        made = call_in_scope(key, _drawn(transform, place), picture)
+        made = call_in_scope(key, _drawn(transform, place), Picture(frame, rotation))
         if clip is None or (not number and (made.shape, made.dtype) != (clip.shape[1:], clip.dtype)):
-            clip = torch.empty((count, *made.shape), dtype=made.dtype)
+            clip = torch.empty((len(frames), *made.shape), dtype=made.dtype)
         if made.shape != clip.shape[1:]:
             sizes = f"{tuple(clip.shape[1:])} and {tuple(made.shape)}"
             raise ImageError(f"the transform makes frames of one clip {sizes}: put a step of one size at its end")
@@ -148,12 +153,12 @@ def draw_clip(
     return clip
 
 
-def _drawn(transform: Compose, place: torch.Tensor | None) -> Callable[[npt.NDArray[np.uint8]], torch.Tensor]:
-    """What makes a frame of its pixels."""
+def _drawn(transform: Compose, place: torch.Tensor | None) -> Callable[[Picture], torch.Tensor]:
+    """What makes a tensor of a frame."""
 
-    def draw(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    def draw(picture: Picture) -> torch.Tensor:
         with stage("augment"):
-            canvas = Canvas(Picture(pixels), out=place)
+            canvas = Canvas(picture, out=place)
             transform.apply(canvas)
             conversion = canvas.conversion or Conversion(torch.uint8, False)
             canvas.conversion = conversion._replace(channels_last=False)

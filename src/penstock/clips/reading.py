@@ -44,11 +44,15 @@ class FrameReader:
         self.index, self.max_pixels = index, max_pixels
         self._files = OpenFiles(index, storage)
 
-    def frames(self, file: int, numbers: Ints) -> list[Any]:
+    def open(self, file: int) -> OpenFile:
+        """Return a file, which stays open for a while. Raises as `OpenFile` does."""
+        return self._files[file]
+
+    def frames(self, opened: OpenFile, numbers: Ints) -> list[Any]:
         """Return frames of a file, PyAV's, in this order; a number may come twice.
 
         Args:
-            file: its number in the index.
+            opened: the file.
             numbers: of frames, in the order in which they are shown.
 
         Raises:
@@ -56,7 +60,6 @@ class FrameReader:
             DataFileChangedError: it was changed since it was indexed.
             StorageError: it cannot be read.
         """
-        opened = self._files[file]
         packets = opened.packets
         made: dict[int, Any] = {}
         try:

@@ -72,6 +72,8 @@ class ClipDataset(HasClasses, SourceDataset):
         if labels is None and found.classes:
             self._classes, labels = found.classes, found.labels
         _check_labels(labels, len(found.paths))
+        if index is not None and not isinstance(index, str | os.PathLike):
+            raise ConfigError(f"index is the path of an index, not {index!r}")
         opened = open_index(found.paths, index, kind=kind, storage=storage, progress=progress)
         self.files = ClipFiles(opened, rule, labels)
         super().__init__(self.files, SharePlan(self.files, **share), loading(opened))

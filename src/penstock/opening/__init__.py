@@ -15,6 +15,7 @@ penstock.open("tokens-*.bin", dtype="uint16", sequence_length=2048)             
 penstock.open("tokens")                           DocumentDataset  a folder that `penstock tokenize` wrote
 penstock.open("corpus_text_document")             DocumentDataset  Megatron's .bin and .idx, or the name of one of them
 penstock.open("train.bin", dtype="uint16", end_token=50256)                     DocumentDataset, such as nanoGPT's
+penstock.open("videos", frames=16, step=2, size=112)                            VideoDataset; AudioDataset of recordings
 
 Tar shards, MDS folders and tables that hold images take ``size=`` and ``transform=``, too. Files of any other kind: a
 manifest that names them, and ``load=penstock.LoadBytes()``.

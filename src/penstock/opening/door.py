@@ -14,6 +14,7 @@ from penstock.shards.urls import expand
 if TYPE_CHECKING:
     from penstock.datasets import (
         ArrayDataset,
+        AudioDataset,
         DocumentDataset,
         ImageDataset,
         MDSDataset,
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
         ShardDataset,
         TableDataset,
         TokenDataset,
+        VideoDataset,
     )
     from penstock.datasets.source_dataset import SourceDataset
     from penstock.opening.options import (
         ArrayOptions,
+        AudioOptions,
         DocumentOptions,
         ImageOptions,
         ManifestOptions,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
         StreamOptions,
         TableOptions,
         TokenOptions,
+        VideoOptions,
     )
     from penstock.shards import StreamShards
 
@@ -64,6 +68,10 @@ def open(source: Source, **options: Unpack[DocumentOptions]) -> DocumentDataset:
 # Its options are those of a source and of `LoadImage`: only with one of these nothing before it fits.
 @overload
 def open(source: Source, **options: Unpack[ImageOptions]) -> ImageDataset: ...
+@overload
+def open(source: Source, **options: Unpack[VideoOptions]) -> VideoDataset: ...
+@overload
+def open(source: Source, **options: Unpack[AudioOptions]) -> AudioDataset: ...
 def open(source: Source, **options: Any) -> Any:
     """Return the data set for a source, by its name and by what is there.
 
@@ -80,8 +88,8 @@ def open(source: Source, **options: Any) -> Any:
             was looked for, and what it takes.
         PenstockError: what the data set raises.
 
-    The labels of a folder of images are the places of their folders in the order of their names; hidden folders and
-    files are left out.
+    The labels of a folder of images, of videos or of recordings are the places of their folders in the order of their
+    names; hidden folders and files of images are left out.
     """
     found = look_at(expand(source, options.get("storage")), options)
     check_options(found.kind, said(found.names), options)

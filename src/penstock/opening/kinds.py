@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.clips.found import SOUND_ENDINGS, VIDEO_ENDINGS
 from penstock.errors import ConfigError
 from penstock.images.files import is_image
 from penstock.manifest.formats import EXTENSIONS, format_of
@@ -130,6 +131,8 @@ def _kind(name: str) -> str:
         return "manifests"
     if lower.endswith(JSON_ENDINGS):
         return "tables"
+    if lower.endswith((*VIDEO_ENDINGS, *SOUND_ENDINGS)) and not _is_folder(name):
+        return "videos" if lower.endswith(VIDEO_ENDINGS) else "recordings"
     path = local_path(name)
     # A data set on a hub, whose name may have dots in it.
     if scheme(name) == "hf" and lower.count("/") <= 4:
@@ -150,9 +153,9 @@ def _kind(name: str) -> str:
     raise ConfigError(
         f"{shown(name)}: neither a manifest or table ({', '.join([*_TEXT, *EXTENSIONS])}, "
         ".jsonl.zst, .jsonl.gz), a tar shard (.tar, .tar.gz, .tgz, "
-        "...), NumPy files (.npy), an MDS folder (index.json in it), nor a folder with one folder of images for each "
-        "class; for a manifest with another name use Manifest.open(..., format='text'), for files of tokens say "
-        "dtype=, and sequence_length= or end_token="
+        "...), NumPy files (.npy), a video or recording (.mp4, .mkv, .flac, .wav, ...), an MDS folder (index.json in "
+        "it), nor a folder with one folder of images for each class; for a manifest with another name use "
+        "Manifest.open(..., format='text'), for files of tokens say dtype=, and sequence_length= or end_token="
     )
 
 
@@ -212,13 +215,30 @@ def _folder(path: str, options: Mapping[str, Any]) -> Found:
         return Found("tables", [path])
     listed = folder_manifest(path)
     if listed is None:
+        if (kind := _kind_of_clips(path)) is not None:
+            return Found(kind, [path])
         raise ConfigError(
-            f"{path}: {contents(path)}. To be opened it needs index.json (MDS), {NAME}, *.tar, "
-            f"*.arrow, *.parquet, *.npy, or images in one folder for each class.{_instead(path)}"
+            f"{path}: {contents(path)}. To be opened it needs index.json (MDS), {NAME}, *.tar, *.arrow, *.parquet, "
+            f"*.npy, videos or recordings, or images in one folder for each class.{_instead(path)}"
         )
     if "classes" in listed:
         _check_splits(path, listed["classes"])
     return Found("a folder of images" if "classes" in listed else "a folder of arrays", [path], listed)
+
+
+def _kind_of_clips(path: str) -> str | None:
+    """Return what a folder, or the first of its folders that holds some, has: videos or recordings."""
+    for _, folders, names in os.walk(path, followlinks=True):
+        folders.sort()
+        for kind, endings in (("videos", VIDEO_ENDINGS), ("recordings", SOUND_ENDINGS)):
+            if any(name.lower().endswith(endings) for name in names):
+                return kind
+    return None
+
+
+def _is_folder(name: str) -> bool:
+    path = local_path(name)
+    return path is not None and os.path.isdir(path)
 
 
 def _where(path: str) -> str:

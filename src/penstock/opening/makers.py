@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, StorageNotFoundError
 from penstock.opening.kinds import Found, said
-from penstock.opening.options import ACCEPTED, IMAGES
+from penstock.opening.options import ACCEPTED, IMAGES, OF_IMAGES
 from penstock.shards.urls import local_path
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _OF_MANIFEST = ACCEPTED["manifests"] - ACCEPTED["a folder of images"] | {"progre
 
 def make(found: Found, options: dict[str, Any]) -> Dataset[Any]:
     """Return the data set of a source; with one of the options `IMAGES` its images, decoded."""
-    how = {name: options.pop(name) for name in IMAGES & options.keys()}
+    how = {name: options.pop(name) for name in IMAGES & options.keys()} if found.kind in OF_IMAGES else {}
     return _images(found, options, how) if how else _MAKERS[found.kind](found, options)
 
 
@@ -76,8 +76,7 @@ def _manifests(found: Found, options: dict[str, Any]) -> Dataset[Any]:
 def _tables(found: Found, options: dict[str, Any]) -> Dataset[Any]:
     from penstock.datasets import TableDataset
 
-    files = _as_they_are(found.names)
-    return TableDataset(files[0] if len(files) == 1 else files, **options)
+    return TableDataset(_folder_or_files(found.names), **options)
 
 
 def _shards(found: Found, options: dict[str, Any]) -> Dataset[Any]:
@@ -127,6 +126,23 @@ def _documents(found: Found, options: dict[str, Any]) -> Dataset[Any]:
     return DocumentDataset(_as_they_are(found.names), **options)
 
 
+def _videos(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import VideoDataset
+
+    return VideoDataset(_folder_or_files(found.names), **options)
+
+
+def _recordings(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import AudioDataset
+
+    return AudioDataset(_folder_or_files(found.names), **options)
+
+
+def _folder_or_files(names: list[str]) -> Any:
+    files = _as_they_are(names)
+    return files[0] if len(files) == 1 else files
+
+
 def _as_they_are(names: list[str]) -> list[str | Path]:
     """Names that are not expanded a second time."""
     return [name if local_path(name) is None else Path(local_path(name) or "") for name in names]
@@ -140,7 +156,9 @@ _MAKERS = {
     "compressed shards": _streams,
     "documents": _documents,
     "manifests": _manifests,
+    "recordings": _recordings,
     "shards": _shards,
     "tables": _tables,
     "tokens": _tokens,
+    "videos": _videos,
 }

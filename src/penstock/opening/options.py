@@ -9,7 +9,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 from torch.utils.data import DataLoader
@@ -36,6 +36,8 @@ __all__ = [
     "OF_IMAGES",
     "READS_MANIFESTS",
     "ArrayOptions",
+    "AudioOptions",
+    "DocumentOptions",
     "FolderOptions",
     "ImageOptions",
     "MDSOptions",
@@ -45,6 +47,7 @@ __all__ = [
     "StreamOptions",
     "TableOptions",
     "TokenOptions",
+    "VideoOptions",
     "check_options",
     "check_types",
 ]
@@ -172,6 +175,38 @@ class DocumentOptions(ShareOptions, total=False):
     storage: Storage | None
 
 
+class ClipOptions(ShareOptions, total=False):
+    """Options that clips of videos and of sound have in common."""
+
+    random_start: bool | None
+    labels: Sequence[Any] | None
+    index: str | os.PathLike[str] | None
+    storage: Storage | None
+    progress: bool | None
+
+
+class VideoOptions(ClipOptions, total=False):
+    """Options of videos: see `penstock.VideoDataset`."""
+
+    frames: int
+    step: int
+    stride: int | None
+    size: int | tuple[int, int] | None
+    flip: bool
+    transform: Compose | Sequence[Callable[..., Any]] | Callable[..., Any] | None
+    max_pixels: int | None
+
+
+class AudioOptions(ClipOptions, total=False):
+    """Options of recordings: see `penstock.AudioDataset`."""
+
+    seconds: float | None
+    sample_rate: int | None
+    channels: int | None
+    stride: float | None
+    transform: Callable[..., Any] | None
+
+
 class ImageOptions(ShareOptions, total=False):
     """What images become (see `penstock.LoadImage`), and how their source is read."""
 
@@ -215,9 +250,11 @@ ACCEPTED: dict[str, frozenset[str]] = {
     "compressed shards": _names(StreamOptions),
     "documents": _names(DocumentOptions),
     "manifests": _names(ManifestOptions),
+    "recordings": _names(AudioOptions),
     "shards": _names(ShardOptions),
     "tables": _names(TableOptions),
     "tokens": _names(TokenOptions),
+    "videos": _names(VideoOptions),
 }
 """The options that each kind of source takes, beside those of `IMAGES`."""
 IMAGES = frozenset({"size", "flip", "row", "transform", "target", "max_pixels", "index"})
@@ -240,7 +277,8 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "images": ((str,), "'rgb', 'pil' or 'bytes'"),
     "validate_hash": ((str,), "the name of a hash, such as 'xxh64'"),
     "token_type": ((str,), "a type of integers, such as 'int64'"),
-    **dict.fromkeys(("sequence_length", "stride", "end_token", "pad_token"), ((Integral,), "an integer")),
+    **dict.fromkeys(("sequence_length", "end_token", "pad_token"), ((Integral,), "an integer")),
+    "stride": ((Real,), "an integer, or of sound a number of seconds"),
     "max_pixels": ((Integral,), "a number of pixels"),
     "window_shards": ((Integral,), "a number of shards or files"),
     "index": ((*_PATH, bool), "the path of an index of entries, True or 'learn'"),
@@ -250,7 +288,6 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     ),
     "columns": ((list, tuple, Mapping), "a list of names, or a mapping of them"),
     "classes": ((list, tuple), "a list of names"),
-    "labels": ((*_PATH, list, tuple), "files, as str, Path or a list of these"),
 }
 """Options beside those of `ShareOptions`, and what they take; None is always the default."""
 _FUNCTIONS = ("load", "target", "handler")
@@ -273,10 +310,6 @@ def check_types(options: Mapping[str, Any]) -> None:
         value = options.get(name)
         if value is not None and not callable(value) and not (name == "handler" and isinstance(value, bool)):
             raise ConfigError(f"{name}= takes a function, got {value!r}")
-    if isinstance(labels := options.get("labels"), list | tuple):
-        for label in labels:
-            if not isinstance(label, _PATH):
-                raise ConfigError(f"labels= takes {_TYPES['labels'][1]}, got a list with {label!r} in it")
     _check_storage(options.get("storage"))
     _check_folder(options.get("cache_dir"))
 
@@ -317,10 +350,21 @@ def check_options(kind: str, source: str, options: Mapping[str, Any]) -> None:
                 raise ConfigError(
                     f"{source}: {name}= makes items in its own way, and {given[0]}= decodes images: give one of them"
                 )
+    if kind == "arrays":
+        _check_files_of_labels(options.get("labels"))
     accepted = ACCEPTED[kind] | (IMAGES if kind in OF_IMAGES else set())
     for name in options:
         if name not in accepted:
             raise ConfigError(f"{source}: {_phrase(kind)} have no {name}=: {_instead(kind, name, accepted)}")
+
+
+def _check_files_of_labels(labels: Any) -> None:
+    wanted = "labels= takes files, as str, Path or a list of these"
+    if labels is not None and not isinstance(labels, (*_PATH, list, tuple)):
+        raise ConfigError(f"{wanted}, got {labels!r}")
+    for label in labels if isinstance(labels, list | tuple) else ():
+        if not isinstance(label, _PATH):
+            raise ConfigError(f"{wanted}, got a list with {label!r} in it")
 
 
 def _instead(kind: str, name: str, accepted: frozenset[str]) -> str:
