@@ -42,6 +42,12 @@ class Rule(Protocol):
     def measure(self, index: ClipIndex) -> Measures:
         """Return how long the files of an index are, and their clips."""
 
+    def span(self, index: ClipIndex, file: int) -> int | None:
+        """Return the frames or samples of a clip of a file, from the first to behind the last; None: all of it."""
+
+    def window(self, index: ClipIndex, file: int, start: float, end: float) -> tuple[int, int]:
+        """Return the first frame or sample of a file between two times in seconds, and the one behind the last."""
+
 
 class FrameRule(NamedTuple):
     """Which frames are a clip.
@@ -60,9 +66,18 @@ class FrameRule(NamedTuple):
 
     def measure(self, index: ClipIndex) -> Measures:
         """Return how long the files of an index are, and their clips, in frames."""
-        spans = np.full(len(index), (self.frames - 1) * self.step + 1, np.int64)
+        spans = np.full(len(index), self.span(index, 0), np.int64)
         strides = None if self.stride is None else np.full(len(index), self.stride, np.int64)
         return Measures(index.lengths, spans, strides)
+
+    def span(self, index: ClipIndex, file: int) -> int:
+        """Return the frames from the first of a clip to behind its last."""
+        return (self.frames - 1) * self.step + 1
+
+    def window(self, index: ClipIndex, file: int, start: float, end: float) -> tuple[int, int]:
+        """Return the frames of a file that are shown between two times in seconds."""
+        begin, stop = np.searchsorted(index.packets(file).times, [start, end]) if index.lengths[file] else (0, 0)
+        return int(begin), int(stop)
 
 
 class SoundRule(NamedTuple):
@@ -88,6 +103,20 @@ class SoundRule(NamedTuple):
         spans = lengths if self.seconds is None else _samples(self.seconds, rates)
         return Measures(lengths, spans, None if self.stride is None else _samples(self.stride, rates))
 
+    def span(self, index: ClipIndex, file: int) -> int | None:
+        """Return the samples of a clip of a file, at the rate that is wanted; None: all of it."""
+        if self.seconds is None:
+            return None
+        own = index.coding(file).rate if index.lengths[file] else 1
+        return max(1, round(self.seconds * (self.rate or own)))
+
+    def window(self, index: ClipIndex, file: int, start: float, end: float) -> tuple[int, int]:
+        """Return the samples of a file, at the rate that is wanted, between two times in seconds."""
+        length, own = int(index.lengths[file]), index.coding(file).rate if index.lengths[file] else 1
+        rate = self.rate or own
+        whole = length * rate // own
+        return min(round(start * rate), whole), min(round(min(end, 1e9) * rate), whole)
+
 
 def _samples(seconds: float, rates: Ints) -> Ints:
     samples: Ints = np.rint(seconds * rates).astype(np.int64)
@@ -103,7 +132,7 @@ class ClipRecord(NamedTuple):
         file: its number in the index.
         first, last: the first and the last frame or sample at which the clip may begin.
         span: from the first of the clip to behind its last.
-        end: the length of the file.
+        end: the length of the file, or where the clip must end.
         label: of the file; None if nobody said any.
     """
 

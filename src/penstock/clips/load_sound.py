@@ -62,6 +62,9 @@ class LoadSound:
         Raises:
             ClipError, DataFileChangedError, StorageError: as `SoundReader.samples`.
         """
+        self.reader.check(record.file)
+        if record.first >= record.end:
+            raise ClipError(f"{shown(record.path)!r} has no sound in the time of row {record.row}")
         first = record.first
         if record.last > first:
             first += int(generator().integers(record.last - first + 1))
@@ -69,6 +72,7 @@ class LoadSound:
         rate = self.rule.rate or own
         with stage("decode"):
             values = self._values(record, first, own, rate)
+            values[:, record.end - first :] = 0  # behind the end of a clip that is listed
         audio: Any = torch.from_numpy(values)
         if out is not None:
             audio = out.copy_(audio)

@@ -11,7 +11,7 @@ import torch
 from penstock.clips.clip_files import ClipRecord, FrameRule
 from penstock.clips.pictures import draw_clip
 from penstock.clips.reading import FrameReader
-from penstock.errors import ConfigError
+from penstock.errors import ClipError, ConfigError
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
 from penstock.images.transforms.base import pair
 from penstock.random import generator
@@ -47,12 +47,15 @@ class LoadVideo:
         Raises:
             ClipError, DataFileChangedError, StorageError: as `FrameReader.frames`.
         """
+        with stage("decode"):
+            opened = self.reader.open(record.file)
+        if record.first >= record.end:
+            raise ClipError(f"{shown(record.path)!r} has no frame in the time of row {record.row}")
         first = record.first
         if record.last > first:
             first += int(generator().integers(record.last - first + 1))
-        numbers = np.minimum(first + np.arange(self.rule.frames) * self.rule.step, max(0, record.end - 1))
+        numbers = np.minimum(first + np.arange(self.rule.frames) * self.rule.step, record.end - 1)
         with stage("decode"):
-            opened = self.reader.open(record.file)
             frames = self.reader.frames(opened, numbers)
         try:
             video = draw_clip(frames, self.transform, out, rotation=opened.coding.rotation)

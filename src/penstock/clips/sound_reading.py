@@ -39,6 +39,10 @@ class SoundReader:
         self.index = index
         self._files = OpenFiles(index, storage)
 
+    def check(self, file: int) -> None:
+        """Open a file, which stays open for a while. Raises as `OpenFile` does."""
+        self._files[file]
+
     def samples(self, file: int, begin: int, end: int) -> npt.NDArray[np.float32]:
         """Return samples of a file: float32 (channels, end - begin), in -1 to 1. Those outside of it are 0.
 

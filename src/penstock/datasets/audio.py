@@ -15,8 +15,8 @@ import torch
 
 from penstock.clips.clip_files import SoundRule
 from penstock.clips.clip_index import SOUND, ClipIndex
-from penstock.clips.found import SOUND_ENDINGS, files_of
-from penstock.datasets.clips import ClipDataset, check_start
+from penstock.clips.found import SOUND_ENDINGS
+from penstock.datasets.clips import ClipDataset, check_start, clips_of
 from penstock.errors import ConfigError
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.shards.urls import Urls
@@ -42,6 +42,10 @@ class AudioDataset(ClipDataset):
             begins anywhere.
         random_start: the clip of a file begins at a sample drawn from the sample's own `penstock.generator`, another
             one in each epoch; or at the first. By default it is drawn unless there is a stride.
+        clips: rows that say which part of a file is a clip: dicts, a table of Arrow, columns by name, or a source of
+            dicts such as `penstock.TableFiles`; with ``path``, below ``files``, and if they are there ``start`` and
+            ``end`` in seconds. What else a row holds is its label: the value of ``label``, if that is all, else a dict.
+            A clip begins anywhere in this time where the whole of it fits, or at ``start``.
         labels: of the files, in their order. By default the number of the folder that a file is in.
         transform: ``transform(audio)`` makes the first part of the item of the tensor. One that draws nothing, or from
             `penstock.generator` alone, may say so by an attribute ``pure = True``.
@@ -84,6 +88,7 @@ class AudioDataset(ClipDataset):
         channels: int | None = None,
         stride: float | None = None,
         random_start: bool | None = None,
+        clips: Any = None,
         labels: Sequence[Any] | None = None,
         transform: Callable[[torch.Tensor], Any] | None = None,
         index: str | os.PathLike[str] | None = None,
@@ -96,7 +101,7 @@ class AudioDataset(ClipDataset):
         _check_integer("channels", channels)
         if transform is not None and not callable(transform):
             raise ConfigError(f"transform is a function of a tensor, or None, not {transform!r}")
-        found = files_of(files, SOUND_ENDINGS, storage)
+        found = clips_of(files, clips, SOUND_ENDINGS, storage, stride=stride, labels=labels)
         loading = _loading(rule, channels, transform, storage)
         super().__init__(found, SOUND, rule, loading, labels, index, storage, progress, share)
 

@@ -10,7 +10,8 @@ import torch
 
 from penstock.clips.clip_files import ClipFiles, ClipRecord, Rule
 from penstock.clips.clip_index import ClipIndex, Kind, open_index
-from penstock.clips.found import Found
+from penstock.clips.found import Found, files_of
+from penstock.clips.listed_clips import ClipTable, ListedClips
 from penstock.clips.packets import Ints
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
@@ -18,9 +19,10 @@ from penstock.manifest.classes import HasClasses
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions
 from penstock.random import load_each
+from penstock.shards.urls import Urls
 from penstock.storage import Storage
 
-__all__ = ["ClipDataset", "LoadClip", "check_start"]
+__all__ = ["ClipDataset", "LoadClip", "check_start", "clips_of"]
 
 Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -40,7 +42,7 @@ class ClipDataset(HasClasses, SourceDataset):
     """Clips of files, as a map-style data set of this rank's share.
 
     Args:
-        found: the files.
+        found: the files, or a table of clips.
         kind: what they are.
         rule: which part of a file is a clip.
         loading: makes ``load`` for the index of the files.
@@ -58,7 +60,7 @@ class ClipDataset(HasClasses, SourceDataset):
 
     def __init__(
         self,
-        found: Found,
+        found: Found | ClipTable,
         kind: Kind,
         rule: Rule,
         loading: Callable[[ClipIndex], LoadClip],
@@ -68,14 +70,15 @@ class ClipDataset(HasClasses, SourceDataset):
         progress: bool | None,
         share: ShareOptions,
     ) -> None:
+        table = found if isinstance(found, ClipTable) else None
         self._classes: list[str] | None = None
-        if labels is None and found.classes:
+        if isinstance(found, Found) and labels is None and found.classes:
             self._classes, labels = found.classes, found.labels
         _check_labels(labels, len(found.paths))
         if index is not None and not isinstance(index, str | os.PathLike):
             raise ConfigError(f"index is the path of an index, not {index!r}")
         opened = open_index(found.paths, index, kind=kind, storage=storage, progress=progress)
-        self.files = ClipFiles(opened, rule, labels)
+        self.files = ClipFiles(opened, rule, labels) if table is None else ListedClips(opened, rule, table)
         super().__init__(self.files, SharePlan(self.files, **share), loading(opened))
 
     @property
@@ -117,6 +120,24 @@ def _check_labels(labels: Any, count: int) -> None:
         raise ConfigError(f"labels is a sequence, of one label for each file, not {labels!r}")
     if len(labels) != count:
         raise ConfigError(f"{len(labels)} labels for {count} files: give one for each, in their order")
+
+
+def clips_of(
+    files: Urls, clips: Any, endings: tuple[str, ...], storage: Storage | None, **others: Any
+) -> Found | ClipTable:
+    """Return what the rows are: files, or a table of clips of them.
+
+    Raises:
+        ConfigError: options beside a table that say what its rows say.
+    """
+    if clips is None:
+        return files_of(files, endings, storage)
+    for name, value in others.items():
+        if value is not None:
+            raise ConfigError(f"{name}= is for whole files: the rows of clips= say which part of them, and its label")
+    if not isinstance(files, str | os.PathLike):
+        raise ConfigError(f"with clips= the first argument is the folder that their paths begin in, not {files!r}")
+    return ClipTable(clips, files)
 
 
 def check_start(random_start: Any, stride: Any) -> bool:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.clips.clip_files import FrameRule
 from penstock.clips.clip_index import VIDEO, ClipIndex
-from penstock.clips.found import VIDEO_ENDINGS, files_of
-from penstock.datasets.clips import ClipDataset, check_start
+from penstock.clips.found import VIDEO_ENDINGS
+from penstock.datasets.clips import ClipDataset, check_start, clips_of
 from penstock.errors import ConfigError
 from penstock.images.transforms import Compose
 from penstock.plan.share_options import ShareOptions, check_share
@@ -39,6 +39,10 @@ class VideoDataset(ClipDataset):
             anywhere.
         random_start: the clip of a file begins at a frame drawn from the sample's own `penstock.generator`, another one
             in each epoch; or at the first. By default it is drawn unless there is a stride.
+        clips: rows that say which part of a file is a clip: dicts, a table of Arrow, columns by name, or a source of
+            dicts such as `penstock.TableFiles`; with ``path``, below ``files``, and if they are there ``start`` and
+            ``end`` in seconds. What else a row holds is its label: the value of ``label``, if that is all, else a dict.
+            A clip begins anywhere in this time where the whole of it fits, or at ``start``.
         labels: of the files, in their order. By default the number of the folder that a file is in.
         size: (height, width), or one int for both: frames are resized as a whole. None keeps that of the file.
         flip: mirror the clip left to right with probability 1/2.
@@ -82,6 +86,7 @@ class VideoDataset(ClipDataset):
         step: int = 1,
         stride: int | None = None,
         random_start: bool | None = None,
+        clips: Any = None,
         labels: Sequence[Any] | None = None,
         size: int | tuple[int, int] | None = None,
         flip: bool = False,
@@ -94,7 +99,7 @@ class VideoDataset(ClipDataset):
     ) -> None:
         check_share(type(self), share)
         rule = _rule(frames, step, stride, random_start)
-        found = files_of(files, VIDEO_ENDINGS, storage)
+        found = clips_of(files, clips, VIDEO_ENDINGS, storage, stride=stride, labels=labels)
         how = _loading(rule, size, flip, transform, max_pixels, storage)
         super().__init__(found, VIDEO, rule, how, labels, index, storage, progress, share)
 

@@ -179,6 +179,7 @@ class ClipOptions(ShareOptions, total=False):
     """Options that clips of videos and of sound have in common."""
 
     random_start: bool | None
+    clips: Any
     labels: Sequence[Any] | None
     index: str | os.PathLike[str] | None
     storage: Storage | None
