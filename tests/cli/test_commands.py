@@ -52,6 +52,7 @@ MISSING: dict[str, list[str]] = {
     "plan": [],  # reads nothing
     "shuffle-quality": [NOBODY],
     "bench readers": [NOBODY],
+    "bench clips": [NOBODY],
     "serve": [NOBODY],
 }
 """A line for each command that names something that is not there."""

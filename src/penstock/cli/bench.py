@@ -2,10 +2,12 @@
 
 ``penstock bench readers FOLDER`` compares the installed image back ends and says which to use. The table goes to
 standard output, with ``--json`` as one JSON object; ``--plot FILE`` draws it, where matplotlib is installed.
+``penstock bench clips FOLDER`` compares ways to read clips of videos.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +31,7 @@ _WIDTH = 24  # characters of the longest bar
 
 @app.callback()
 def _group() -> None:
-    """Measure with your own files which library is best."""  # and `readers` stays a command, though it is the only one
+    """Measure with your own files which library is best."""
 
 
 @app.command(epilog="Example:  penstock bench readers /data/imagenet/val --files 500 --plot readers.png")
@@ -69,6 +71,47 @@ def readers(
         _print(found, result, counts, target)
     if plot is not None and not _draw(plot, result, counts):
         console(stderr=True).print("no plot: matplotlib is not installed")
+
+
+@app.command(epilog="Example:  penstock bench clips /data/videos --frames 16 --step 2")
+def clips(
+    files: Annotated[list[str], typer.Argument(help="A folder of videos, files or patterns.", show_default=False)],
+    *,
+    frames: Annotated[int, typer.Option("--frames", min=1, help="Of a clip.")] = 16,
+    step: Annotated[int, typer.Option("--step", min=1, help="From one frame of a clip to the next.")] = 1,
+    count: Annotated[int, typer.Option("--clips", min=1, help="In a round, at random starts.")] = 50,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Each way in turn, so often.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Compare ways to read clips of your videos, on one thread: an index, PyAV and torchcodec for each clip."""
+    from penstock.clips.compare import compare
+    from penstock.clips.found import VIDEO_ENDINGS, files_of
+
+    paths = files_of(files[0] if len(files) == 1 else files, VIDEO_ENDINGS).paths
+    with bar("measuring", show=not as_json) as progress:
+        found = compare(paths, frames=frames, step=step, clips=count, rounds=rounds, progress=progress)
+    if as_json:
+        print_json(vars(found))
+        return
+    from rich.table import Table
+
+    out = console()
+    out.print(
+        f"{counted(found.files, 'file')}, clips of {frames} frames, step {step}, as they are; clips/s, one thread"
+    )
+    if found.left_out:
+        out.print(f"left out: {counted(found.left_out, 'file')} without frames enough")
+    table = Table()
+    for name in ("", "min", "median", "max"):
+        table.add_column(name, justify="right" if name else "left")
+    table.add_column("")
+    middle = {name: statistics.median(values) for name, values in found.clips_per_second.items()}
+    for name, values in found.clips_per_second.items():
+        cells = [f"{value:,.1f}" for value in (min(values), middle[name], max(values))]
+        table.add_row(name, *cells, "█" * round(_WIDTH * middle[name] / max(middle.values())))
+    out.print(table)
+    for name in found.missing:
+        out.print(f"{name} is not installed")
 
 
 def _as_json(files: Files, result: Comparison, counts: Sequence[int], target: int) -> dict[str, Any]:

@@ -17,6 +17,8 @@ _MODULES = {"opencv-python-headless": "cv2"}  # where it is not the package's na
 _EXTRAS = {
     "ray": "executor='ray', which makes batches on the machines of a cluster",
     "albumentations": "its augmentations; our own transforms need nothing",
+    "av": "clips of videos and of sound",
+    "soxr": "clips of sound at another sample rate",
     "prometheus-client": "`penstock serve --metrics-port`, and a loader's metrics",
     "lmdb": "LMDB databases as sources",
     "tokenizers": "text by a tokenizer.json: TokenizedDataset, `penstock tokenize`",

@@ -1,0 +1,138 @@
+"""Ways to read clips of videos, measured on the user's files: this library's, and those of PyAV and torchcodec.
+
+All of them make the same: uint8 (frames, 3, height, width), contiguous, from the same frames of the same files, on one
+thread. The others open the file for each clip, as their data sets do.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import av
+import numpy as np
+import torch
+
+from penstock.clips.clip_files import ClipRecord, FrameRule
+from penstock.clips.clip_index import VIDEO, open_index
+from penstock.clips.decoder import MAX_PIXELS
+from penstock.clips.load_video import LoadVideo
+from penstock.clips.reading import FrameReader
+from penstock.errors import ClipError
+from penstock.images.transforms import Compose
+
+__all__ = ["WAYS", "Measured", "by_pyav", "by_torchcodec", "compare"]
+
+OURS = "penstock"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found.
+
+    Attributes:
+        files: with frames enough.
+        left_out: files that hold no video, or are too short.
+        clips_per_second: of each way, a value for each round.
+        missing: ways of which the library is not installed.
+    """
+
+    files: int
+    left_out: int
+    clips_per_second: dict[str, list[float]]
+    missing: list[str]
+
+
+def by_pyav(path: str, times: Sequence[float]) -> torch.Tensor:
+    """Open the file, seek to the key before the first frame, and decode on."""
+    with av.open(path) as container:
+        stream: Any = container.streams.best("video")
+        stream.thread_count = 1
+        unit = float(stream.time_base)
+        container.seek(round(times[0] / unit), stream=stream)
+        frames: list[Any] = []
+        for frame in container.decode(stream):
+            if len(frames) < len(times) and frame.pts * unit >= times[len(frames)] - unit / 2:
+                frames.append(frame.to_ndarray(format="rgb24"))
+            if len(frames) == len(times):
+                break
+    return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous()
+
+
+def by_torchcodec(path: str, numbers: Sequence[int]) -> torch.Tensor:
+    """Make a decoder of the file, and ask it for the frames."""
+    from torchcodec.decoders import VideoDecoder
+
+    decoder = VideoDecoder(path, num_ffmpeg_threads=1)
+    clip: torch.Tensor = decoder.get_frames_at(list(numbers)).data.contiguous()
+    return clip
+
+
+WAYS = (OURS, "pyav", "torchcodec")
+
+
+def compare(
+    paths: Sequence[str],
+    *,
+    frames: int = 16,
+    step: int = 1,
+    clips: int = 50,
+    rounds: int = 3,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Measured:
+    """Measure all ways in turn, so that a noisy moment hits every one alike.
+
+    Args:
+        paths: of local files.
+        frames, step: of a clip.
+        clips: in a round, at random starts, the same for all.
+        rounds: how often each way reads all of them.
+        progress: called with the rounds that are done, and how many there are.
+
+    Raises:
+        ClipError: no file has frames enough.
+    """
+    index = open_index(list(paths), kind=VIDEO, progress=False)
+    rule = FrameRule(frames, step, None, False)
+    span = rule.span(index, 0)
+    usable = np.flatnonzero(index.lengths >= span).tolist()
+    if not usable:
+        raise ClipError(f"none of {len(paths)} files is a video of {span} frames or more: {paths[0]}")
+    draw = random.Random(0)
+    places = [(file, draw.randrange(int(index.lengths[file]) - span + 1)) for file in draw.choices(usable, k=clips)]
+    load = LoadVideo(FrameReader(index, None, MAX_PIXELS), rule, Compose([]))
+
+    def ours() -> None:
+        for row, (file, first) in enumerate(places):
+            load(ClipRecord(row, index.path_of(file), file, first, first, span, int(index.lengths[file]), 0))
+
+    def pyav() -> None:
+        for file, first in places:
+            by_pyav(index.path_of(file), index.packets(file).times[first : first + span : step].tolist())
+
+    def torchcodec() -> None:
+        for file, first in places:
+            by_torchcodec(index.path_of(file), range(first, first + span, step))
+
+    ways: dict[str, Callable[[], None]] = {OURS: ours, "pyav": pyav}
+    if _has_torchcodec():
+        ways["torchcodec"] = torchcodec
+    speed: dict[str, list[float]] = {name: [] for name in ways}
+    for done in range(rounds):
+        for name, way in ways.items():
+            begun = time.perf_counter()
+            way()
+            speed[name].append(clips / (time.perf_counter() - begun))
+        progress(done + 1, rounds)
+    return Measured(len(usable), len(index) - len(usable), speed, [name for name in WAYS if name not in ways])
+
+
+def _has_torchcodec() -> bool:
+    try:
+        from torchcodec.decoders import VideoDecoder
+    except (ImportError, OSError, RuntimeError):  # without the FFmpeg that it wants
+        return False
+    return VideoDecoder is not None
