@@ -355,6 +355,47 @@ class TestWrongFiles:
                 dataset[row]
         assert dataset[5][1] == 5
 
+    def test_what_a_damaged_file_raises_is_an_error_of_its_row(self, tmp_path: Path, numbered: list[str]) -> None:
+        """Bytes changed here and there, in files of several kinds."""
+        draw = np.random.default_rng(0)
+        kinds = ["a.mp4", "a.mkv", "a.ts", "a.avi", "a.flv", "a.h264"]
+        wrong = []
+        for kind in kinds:
+            codec = {"a.avi": "mpeg4", "a.flv": "flv"}.get(kind, "libx264")
+            whole = write_video(tmp_path / kind, 12, codec=codec).read_bytes()
+            for number in range(20):
+                data = bytearray(whole)
+                for at in draw.integers(len(data), size=1 + number * 3).tolist():
+                    data[at] = int(draw.integers(256))
+                path = tmp_path / f"{number}-{kind}"
+                path.write_bytes(data[: len(data) - 7 * number])
+                wrong.append(str(path))
+        dataset = ps.VideoDataset([*wrong, numbered[0]], frames=3, size=8, shuffle="none", labels=range(121))
+        said = {}
+        for row in range(120):
+            try:
+                assert dataset[row][0].shape == (3, 3, 8, 8)
+            except ClipError as error:
+                said[row] = str(error)
+        assert len(said) > 10
+        assert all(os.path.basename(wrong[row]) in words for row, words in said.items())
+        assert dataset[120][1] == 120
+
+    def test_pipes_and_odd_names(self, tmp_path: Path, numbered: list[str]) -> None:
+        os.mkfifo(tmp_path / "pipe.mp4")
+        odd = os.fsencode(tmp_path) + b"/caf\xe9.mp4"
+        shutil.copy(numbered[0], odd)
+        dataset = ps.VideoDataset([tmp_path / "pipe.mp4", Path(os.fsdecode(odd))], frames=2, shuffle="none")
+        with pytest.raises(ClipError, match="is no file"):
+            dataset[0]
+        assert dataset[1][0].shape == (2, 3, 48, 64)
+
+    def test_a_playlist_opens_no_other_file(self, tmp_path: Path, numbered: list[str]) -> None:
+        shutil.copy(numbered[0], tmp_path / "secret.mp4")
+        (tmp_path / "list.mp4").write_text("ffconcat version 1.0\nfile secret.mp4\n")
+        with pytest.raises(ClipError, match=r"list\.mp4"):
+            ps.VideoDataset([tmp_path / "list.mp4"], frames=2)[0]
+
     @pytest.mark.parametrize("executor", EXECUTORS)
     def test_loaders_skip_them(self, wrong: list[str], numbered: list[str], executor: str) -> None:
         dataset = ps.VideoDataset([*wrong, *numbered], frames=2, size=8, labels=range(5 + N))
@@ -381,6 +422,12 @@ class TestWrongFiles:
         ({"size": 8, "transform": []}, "without transform"),
         ({"transform": 3}, "a transform is a list of steps"),
         ({"max_pixels": 0}, "max_pixels"),
+        ({"max_pixels": 1 << 40}, "max_pixels"),
+        ({"frames": 10**30}, "frames is a positive number"),
+        ({"flip": "no"}, "flip is True or False"),
+        ({"size": True}, "size a number of pixels"),
+        ({"labels": {0: 1}}, "one label for each file"),
+        ({"index": 3}, "index is the path"),
     ],
 )
 def test_arguments(folder: Path, options: dict[str, Any], words: str) -> None:

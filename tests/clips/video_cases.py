@@ -11,7 +11,7 @@ from typing import Any
 
 import av
 import numpy as np
-from video_support import write_video
+from video_support import picture, write_video
 
 Make = Callable[[Path], Path]
 
@@ -50,6 +50,13 @@ def _with_others(out: Any) -> Any:
 
 def _turned(degrees: int) -> Callable[[Any], None]:
     return lambda stream: stream.set_display_rotation(degrees)
+
+
+def _tagged(tag: str) -> Callable[[Any], None]:
+    def change(stream: Any) -> None:
+        stream.codec_context.codec_tag = tag
+
+    return change
 
 
 def _full_range(stream: Any) -> None:
@@ -91,7 +98,19 @@ def _headless(folder: Path) -> Path:
     return path
 
 
-QUICK = {"preset": "ultrafast"}
+def _joined(folder: Path) -> Path:
+    """Two transport streams behind each other, the second of which begins at the same time."""
+    parts = [
+        write_video(folder / f"{number}.ts", 30, pictures=lambda frame, number=number: picture(100 * number + frame))
+        for number in range(2)
+    ]
+    path = folder / "joined.ts"
+    path.write_bytes(b"".join(part.read_bytes() for part in parts))
+    for part in parts:
+        part.unlink()
+    return path
+
+
 B_FRAMES = {"bf": "3", "b_strategy": "0"}
 
 VIDEOS: dict[str, Make] = {
@@ -119,6 +138,15 @@ VIDEOS: dict[str, Make] = {
     "mpeg4 in avi, without times": _video("a.avi", codec="mpeg4", options={"bf": "2"}),
     "mpeg2": _video("a.mpg", codec="mpeg2video", rate=25, options={"bf": "2"}),
     "mpeg2 in mov": _video("a.mov", codec="mpeg2video", rate=25, options={"bf": "2"}),
+    "mpeg4 in avi, in a tag of its own": _video("a.avi", codec="mpeg4", change=_tagged("XVID")),
+    "png": _video("a.mov", codec="png", pix_fmt="rgb24"),
+    "raw pixels": _video("a.avi", codec="rawvideo"),
+    "ffv1": _video("a.mkv", codec="ffv1"),
+    "h264 in avi, with guessed times": _video("a.avi", options=B_FRAMES),
+    "transport streams, joined, with two times": _joined,
+    "transport stream in open groups": _video(
+        "a.ts", options={**B_FRAMES, "x264-params": "open-gop=1:keyint=12:scenecut=0"}
+    ),
     "motion jpeg": _video("a.avi", codec="mjpeg", pix_fmt="yuvj420p"),
     "flash": _video("a.flv", codec="flv"),
     "transport stream": _video("a.ts", options={"bf": "2"}),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
@@ -27,24 +28,27 @@ from penstock.clips.packets import Coding, Ints, Packets
 from penstock.clips.sound import SoundCoding, SoundPackets
 from penstock.errors import (
     ClipError,
+    DataFileChangedError,
     DataFileError,
     DataFileIOError,
+    ManifestChangedError,
     StorageAuthError,
     StorageError,
-    StorageNotFoundError,
     StorageUnavailableError,
 )
 from penstock.progress import progress_bar
+from penstock.shards.urls import local_path
 from penstock.storage import Storage
 from penstock.storage.ahead import in_threads
 from penstock.storage.cache import UNWRITABLE, file_lock
 from penstock.storage.files import SourceFile, io_error
 from penstock.storage.kept import kept_path, write_kept
-from penstock.storage.urls import is_remote, local_part
+from penstock.storage.remote import FileSource, RemoteSource
+from penstock.storage.urls import is_remote, shown
 
-__all__ = ["SOUND", "VIDEO", "ClipIndex", "Kind", "open_index"]
+__all__ = ["SOUND", "VIDEO", "ClipIndex", "Kind", "open_file", "open_index"]
 
-_VERSION = 2
+_VERSION = 3
 _AT_A_TIME = 256  # files of a record batch
 
 _TYPES: dict[str, pa.DataType] = {"str": pa.string(), "bytes": pa.binary(), "int": pa.int64(), "bool": pa.bool_()}
@@ -72,7 +76,7 @@ class Kind(NamedTuple):
         """The columns of an index: of each file what is known of it, its coding, its packets."""
         return pa.schema(
             [
-                ("name", pa.string()),
+                ("name", pa.binary()),
                 ("nbytes", pa.int64()),
                 ("version", pa.string()),
                 ("error", pa.string()),
@@ -137,7 +141,7 @@ class ClipIndex:
 
     def path_of(self, file: int) -> str:
         """Return the path or address of a file."""
-        return self.root + str(self._get("name", file).as_py())
+        return self.root + os.fsdecode(self._get("name", file).as_py())
 
     def is_of(self, file: int, source: Bytes) -> bool:
         """Return whether this is what a file held when it was looked at."""
@@ -154,7 +158,10 @@ class ClipIndex:
 
     def packets(self, file: int) -> Any:
         """Return the packets of a file, mapped."""
-        self._file.check()
+        try:
+            self._file.check()
+        except ManifestChangedError as error:
+            raise DataFileChangedError(f"{self.path} was changed while it was open: open the data set again") from error
         return self.kind.table(*(self._get(name, file).values.to_numpy() for name in self.kind.table._fields))
 
     def _get(self, name: str, file: int) -> Any:
@@ -193,13 +200,15 @@ def open_index(
         place = Path(path)
     else:
         place = kept_path("clips", f"{_key(kind, root, names, _versions(files, storage))}.arrow")
-    found = _kept(place, kind, root)
+    found = _kept(place, kind, root) if path is None else None
     if found is not None:
         return found
     try:
         if path is None:
             place.parent.mkdir(exist_ok=True)
         with file_lock(place):
+            if path is not None and place.exists():  # somebody has made it meanwhile
+                return _of_files(ClipIndex(place, kind, root, exact=False), names)
             found = _kept(place, kind, root)
             if found is None:
                 with write_kept(place) as out:
@@ -217,7 +226,7 @@ def open_index(
 
 def _names(files: Sequence[str]) -> tuple[str, list[str]]:
     """What the names of all files begin with, up to a folder, and the rest of each."""
-    whole = [name if is_remote(name) else os.path.abspath(local_part(name)) for name in files]
+    whole = [name if is_remote(name) else os.path.abspath(local_path(name) or name) for name in files]
     # Of addresses, too, so no matter of paths.
     root = os.path.commonprefix(whole).rpartition("/")[0] + "/" if whole else ""  # noqa: RUF071
     root = root if root.count("/") > 2 or not root.partition("://")[1] else ""  # no part of an address's head
@@ -226,7 +235,7 @@ def _names(files: Sequence[str]) -> tuple[str, list[str]]:
 
 def _of_files(index: ClipIndex, names: Sequence[str]) -> ClipIndex:
     """The index, if it is that of files of these names."""
-    made_of = index.column("name")
+    made_of = [os.fsdecode(name) for name in index.column("name")]
     if list(names) != made_of:
         differ = next((pair for pair in zip(names, made_of, strict=False) if pair[0] != pair[1]), None)
         if differ is None:
@@ -249,7 +258,9 @@ def _versions(files: Sequence[str], storage: Storage | None) -> list[str]:
 
     def look(name: str) -> str:
         try:
-            return (storage or Storage()).open(name).fingerprint
+            return open_file(name, storage).fingerprint
+        except ClipError:
+            return ""
         except StorageError as error:
             if _is_of_file(error):
                 return ""
@@ -259,16 +270,29 @@ def _versions(files: Sequence[str], storage: Storage | None) -> list[str]:
 
 
 def _key(kind: Kind, root: str, names: Sequence[str], versions: Sequence[str]) -> str:
-    digest = xxhash.xxh3_128(f"{kind.name} {_VERSION} {root}".encode())
+    digest = xxhash.xxh3_128(os.fsencode(f"{kind.name} {_VERSION} {root}"))
     for name, version in zip(names, versions, strict=True):
-        digest.update(f"{name}\0{version}\n".encode())
+        digest.update(os.fsencode(f"{name}\0{version}\n"))
     return digest.hexdigest()
+
+
+def open_file(name: str, storage: Storage | None) -> FileSource | RemoteSource:
+    """Return the bytes of a file.
+
+    Raises:
+        ClipError: it is not there, or no file.
+        StorageError: a store does not answer, or says no.
+    """
+    try:
+        if not is_remote(name) and not stat.S_ISREG(os.stat(name).st_mode):
+            raise ClipError(f"{shown(name)!r} is no file")  # to open a pipe would wait for who writes it
+        return (storage or Storage()).open(name)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ClipError(f"{shown(name)!r} does not exist") from error
 
 
 def _is_of_file(error: StorageError) -> bool:
     """Whether it is this file that is wrong, and not the way to it."""
-    if isinstance(error, StorageNotFoundError):
-        return True
     return not isinstance(error, StorageAuthError | StorageUnavailableError)
 
 
@@ -299,15 +323,19 @@ def _write(
 def _row(root: str, name: str, schema: pa.Schema, scan: Any, storage: Storage | None) -> dict[str, Any]:
     """What the index says of a file."""
     row: dict[str, Any] = dict.fromkeys(schema.names)
-    row |= {"name": name, "nbytes": 0, "version": "", "error": "", "length": 0, "digest": bytes(16)}
+    row |= {"name": os.fsencode(name), "nbytes": 0, "version": "", "error": "", "length": 0, "digest": bytes(16)}
     try:
-        source = (storage or Storage()).open(root + name)
+        source = open_file(root + name, storage)
         row |= {"nbytes": source.size, "version": source.fingerprint}
         coding, packets = scan(source, root + name)
-    except (ClipError, StorageError) as error:
-        if isinstance(error, StorageError) and not _is_of_file(error):
+    except StorageError as error:
+        if not _is_of_file(error):
             raise
-        row["error"] = str(error)
-        return row
+        return row | {"error": str(error)}
+    except ClipError as error:
+        return row | {"error": str(error)}
+    except Exception as error:  # there is no end to what comes of a damaged file
+        what = f"{type(error).__name__}: {error}"
+        return row | {"error": f"{shown(root + name)!r} cannot be indexed: {what}"}
     row |= vars(coding) | packets._asdict()
     return row | {"length": packets.length(coding), "digest": packets.digest(coding)}

@@ -42,12 +42,13 @@ class CodecDecoder:
     """
 
     def __init__(self, coding: Coding, max_pixels: int = MAX_PIXELS) -> None:
-        self.coding = coding
         try:
             context: Any = CodecContext.create(_NAMES.get(coding.codec, coding.codec), "r")
         except (av.error.FFmpegError, ValueError) as error:
             raise ClipError(f"this FFmpeg cannot decode {coding.codec}: {error}") from error
         context.extradata = coding.extradata or None
+        if coding.tag:
+            context.codec_tag = coding.tag
         context.width, context.height = coding.width, coding.height
         context.color_range, context.colorspace = coding.colour_range, coding.colour_space
         # With more threads a decoder holds frames back, and they do not live on in a fork.
@@ -57,14 +58,22 @@ class CodecDecoder:
         self._context = context
         self._skips = coding.codec in _SKIPS
 
+    @classmethod
+    def of_stream(cls, stream: Any) -> CodecDecoder:
+        """Return the decoder that a container has for a stream of its own."""
+        made = cls.__new__(cls)
+        made._context, made._skips = stream.codec_context, False
+        return made
+
     def frames(
-        self, packets: Iterable[tuple[int, Packet[Any]]], wanted: set[int] | None = None
+        self, packets: Iterable[tuple[int, Packet[Any]]], wanted: set[int] | None = None, *, tolerant: bool = False
     ) -> Iterator[tuple[int, Any]]:
         """Yield the frames of packets, each with the packet's number, in the order in which they are shown.
 
         Args:
             packets: (number, packet), in the order of decoding, beginning with a key.
             wanted: frames of others are not shown, and not decoded where no other one needs them.
+            tolerant: go on behind packets that are damaged.
 
         Raises:
             av.error.FFmpegError: damaged data.
@@ -75,7 +84,13 @@ class CodecDecoder:
             packet.pts = packet.dts = number
             if self._skips and wanted is not None:
                 context.skip_frame = "DEFAULT" if number in wanted else "NONREF"
-            for frame in context.decode(packet):
+            try:
+                made = context.decode(packet)
+            except av.error.InvalidDataError:
+                if not tolerant:
+                    raise
+                continue
+            for frame in made:
                 yield frame.pts, frame
         for frame in context.decode(None):
             yield frame.pts, frame
@@ -85,11 +100,12 @@ class CodecDecoder:
         return {number: frame for number, frame in self.frames(packets, wanted) if number in wanted}
 
 
-def coded(data: bytes | memoryview) -> Packet[Any]:
-    """Return a packet of these bytes."""
+def coded(data: bytes | memoryview, *, key: bool = True) -> Packet[Any]:
+    """Return a packet of these bytes. Some decoders have to know whether it is a key."""
     # One made of bytes would lack the padding behind them, which decoders read.
     packet = Packet(len(data))
     packet.update(cast(bytes, data))
+    packet.is_keyframe = key
     return packet
 
 
@@ -101,10 +117,21 @@ class _Open(threading.local):
 _open = _Open()
 
 
-def decoder_for(coding: Coding, max_pixels: int) -> CodecDecoder:
-    """Return a decoder of this thread, which stays open until some others were needed since. Raises `ClipError`."""
+def decoder_for(coding: Coding, max_pixels: int, *, anew: bool = False) -> CodecDecoder:
+    """Return a decoder of this thread, which stays open until some others were needed since.
+
+    Args:
+        coding: of the packets.
+        max_pixels: of a frame.
+        anew: make a new one: what one has kept of the clips before is in doubt.
+
+    Raises:
+        ClipError: FFmpeg has no such decoder.
+    """
     decoders, key = _open.decoders, (coding, max_pixels)
     found = decoders.pop(key, None)
+    if anew:
+        found = None
     if found is None:
         found = CodecDecoder(coding, max_pixels)
         while len(decoders) >= _OPEN:

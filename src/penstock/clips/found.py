@@ -12,8 +12,8 @@ from penstock.storage import Storage
 __all__ = ["SOUND_ENDINGS", "VIDEO_ENDINGS", "Found", "files_of"]
 
 VIDEO_ENDINGS = (
-    *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts"),
-    *(".webm", ".wmv"),
+    *(".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg"),
+    *(".mpg", ".mts", ".mxf", ".ogv", ".ts", ".vob", ".webm", ".wmv"),
 )
 SOUND_ENDINGS = (
     *(".aac", ".aif", ".aiff", ".caf", ".flac", ".m4a", ".mka", ".mp2", ".mp3", ".oga", ".ogg", ".opus", ".wav"),

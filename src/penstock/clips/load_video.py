@@ -11,7 +11,7 @@ import torch
 from penstock.clips.clip_files import ClipRecord, FrameRule
 from penstock.clips.pictures import draw_clip
 from penstock.clips.reading import FrameReader
-from penstock.errors import ClipError, ConfigError
+from penstock.errors import ClipError, ConfigError, ImageError
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
 from penstock.images.transforms.base import pair
 from penstock.random import generator
@@ -59,6 +59,8 @@ class LoadVideo:
             frames = self.reader.frames(opened, numbers)
         try:
             video = draw_clip(frames, self.transform, out, rotation=opened.coding.rotation)
+        except ImageError as error:
+            raise ImageError(f"{shown(record.path)!r}: {error}") from error
         except Exception as error:
             error.add_note(f"while the frames of {shown(record.path)!r} were transformed")
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -11,16 +12,17 @@ from typing import Any
 import numpy as np
 from av.packet import Packet
 
-from penstock.clips.clip_index import ClipIndex
+from penstock.clips.clip_index import ClipIndex, open_file
 from penstock.clips.decoder import coded
 from penstock.clips.packets import ranges_of
-from penstock.errors import ClipError, DataFileChangedError
+from penstock.errors import ClipError, DataFileChangedError, StorageChangedError
 from penstock.storage import Storage
 from penstock.storage.urls import shown
 
 __all__ = ["OpenFile", "OpenFiles"]
 
 _OPEN = 32  # files of a thread
+_PIECE = 4 << 20  # bytes that are read at a time
 
 
 class OpenFile:
@@ -50,7 +52,7 @@ class OpenFile:
             raise ClipError(wrong)
         self.coding: Any = index.coding(file)
         self.packets: Any = index.packets(file)
-        self.source = (storage or Storage()).open(self.path)
+        self.source = open_file(self.path, storage)
         if not index.is_of(file, self.source):
             raise DataFileChangedError(
                 f"{shown(self.path)!r} was changed since it was indexed: open the data set again, or make the index "
@@ -59,15 +61,26 @@ class OpenFile:
         self.container: Any = None
 
     def coded(self, first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
-        """Yield packets ``first`` to ``last``, inclusive, with their numbers, read by ranges."""
-        at, size = self.packets.at[first : last + 1], self.packets.size[first : last + 1]
-        pieces = [(begin, self.source.read_at(begin, end - begin)) for begin, end in ranges_of(at, size)]
+        """Yield packets ``first`` to ``last``, inclusive, with their numbers, read by ranges, some MiB at a time."""
+        sizes = np.cumsum(self.packets.size[first : last + 1], dtype=np.int64)
+        cuts = np.flatnonzero(np.diff(sizes // _PIECE)) + 1
+        for begin, end in itertools.pairwise([0, *cuts.tolist(), len(sizes)]):
+            yield from self._piece(first + begin, first + end)
+
+    def _piece(self, first: int, end: int) -> Iterator[tuple[int, Packet[Any]]]:
+        at, size = self.packets.at[first:end], self.packets.size[first:end]
+        try:
+            pieces = [(begin, self.source.read_at(begin, stop - begin)) for begin, stop in ranges_of(at, size)]
+        except StorageChangedError as error:
+            raise DataFileChangedError(str(error)) from error
+        keys = getattr(self.packets, "keys", None)
         where = np.searchsorted([begin for begin, _ in pieces], at, side="right") - 1
         begins, lengths = at.tolist(), size.tolist()
+        is_key = [True] * len(at) if keys is None else np.isin(np.arange(first, end), keys).tolist()
         for number, piece in enumerate(where.tolist()):
             begin, data = pieces[piece]
             low = begins[number] - begin
-            yield first + number, coded(memoryview(data)[low : low + lengths[number]])
+            yield first + number, coded(memoryview(data)[low : low + lengths[number]], key=is_key[number])
 
     def changed(self) -> ClipError:
         """Return the error for a file whose packets are not those of the index."""

@@ -29,14 +29,17 @@ class Coding:
 
     Attributes:
         codec: FFmpeg's name: ``h264``, ``hevc``, ``vp9``, ``av1``, ...
+        tag: the container's name of it, where decoders look at that; else empty.
         extradata: parameters that a container keeps beside the packets.
         width, height: of the frames as they are coded, in pixels.
         rotation: degrees, counterclockwise, by which frames are to be turned to be looked at.
         colour_range, colour_space: FFmpeg's numbers, for frames that do not say themselves.
         in_ranges: whether packets are ranges of the file. If not, it is read through FFmpeg's demuxer.
+        by_time: whether the demuxer finds a key by its time. If not, it begins with the file.
     """
 
     codec: str
+    tag: str
     extradata: bytes
     width: int
     height: int
@@ -44,6 +47,7 @@ class Coding:
     colour_range: int
     colour_space: int
     in_ranges: bool
+    by_time: bool
 
 
 class Run(NamedTuple):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import av
@@ -15,10 +14,10 @@ import numpy as np
 from av.packet import Packet
 
 from penstock.clips.clip_index import ClipIndex
-from penstock.clips.decoder import decoder_for
+from penstock.clips.decoder import CodecDecoder, decoder_for
 from penstock.clips.open_files import OpenFile, OpenFiles
 from penstock.clips.packets import Ints, Run
-from penstock.clips.scan import demuxed, open_container
+from penstock.clips.scan import demuxed, open_container, video_of
 from penstock.errors import ClipError
 from penstock.storage import Storage
 from penstock.storage.urls import shown
@@ -64,7 +63,12 @@ class FrameReader:
         made: dict[int, Any] = {}
         try:
             for run in packets.runs(np.unique(numbers)):
-                made |= self._decoded(opened, run)
+                try:
+                    made |= self._decoded(opened, run)
+                except (av.error.FFmpegError, ClipError):
+                    # What the decoder has kept of other clips may be the reason.
+                    opened.container = None
+                    made |= self._decoded(opened, run, anew=True)
         except (av.error.FFmpegError, MemoryError) as error:
             raise ClipError(f"{shown(opened.path)!r}: frames cannot be decoded: {error}") from error
         found = [made.get(packet) for packet in packets.shown[numbers].tolist()]
@@ -76,43 +80,65 @@ class FrameReader:
                 )
         return found
 
-    def _decoded(self, opened: OpenFile, run: Run) -> dict[int, Any]:
+    def _decoded(self, opened: OpenFile, run: Run, *, anew: bool = False) -> dict[int, Any]:
         """The frames of a run, by their packets; those that cannot be decoded are left out."""
         begun: Run | None = run
         made: dict[int, Any] = {}
         while begun is not None and len(made) < len(run.wanted):
-            read = opened.coded if opened.coding.in_ranges else partial(_demuxed, opened)
-            decoder = decoder_for(opened.coding, self.max_pixels)
-            made = decoder.decode(read(begun.first, begun.last), set(run.wanted))
-            begun = opened.packets.earlier(begun)
+            if opened.coding.in_ranges:
+                packets = opened.coded(begun.first, begun.last)
+                decoder = decoder_for(opened.coding, self.max_pixels, anew=anew)
+            else:
+                packets = _demuxed(opened, begun.first, begun.last)
+                decoder = CodecDecoder.of_stream(self._stream(opened))
+            made = decoder.decode(packets, set(run.wanted))
+            begun, anew = opened.packets.earlier(begun), True
         return made
+
+    def _stream(self, opened: OpenFile) -> Any:
+        """The stream of an open container, if its frames are no larger than they may be."""
+        stream = video_of(opened.container, opened.path)
+        pixels = stream.codec_context.width * stream.codec_context.height
+        if pixels > self.max_pixels:
+            raise ClipError(
+                f"{shown(opened.path)!r} has frames of {pixels:,} pixels, and max_pixels={self.max_pixels:,}"
+            )
+        return stream
 
 
 def _demuxed(opened: OpenFile, first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
     """Packets ``first`` to ``last``, inclusive, by FFmpeg's demuxer; the first one is a key, found by its time."""
     packets = _from_key(opened, first)
-    for number in range(first, last + 1):
-        packet = next(packets, None)
-        if packet is None or packet.size != opened.packets.size[number]:
-            raise opened.changed()
-        yield number, packet
+
+    def read() -> Iterator[tuple[int, Packet[Any]]]:
+        for number in range(first, last + 1):
+            packet = next(packets, None)
+            if packet is None or packet.size != opened.packets.size[number]:
+                raise opened.changed()
+            yield number, packet
+
+    return read()
 
 
 def _from_key(opened: OpenFile, key: int) -> Iterator[Packet[Any]]:
     """The packets of the file from a key on."""
     place, times = opened.packets.place_of(key), opened.packets.times
-    time = float(times[place]) if place >= 0 and key else float(times[0])
-    for back in _BACKS:
-        if opened.container is None or time - back <= times[0]:
-            break
-        stream = opened.container.streams.best("video")
+    if opened.coding.by_time and opened.container is not None and key and place >= 0:
+        time, size = float(times[place]), int(opened.packets.size[key])
+        stream = video_of(opened.container, opened.path)
         unit = float(stream.time_base)
-        opened.container.seek(int((time - back) / unit), stream=stream)
-        rest = demuxed(opened.container, stream)
-        for packet in rest:
-            if packet.is_keyframe and packet.pts is not None and packet.pts * unit == time:
-                return itertools.chain([packet], rest)
-            if packet.dts is not None and packet.dts * unit > time:
+        for back in _BACKS:
+            if time - back <= times[0]:
                 break
+            try:
+                opened.container.seek(int((time - back) / unit), stream=stream)
+            except av.error.FFmpegError:  # it cannot seek
+                break
+            rest = demuxed(opened.container, stream)
+            for packet in rest:
+                if packet.is_keyframe and packet.pts is not None and packet.pts * unit == time and packet.size == size:
+                    return itertools.chain([packet], rest)
+                if packet.dts is not None and packet.dts * unit > time:
+                    break
     opened.container = open_container(opened.source, opened.path)
-    return itertools.islice(demuxed(opened.container, opened.container.streams.best("video")), key, None)
+    return itertools.islice(demuxed(opened.container, video_of(opened.container, opened.path)), key, None)

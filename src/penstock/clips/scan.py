@@ -1,30 +1,40 @@
-"""One pass over the packets of a video: where they lie, when their frames are shown. Next to nothing is decoded.
+"""One pass over the packets of a video: where they lie, when their frames are shown. Little is decoded.
 
 Packets of MP4, MOV, Matroska, WebM, AVI and raw streams are ranges of the file: each is compared with the bytes where
 it is said to be. In MPEG-TS and MPEG-PS they are cut to pieces, and such a file is read through FFmpeg's demuxer later,
-too. Where a container keeps no times (AVI, raw streams), the order of frames shows by decoding all of them once.
+too; so are codecs whose decoders have to know more than `Coding` says.
+
+The times that a container says are the order of frames in MP4 and MOV. Others may say none, or those that FFmpeg
+guesses: there the first groups are decoded, and if they are shown in another order, all of the file is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import av
 import numpy as np
 import numpy.typing as npt
-from av.packet import Packet
 
-from penstock.clips.decoder import CodecDecoder, coded
+from penstock.clips.decoder import MAX_PIXELS, CodecDecoder
 from penstock.clips.media import Bytes, Media
 from penstock.clips.packets import Coding, Ints, Packets
 from penstock.errors import ClipError
 from penstock.storage.urls import shown
 
-__all__ = ["Scanned", "demuxed", "open_container", "range_of", "said", "scan"]
+__all__ = ["Scanned", "demuxed", "open_container", "range_of", "said", "scan", "video_of"]
 
 _NEAR = 64  # bytes between the position that a demuxer says and the packet: headers of blocks in Matroska
+_LOOKED_AT = 96  # packets at most that are decoded to see whether times are those of frames
+_OWN = ("av1", "h264", "hevc", "mjpeg", "mpeg1video", "mpeg2video", "mpeg4", "png", "vp8", "vp9")
+"""Codecs whose decoders have to know no more than `Coding` says."""
+_IN_ORDER = ("av1", "mjpeg", "png", "vp8", "vp9")
+"""Codecs of which frames are shown in the order of their packets."""
+_ALL_KEYS = ("dirac", "flashsv2", "h261")
+"""Codecs of which containers say that all packets are keys, and most are not."""
 _RANGES = ("mov", "matroska", "avi", "ivf", "h264", "hevc", "m4v", "obu", "flv", "gif", "mpegvideo")
 _CHANGING = {"new_extradata", "palette", "param_change", "encryption_info"}
 
@@ -43,7 +53,9 @@ def open_container(source: Bytes, name: str) -> Any:
         ClipError: it is none that FFmpeg knows, or damaged.
     """
     try:
-        return av.open(Media(source), "r", metadata_errors="replace")
+        # A playlist opens no other file.
+        options = {"protocol_whitelist": "crypto"}
+        return av.open(Media(source), "r", options=options, metadata_errors="replace")
     except (av.error.FFmpegError, ValueError, UnicodeError) as error:
         raise ClipError(
             f"{shown(name)!r} cannot be opened as video or sound: {said(error)} ({source.size:,} bytes)"
@@ -51,7 +63,7 @@ def open_container(source: Bytes, name: str) -> Any:
 
 
 def scan(source: Bytes, name: str) -> Scanned:
-    """Return where the packets of a file's first stream of video lie.
+    """Return where the packets of a file's best stream of video lie.
 
     Args:
         source: the bytes of the file.
@@ -63,20 +75,31 @@ def scan(source: Bytes, name: str) -> Scanned:
     Costs: all of the file is read once. Memory: 24 bytes for each packet.
     """
     with contextlib.closing(open_container(source, name)) as container:
-        if not container.streams.video:
-            raise ClipError(f"{shown(name)!r} has no stream of video")
-        stream = container.streams.best("video") or container.streams.video[0]
-        found = _Found(source, container.format.name)
+        stream = video_of(container, name)
+        found = _Found(source, name, container.format.name, stream)
         try:
             for packet in demuxed(container, stream):
                 found.add(packet)
-        except av.error.FFmpegError as error:
+        except (av.error.FFmpegError, IndexError) as error:  # IndexError: PyAV's, of a stream that appears on the way
             if not found.sizes:
                 raise ClipError(f"{shown(name)!r} is a damaged video: {said(error)}") from error
             # It ends here, as it does for everybody who plays it.
-        found.look_at_first(container, stream)
-        coding = found.coding(stream)
-        return Scanned(coding, found.packets(stream, coding, name))
+        found.look_at_first(container)
+        return found.scanned()
+
+
+def video_of(container: Any, name: str) -> Any:
+    """Return the stream of a container that is its video.
+
+    Raises:
+        ClipError: there is none, or FFmpeg cannot decode it.
+    """
+    stream = container.streams.best("video") or next(iter(container.streams.video), None)
+    if stream is None:
+        raise ClipError(f"{shown(name)!r} has no stream of video")
+    if stream.codec_context is None:
+        raise ClipError(f"{shown(name)!r} has a video of a codec that this FFmpeg cannot decode")
+    return stream
 
 
 def demuxed(container: Any, stream: Any) -> Iterator[Any]:
@@ -98,13 +121,19 @@ def range_of(source: Bytes, packet: Any) -> int | None:
 class _Found:
     """The packets of a pass, one after the other."""
 
-    def __init__(self, source: Bytes, kind: str) -> None:
-        self._source = source
-        self._in_ranges = any(part in _RANGES for part in kind.split(","))
+    def __init__(self, source: Bytes, name: str, kind: str, stream: Any) -> None:
+        self._source, self._name, self._stream = source, name, stream
+        context = stream.codec_context
+        self._codec = str(context.codec.canonical_name)
+        self._exact = "mov" in kind.split(",")
+        # XviD's and DivX's own way with blocks follows from more than the tag.
+        own = self._codec in _OWN and not (self._codec == "mpeg4" and not self._exact)
+        self._in_ranges = own and any(part in _RANGES for part in kind.split(","))
         self.at: list[int] = []
         self.sizes: list[int] = []
         self.pts: list[int | None] = []
         self.keys: list[int] = []
+        self._changed = False
         self._rotation = 0
         self.dropped: set[int] = set()
         """Packets that the container says are not to be shown: an edit list begins behind them."""
@@ -112,6 +141,7 @@ class _Found:
     def add(self, packet: Any) -> None:
         """Note a packet."""
         number = len(self.sizes)
+        self._changed = self._changed or _changes(packet)
         at = range_of(self._source, packet) if self._in_ranges else None
         self._in_ranges = at is not None
         self.at.append(at or 0)
@@ -122,19 +152,26 @@ class _Found:
         if packet.is_discard:
             self.dropped.add(number)
 
-    def look_at_first(self, container: Any, stream: Any) -> None:
+    def look_at_first(self, container: Any) -> None:
         """Note by how much frames are to be turned, which the first one says."""
+        context = self._stream.codec_context
+        if context.width * context.height > MAX_PIXELS:
+            return
         with contextlib.suppress(av.error.FFmpegError):
             container.seek(0)
-            for frame in container.decode(stream):
+            for frame in container.decode(self._stream):
                 self._rotation = round(frame.rotation / 90) * 90 % 360
                 return
 
-    def coding(self, stream: Any) -> Coding:
-        """What the decoder has to know."""
-        context = stream.codec_context
-        return Coding(
-            codec=context.codec.canonical_name,
+    def scanned(self) -> Scanned:
+        """What was found."""
+        numbers, times, by_time = self._order()
+        if not len(numbers):
+            raise ClipError(f"{shown(self._name)!r} has no frame that can be decoded")
+        context = self._stream.codec_context
+        coding = Coding(
+            codec=self._codec,
+            tag=context.codec_tag if self._codec == "mpeg4" else "",
             extradata=bytes(context.extradata or b""),
             width=context.width,
             height=context.height,
@@ -142,57 +179,78 @@ class _Found:
             colour_range=int(context.color_range),
             colour_space=int(context.colorspace),
             in_ranges=self._in_ranges,
+            by_time=by_time and not self._changed,
         )
-
-    def packets(self, stream: Any, coding: Coding, name: str) -> Packets:
-        """The packets, and the order of their frames."""
-        numbers = np.setdiff1d(np.arange(len(self.sizes), dtype=np.int64), np.fromiter(self.dropped, np.int64))
-        unit = float(stream.time_base or 1)
-        if any(self.pts[number] is None for number in numbers.tolist()):
-            numbers = self._decoded(coding, name)
-            times: npt.NDArray[Any] = np.arange(len(numbers)) / float(stream.guessed_rate or stream.average_rate or 25)
-        else:
-            numbers = numbers[numbers >= (self.keys[0] if self.keys else 0)]
-            pts = np.array([self.pts[number] for number in numbers.tolist()], np.int64)
-            order = np.argsort(pts, kind="stable")
-            numbers, times = numbers[order], pts[order] * unit
-            lost = self._lost_at_first(numbers, coding)
-            numbers, times = numbers[lost:], times[lost:]
-        if not len(numbers):
-            raise ClipError(f"{shown(name)!r} has no frame that can be decoded")
-        return Packets(
+        # What changes on the way is known to who has decoded all before it; so is what old encoders of MPEG-4 move.
+        from_begin = (
+            self._changed
+            or self._codec in _ALL_KEYS
+            or (self._codec == "mpeg4" and not by_time and not self._in_ranges)
+        )
+        keys = self.keys[:1] if from_begin else self.keys
+        packets = Packets(
             np.array(self.at, np.int64),
             np.array(self.sizes, np.uint32),
-            np.array(self.keys, np.uint32),
+            np.array(keys, np.uint32),
             numbers.astype(np.uint32),
             times,
         )
+        return Scanned(coding, packets)
 
-    def _lost_at_first(self, numbers: Ints, coding: Coding) -> int:
-        """How many frames are shown before the first key and need others before it, which there are not."""
-        if not self.keys:
-            return 0
-        before = np.flatnonzero(numbers == self.keys[0])
-        if not len(before) or not before[0] or not self._in_ranges:
-            return 0
-        leading = numbers[: int(before[0])]
-        made = CodecDecoder(coding).decode(self._data(self.keys[0], int(leading.max())), set(leading.tolist()))
-        return sum(number not in made for number in leading.tolist())
+    def _order(self) -> tuple[Ints, npt.NDArray[Any], bool]:
+        """The packets of the frames in the order in which they are shown, their times, and whether these are the
+        container's."""
+        if any(pts is None for number, pts in enumerate(self.pts) if number not in self.dropped) or self._restarts():
+            numbers = np.array(self._decoded(len(self.sizes)), np.int64)
+            rate = float(self._stream.guessed_rate or self._stream.average_rate or 25)
+            return numbers, np.arange(len(numbers)) / rate, False
+        first = self.keys[0] if self.keys else 0
+        kept = [number for number in range(first, len(self.sizes)) if number not in self.dropped]
+        pts = np.array([self.pts[number] for number in kept], np.int64)
+        order = np.argsort(pts, kind="stable")
+        numbers = np.array(kept, np.int64)[order]
+        times: npt.NDArray[Any] = pts[order] * float(self._stream.time_base or 1)
+        if not self._is_doubtful(numbers, first):
+            return numbers, times, True
+        limit = self._end_of_groups()
+        said, seen = numbers[numbers < limit].tolist(), self._decoded(limit)
+        # Frames that are shown before the first key may need others before it, which there are not.
+        lost = len(said) - len(seen)
+        if lost >= 0 and seen == said[lost:] and first not in said[:lost]:
+            return numbers[lost:], times[lost:], True
+        numbers = np.array(self._decoded(len(self.sizes)), np.int64)
+        return numbers, times[: len(numbers)], False
 
-    def _decoded(self, coding: Coding, name: str) -> Ints:
-        """The packets of the frames in the order in which a decoder shows them."""
-        if not self._in_ranges:
+    def _restarts(self) -> bool:
+        """Whether times go back: files were put behind each other."""
+        known = [pts for number in self.keys if (pts := self.pts[number]) is not None]
+        return any(later < pts for pts, later in itertools.pairwise(known))
+
+    def _is_doubtful(self, numbers: Ints, first: int) -> bool:
+        """Whether the times may not be those at which frames are shown, or not all frames be shown."""
+        if not len(numbers) or self._codec in _IN_ORDER:
+            return False
+        return not self._exact or int(numbers[0]) != first
+
+    def _end_of_groups(self) -> int:
+        """Behind the last packet of the first two groups, or of a part of them."""
+        third = self.keys[2] if len(self.keys) > 2 else len(self.sizes)
+        return min(third, _LOOKED_AT, len(self.sizes))
+
+    def _decoded(self, limit: int) -> list[int]:
+        """The first packets in the order in which a decoder shows their frames."""
+        context = self._stream.codec_context
+        if context.width * context.height > MAX_PIXELS:
             raise ClipError(
-                f"{shown(name)!r} says neither when its frames are shown nor where they lie: write it as MP4"
+                f"{shown(self._name)!r} has frames of {context.width} x {context.height} pixels, and does not say in "
+                "which order they are shown: no more than 67 million are decoded for that"
             )
-        decoder, made = CodecDecoder(coding), []
-        for number, _ in decoder.frames(self._data(0, len(self.sizes) - 1)):
-            made.append(number)
-        return np.array(made, np.int64)
-
-    def _data(self, first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
-        for number in range(first, last + 1):
-            yield number, coded(self._source.read_at(self.at[number], self.sizes[number]))
+        with contextlib.closing(open_container(self._source, self._name)) as container:
+            stream = video_of(container, self._name)
+            packets = itertools.islice(enumerate(demuxed(container, stream)), limit)
+            decoder = CodecDecoder.of_stream(stream)
+            made = [number for number, _ in decoder.frames(packets, tolerant=True)]
+        return [number for number in made if number is not None and 0 <= number < limit and number not in self.dropped]
 
 
 def _changes(packet: Any) -> bool:

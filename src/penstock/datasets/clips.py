@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -116,7 +116,11 @@ class ClipDataset(HasClasses, SourceDataset):
 def _check_labels(labels: Any, count: int) -> None:
     if labels is None:
         return
-    if isinstance(labels, str | bytes) or not hasattr(labels, "__getitem__") or not hasattr(labels, "__len__"):
+    if (
+        isinstance(labels, str | bytes | Mapping)
+        or not hasattr(labels, "__getitem__")
+        or not hasattr(labels, "__len__")
+    ):
         raise ConfigError(f"labels is a sequence, of one label for each file, not {labels!r}")
     if len(labels) != count:
         raise ConfigError(f"{len(labels)} labels for {count} files: give one for each, in their order")

@@ -107,7 +107,7 @@ class VideoDataset(ClipDataset):
 def _rule(frames: Any, step: Any, stride: Any, random_start: Any) -> FrameRule:
     given: dict[str, Any] = {"frames": frames, "step": step, "stride": 1 if stride is None else stride}
     for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not 0 < int(value) < 1 << 31:
             raise ConfigError(f"{name} is a positive number of frames, not {value!r}")
     anywhere = check_start(random_start, stride)
     return FrameRule(int(frames), int(step), None if stride is None else int(stride), anywhere)
@@ -117,8 +117,12 @@ def _loading(
     rule: FrameRule, size: Any, flip: bool, transform: Any, max_pixels: Any, storage: Storage | None
 ) -> Callable[[ClipIndex], LoadVideo]:
     """What makes a ``load`` for an index."""
-    if max_pixels is not None and (not isinstance(max_pixels, Integral) or max_pixels < 1):
-        raise ConfigError(f"max_pixels is a positive number of pixels, not {max_pixels!r}")
+    if max_pixels is not None and (
+        isinstance(max_pixels, bool) or not isinstance(max_pixels, Integral) or not 0 < int(max_pixels) < 1 << 31
+    ):
+        raise ConfigError(f"max_pixels is a positive number of pixels, below 2**31, not {max_pixels!r}")
+    if not isinstance(flip, bool) or isinstance(size, bool):
+        raise ConfigError(f"flip is True or False, and size a number of pixels or two, not {flip!r} and {size!r}")
     try:
         from penstock.clips.decoder import MAX_PIXELS
         from penstock.clips.load_video import LoadVideo, chain_of
