@@ -1,15 +1,19 @@
-"""Which files of video or sound are meant: a folder of them, or of folders that are classes; a list, a pattern."""
+"""Which files of video or sound are meant: a folder of them, or of folders that are classes; a list, a pattern. Or the
+folder is a data set of LeRobot.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.shards.urls import Urls, expand
 from penstock.storage import Storage
 
-__all__ = ["SOUND_ENDINGS", "VIDEO_ENDINGS", "Found", "files_of"]
+__all__ = ["LEROBOT_INFO", "SOUND_ENDINGS", "VIDEO_ENDINGS", "Found", "files_of", "is_lerobot_folder"]
 
 VIDEO_ENDINGS = (
     *(".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg"),
@@ -19,6 +23,9 @@ SOUND_ENDINGS = (
     *(".aac", ".aif", ".aiff", ".caf", ".flac", ".m4a", ".mka", ".mp2", ".mp3", ".oga", ".ogg", ".opus", ".wav"),
     ".wma",
 )
+
+LEROBOT_INFO = os.path.join("meta", "info.json")
+"""The file that says that a folder is a data set of LeRobot, and of which version."""
 
 
 class Found(NamedTuple):
@@ -51,6 +58,14 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
     if isinstance(files, str | os.PathLike) and os.path.isdir(files):
         return _in_folder(os.fspath(files), endings)
     return Found(expand(files, storage), [], [])
+
+
+def is_lerobot_folder(path: str) -> bool:
+    """Return whether a folder is a data set of LeRobot, of any version."""
+    try:
+        return "codebase_version" in json.loads(Path(path, LEROBOT_INFO).read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _in_folder(root: str, endings: tuple[str, ...]) -> Found:
