@@ -11,6 +11,7 @@ __all__ = [
     "AudioDataset",
     "DocumentDataset",
     "ImageDataset",
+    "LeRobotDataset",
     "LoadArray",
     "LoadBytes",
     "LoadImage",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.datasets.counting import count_lengths
     from penstock.datasets.documents import DocumentDataset
     from penstock.datasets.images import ImageDataset, LoadImage
+    from penstock.datasets.lerobot import LeRobotDataset
     from penstock.datasets.mds import MDSDataset
     from penstock.datasets.mixture import Mixture
     from penstock.datasets.packed import PackedDataset, collate_packed
@@ -58,6 +60,7 @@ __getattr__, __dir__ = lazy.names(
         "AudioDataset": "audio",
         "DocumentDataset": "documents",
         "ImageDataset": "images",
+        "LeRobotDataset": "lerobot",
         "LoadArray": "arrays",
         "LoadBytes": "raw",
         "LoadImage": "images",

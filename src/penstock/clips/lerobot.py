@@ -1,0 +1,371 @@
+"""`LeRobotFiles`: the frames of the episodes of a LeRobot data set as rows, by arithmetic on where each episode lies.
+
+    row -> episode, place in it -> rows of the tables, one for each time of a window
+                                -> seconds in the video of each camera
+
+A window is a list of times around a frame, in frames: ``[-1, 0, 1]``. At the ends of an episode times stay in it: the
+first frame stands for earlier ones, the last for later ones, and a mask says where.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from penstock.clips.clip_index import open_index
+from penstock.clips.lerobot_meta import LeRobotMeta
+from penstock.clips.lerobot_options import (
+    PLACE,
+    Window,
+    check_tolerance,
+    chosen_columns,
+    chosen_episodes,
+    windows_of,
+)
+from penstock.clips.packets import Ints
+from penstock.errors import DataFileError
+from penstock.order.permutation import Indices, normalise
+from penstock.stages import stage
+from penstock.tables.table import CACHE_BYTES, TableFiles
+from penstock.tables.values import as_array, as_values, shaped
+from penstock.wording import counted
+
+__all__ = ["FrameRecord", "LeRobotFiles", "StoredImages", "VideoTimes"]
+
+_NOW: Window = (0,)
+
+
+class VideoTimes(NamedTuple):
+    """Frames of one camera, in its video.
+
+    Attributes:
+        file: the number of the video in the index.
+        seconds: float64 (times,): when the frames are shown.
+        episode: its number, for messages.
+    """
+
+    file: int
+    seconds: npt.NDArray[np.float64]
+    episode: int
+
+
+class StoredImages(NamedTuple):
+    """Frames of one camera, which are images in the tables.
+
+    Attributes:
+        images: the encoded bytes of each, and what to call it.
+        is_window: whether there may be several.
+    """
+
+    images: list[tuple[bytes | None, str]]
+    is_window: bool
+
+
+class FrameRecord(NamedTuple):
+    """A row: what the tables say of a frame and of its windows, and where the pictures are.
+
+    Attributes:
+        row: its number among all.
+        values: by name arrays, numbers or text; a window has its times first.
+        cameras: by name where the pictures are.
+    """
+
+    row: int
+    values: dict[str, Any]
+    cameras: dict[str, VideoTimes | StoredImages]
+
+
+class _Spans(NamedTuple):
+    """Where the chosen episodes lie in the tables that are open.
+
+    Attributes:
+        begin: the first row of each episode in the tables.
+        length: its frames.
+        end: the last of its frames, and one more, counted over all chosen episodes.
+        files: how many of the tables hold the episodes up to this one.
+    """
+
+    begin: Ints
+    length: Ints
+    end: Ints
+    files: Ints
+
+
+class _Places(NamedTuple):
+    """Frames by their episodes.
+
+    Attributes:
+        span: int64 (n,): the number of the episode among those that are chosen.
+        place: int64 (n,): the number of the frame in it.
+        begin, length: int64 (n,): of the episode, as in `_Spans`.
+    """
+
+    span: Ints
+    place: Ints
+    begin: Ints
+    length: Ints
+
+    def rows(self, window: Window) -> Ints:
+        """Return the rows of the tables for the times of a window, which stay in the episode: int64 (n, times)."""
+        return self.begin[:, None] + np.clip(self._times(window), 0, self.length[:, None] - 1)
+
+    def outside(self, window: Window) -> npt.NDArray[np.bool_]:
+        """Return which times of a window lie outside the episode: bool (n, times)."""
+        times = self._times(window)
+        return (times < 0) | (times >= self.length[:, None])
+
+    def _times(self, window: Window) -> Ints:
+        return self.place[:, None] + np.array(window, np.int64)
+
+
+class LeRobotFiles:
+    """The frames of the episodes of a LeRobot data set.
+
+    Args:
+        root: its folder.
+        episodes: the numbers of some, in any order; None for all. Rows are in the order of the numbers.
+        columns: the names of the features to read, beside those that say which frame it is; None for all.
+        delta_timestamps: by feature the times of its window, in seconds from the frame.
+        tolerance_s: by how many seconds a time may differ from that of a frame.
+        index: the path of the index of the videos' packets; by default it is in the cache.
+        cache_bytes: memory of each process for row groups that are decoded, 256 MiB by default.
+        progress: show a bar while videos are indexed.
+
+    Raises:
+        ConfigError: arguments that make no sense, or name what there is not.
+        DataFileError: a file that is damaged, or disagrees with another one; ``index`` is that of other files.
+        DataFileIOError: a file that is missing, or cannot be read.
+
+    Memory: 150 bytes for each episode, ``cache_bytes``, and the text of the tasks. Safe in threads; a pickle is a
+    handle.
+    """
+
+    fork_safe = True
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        episodes: Sequence[int] | None = None,
+        columns: Sequence[str] | None = None,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        tolerance_s: float = 1e-4,
+        index: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        self._choose(LeRobotMeta(root), episodes, columns, delta_timestamps, tolerance_s)
+        self.table = self._open_tables(CACHE_BYTES if cache_bytes is None else cache_bytes)
+        """The rows of the tables that hold the episodes."""
+        paths = [path for name in self._videos for path in self._video_files(name)[0]]
+        self.index = open_index(paths, index, progress=progress) if paths else None
+        """Where the packets of the videos lie; None where no camera has any."""
+        self._locate()
+
+    def _choose(self, meta: LeRobotMeta, episodes: Any, columns: Any, delta_timestamps: Any, tolerance_s: Any) -> None:
+        self.meta = meta
+        """What the data set says of itself."""
+        self.tolerance_s = check_tolerance(tolerance_s)
+        self.columns: list[str] = chosen_columns(meta, columns)
+        """The names of the features that are read."""
+        self.windows: dict[str, Window] = windows_of(meta, self.columns, delta_timestamps, self.tolerance_s)
+        """By feature the times of its window, in frames from the frame."""
+        self.episodes: Ints = chosen_episodes(meta, episodes)
+        """The numbers of the episodes, int64, ascending."""
+        self._videos = [name for name in self.columns if name in meta.videos]
+        self._reads = self._grouped()
+        # An episode that is added later is not among those that this pickle holds.
+        given = range(meta.total_episodes) if episodes is None else episodes
+        self._chosen = given, columns, delta_timestamps, tolerance_s
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.meta.root, "chosen": self._chosen, "table": self.table, "index": self.index}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._choose(LeRobotMeta(state["root"]), *state["chosen"])
+        self.table, self.index = state["table"], state["index"]
+        self._locate()
+
+    def __len__(self) -> int:
+        return int(self._spans.end[-1])
+
+    def __repr__(self) -> str:
+        episodes = counted(len(self.episodes), "episode")
+        return f"<LeRobotFiles of {counted(len(self), 'frame')} in {episodes}: {self.meta.root}>"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identity of the rows: which episodes, and what their tables hold."""
+        return self._prefix(len(self.episodes))
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Return whether episodes with this fingerprint have since got more behind them, in further files."""
+        counts = np.flatnonzero(self._spans.end == rows) + 1
+        return any(self._prefix(int(count)) == fingerprint for count in counts)
+
+    def _prefix(self, count: int) -> str:
+        spans = self._spans
+        digest = xxhash.xxh3_128(self.episodes[:count].tobytes() + spans.length[:count].tobytes())
+        for file in range(int(spans.files[count - 1])):
+            digest.update(self.table.maps.fingerprint(file).encode())
+        return digest.hexdigest()
+
+    # Reading.
+
+    def __getitem__(self, row: int) -> FrameRecord:
+        return self.records(np.array([operator.index(row)]))[0]
+
+    def records(self, rows: Indices) -> list[FrameRecord]:
+        """Return the records of some rows, in this order.
+
+        Raises:
+            IndexError: a row outside ``[-len, len)``.
+            DataFileError: a table that is damaged, or says of a row that it is another frame.
+            DataFileChangedError: a table that was changed since it was opened.
+        """
+        numbers = normalise(rows, len(self))
+        if not len(numbers):
+            return []
+        at = self._places(numbers)
+        with stage("read"):
+            found = {window: self._read(at.rows(window), names) for window, names in self._reads.items()}
+        self._check(at, found[_NOW])
+        masks = {f"{name}_is_pad": at.outside(window) for name, window in self.windows.items()}
+        return [
+            FrameRecord(row, self._values(found, number) | _rows_of(masks, number), self._cameras(found, at, number))
+            for number, row in enumerate(numbers.tolist())
+        ]
+
+    def _places(self, numbers: Ints) -> _Places:
+        spans = self._spans
+        span = np.searchsorted(spans.end, numbers, side="right")
+        return _Places(span, numbers - (spans.end - spans.length)[span], spans.begin[span], spans.length[span])
+
+    def _read(self, rows: Ints, names: list[str]) -> dict[str, Any]:
+        """Return columns at rows of the tables, by name: arrays (n, times, ...), or lists of lists."""
+        # Windows overlap, in a batch of neighbours most of all.
+        unique, places = np.unique(rows, return_inverse=True)
+        batch = self.table.take(unique, names)
+        return {
+            name: self._column(name, column, unique, places.reshape(rows.shape))
+            for name, column in zip(names, batch.columns, strict=True)
+        }
+
+    def _column(self, name: str, column: pa.Array, rows: Ints, places: Ints) -> Any:
+        numbers = None if name in self.meta.images else as_array(column)
+        if numbers is not None:
+            return shaped(numbers, self.table.shapes[name])[places]
+        if name in self.meta.images:
+            values: list[Any] = self.table.encoded(column, rows)
+        elif name in self.windows or name in PLACE:
+            raise DataFileError(
+                f"{self._where(int(rows[0]))}, or a row near it: {name!r} has no number, or numbers of another shape"
+            )
+        else:
+            values = as_values(column, self.table.shapes[name])
+        return [[values[place] for place in line] for line in places.tolist()]
+
+    def _check(self, at: _Places, found: dict[str, Any]) -> None:
+        """Compare rows with the frames that they are to be."""
+        episode = self.episodes[at.span]
+        index = self.meta.episodes.begin[episode] + at.place
+        wrong = np.flatnonzero((found["episode_index"][:, 0] != episode) | (found["index"][:, 0] != index))
+        if len(wrong):
+            first = int(wrong[0])
+            row = int(at.begin[first] + at.place[first])
+            raise DataFileError(
+                f"{self._where(row)} is frame {int(found['index'][first, 0])} of episode "
+                f"{int(found['episode_index'][first, 0])}, and meta/episodes says {int(index[first])} of episode "
+                f"{int(episode[first])}"
+            )
+
+    def _where(self, row: int) -> str:
+        """Return what messages call a row of the tables."""
+        file = int(np.searchsorted(self.table.starts, row, side="right")) - 1
+        return f"{self.table.maps.files[file].path}, row {row - int(self.table.starts[file])}"
+
+    def _values(self, found: dict[Window, dict[str, Any]], number: int) -> dict[str, Any]:
+        """Return what the tables say of one frame."""
+        values = {}
+        for name in self.columns:
+            if name not in self.meta.videos and name not in self.meta.images:
+                value = found[self._window(name)][name][number]
+                values[name] = value if name in self.windows else value[0]
+        task = int(found[_NOW]["task_index"][number, 0])
+        if task not in self.meta.tasks:
+            raise DataFileError(f"{self.meta.root}: meta/tasks.parquet has no task {task}")
+        return values | {"task": self.meta.tasks[task]}
+
+    def _cameras(
+        self, found: dict[Window, dict[str, Any]], at: _Places, number: int
+    ) -> dict[str, VideoTimes | StoredImages]:
+        """Return where the pictures of one frame are."""
+        cameras: dict[str, VideoTimes | StoredImages] = {}
+        span = int(at.span[number])
+        episode = int(self.episodes[span])
+        for name in self.columns:
+            columns = found[self._window(name)]
+            if name in self.meta.images:
+                cameras[name] = StoredImages(columns[name][number], name in self.windows)
+            elif name in self.meta.videos:
+                seconds = self.meta.episodes.videos[name].begin[episode] + columns["timestamp"][number].astype(float)
+                cameras[name] = VideoTimes(int(self._files[name][span]), seconds, episode)
+        return cameras
+
+    def _window(self, name: str) -> Window:
+        return self.windows.get(name, _NOW)
+
+    # Opening.
+
+    def _grouped(self) -> dict[Window, list[str]]:
+        """Return by window the columns of the tables that are read at its times."""
+        groups: dict[Window, list[str]] = {_NOW: list(PLACE)}
+        for name in self.columns:
+            column = "timestamp" if name in self.meta.videos else name
+            names = groups.setdefault(self._window(name), [])
+            if column not in names:
+                names.append(column)
+        return groups
+
+    def _open_tables(self, cache_bytes: int) -> TableFiles:
+        parts = self.meta.episodes.in_tables()
+        used = np.unique(parts.table[self.episodes])
+        paths = [self.meta.data_file(*names) for names in parts.names[used].tolist()]
+        columns = dict.fromkeys([*PLACE, *(name for name in self.columns if name not in self.meta.videos)])
+        table = TableFiles.of([(path, None) for path in paths], columns=list(columns), cache_bytes=cache_bytes)
+        for path, has, said in zip(paths, np.diff(table.starts).tolist(), parts.rows[used].tolist(), strict=True):
+            if has != said:
+                raise DataFileError(f"{path} has {has:,} rows, and meta/episodes says {said:,}")
+        return table
+
+    def _locate(self) -> None:
+        """Find where the chosen episodes begin in the tables that are open, and which videos are theirs."""
+        parts = self.meta.episodes.in_tables()
+        table = np.unique(parts.table[self.episodes], return_inverse=True)[1]
+        length = (self.meta.episodes.end - self.meta.episodes.begin)[self.episodes]
+        begin = self.table.starts[table] + parts.begin[self.episodes]
+        self._spans = _Spans(begin, length, np.cumsum(length), np.maximum.accumulate(table) + 1)
+        self._files: dict[str, Ints] = {}
+        before = 0
+        for name in self._videos:
+            paths, places = self._video_files(name)
+            self._files[name] = before + places
+            before += len(paths)
+
+    def _video_files(self, name: str) -> tuple[list[str], Ints]:
+        """Return the paths of one camera's videos, and the number of that of each chosen episode among them."""
+        file = self.meta.episodes.videos[name].file[self.episodes]
+        files, which = np.unique(file, axis=0, return_inverse=True)
+        return [self.meta.video_file(name, *numbers) for numbers in files.tolist()], which.reshape(-1)
+
+
+def _rows_of(masks: Mapping[str, npt.NDArray[np.bool_]], number: int) -> dict[str, npt.NDArray[np.bool_]]:
+    return {name: mask[number] for name, mask in masks.items()}
