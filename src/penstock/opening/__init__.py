@@ -16,6 +16,7 @@ penstock.open("tokens")                           DocumentDataset  a folder that
 penstock.open("corpus_text_document")             DocumentDataset  Megatron's .bin and .idx, or the name of one of them
 penstock.open("train.bin", dtype="uint16", end_token=50256)                     DocumentDataset, such as nanoGPT's
 penstock.open("videos", frames=16, step=2, size=112)                            VideoDataset; AudioDataset of recordings
+penstock.open("pusht", delta_timestamps={"action": [0.0, 0.1]})                 LeRobotDataset: meta/info.json in it
 
 Tar shards, MDS folders and tables that hold images take ``size=`` and ``transform=``, too. Files of any other kind: a
 manifest that names them, and ``load=penstock.LoadBytes()``.

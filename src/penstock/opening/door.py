@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         AudioDataset,
         DocumentDataset,
         ImageDataset,
+        LeRobotDataset,
         MDSDataset,
         RankDataset,
         ShardDataset,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         AudioOptions,
         DocumentOptions,
         ImageOptions,
+        LeRobotOptions,
         ManifestOptions,
         MDSOptions,
         ShardOptions,
@@ -72,6 +74,8 @@ def open(source: Source, **options: Unpack[ImageOptions]) -> ImageDataset: ...
 def open(source: Source, **options: Unpack[VideoOptions]) -> VideoDataset: ...
 @overload
 def open(source: Source, **options: Unpack[AudioOptions]) -> AudioDataset: ...
+@overload
+def open(source: Source, **options: Unpack[LeRobotOptions]) -> LeRobotDataset: ...
 def open(source: Source, **options: Any) -> Any:
     """Return the data set for a source, by its name and by what is there.
 

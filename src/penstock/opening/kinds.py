@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.clips.found import SOUND_ENDINGS, VIDEO_ENDINGS
+from penstock.clips.found import LEROBOT_INFO, SOUND_ENDINGS, VIDEO_ENDINGS, is_lerobot_folder
 from penstock.errors import ConfigError
 from penstock.images.files import is_image
 from penstock.manifest.formats import EXTENSIONS, format_of
@@ -197,6 +197,8 @@ def _folder(path: str, options: Mapping[str, Any]) -> Found:
     split = options.get("split")
     if os.path.exists(os.path.join(path, split or "", "index.json")):
         return Found("MDS folders", [path])
+    if is_lerobot_folder(path):
+        return Found("LeRobot folders", [path])
     shards, compressed = shards_in(path), shards_in(path, _COMPRESSED)
     if shards and compressed:
         raise ConfigError(
@@ -218,8 +220,9 @@ def _folder(path: str, options: Mapping[str, Any]) -> Found:
         if (kind := _kind_of_clips(path)) is not None:
             return Found(kind, [path])
         raise ConfigError(
-            f"{path}: {contents(path)}. To be opened it needs index.json (MDS), {NAME}, *.tar, *.arrow, *.parquet, "
-            f"*.npy, videos or recordings, or images in one folder for each class.{_instead(path)}"
+            f"{path}: {contents(path)}. To be opened it needs index.json (MDS), {NAME}, {LEROBOT_INFO} (LeRobot), "
+            "*.tar, *.arrow, *.parquet, *.npy, videos or recordings, or images in one folder for each "
+            f"class.{_instead(path)}"
         )
     if "classes" in listed:
         _check_splits(path, listed["classes"])

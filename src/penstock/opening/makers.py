@@ -104,8 +104,15 @@ def _mds(found: Found, options: dict[str, Any]) -> Dataset[Any]:
         raise StorageNotFoundError(
             f"{said(found.names)}: an address without the ending of a file is that of an MDS folder, and there is no "
             "index.json in it. Images in folders of classes are found on a local disk only; for images in a store give "
-            f"a list of them, ps.open('train.txt', root=..., size=...), or shards ({error})"
+            f"a list of them, ps.open('train.txt', root=..., size=...), or shards. LeRobot data sets are read from "
+            f"a local folder ({error})"
         ) from error
+
+
+def _lerobot(found: Found, options: dict[str, Any]) -> Dataset[Any]:
+    from penstock.datasets import LeRobotDataset
+
+    return LeRobotDataset(found.names[0], **options)
 
 
 def _arrays(found: Found, options: dict[str, Any]) -> Dataset[Any]:
@@ -149,6 +156,7 @@ def _as_they_are(names: list[str]) -> list[str | Path]:
 
 
 _MAKERS = {
+    "LeRobot folders": _lerobot,
     "MDS folders": _mds,
     "a folder of arrays": _listed,
     "a folder of images": _listed,

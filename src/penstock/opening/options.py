@@ -40,6 +40,7 @@ __all__ = [
     "DocumentOptions",
     "FolderOptions",
     "ImageOptions",
+    "LeRobotOptions",
     "MDSOptions",
     "ManifestOptions",
     "ShardOptions",
@@ -208,6 +209,21 @@ class AudioOptions(ClipOptions, total=False):
     transform: Callable[..., Any] | None
 
 
+class LeRobotOptions(ShareOptions, total=False):
+    """Options of LeRobot data sets: see `penstock.LeRobotDataset`."""
+
+    episodes: Sequence[int] | None
+    columns: Sequence[str] | None
+    delta_timestamps: Mapping[str, Sequence[float]] | None
+    tolerance_s: float
+    size: int | tuple[int, int] | None
+    transform: Compose | Sequence[Callable[..., Any]] | Callable[..., Any] | None
+    max_pixels: int | None
+    index: str | os.PathLike[str] | None
+    cache_bytes: int | None
+    progress: bool | None
+
+
 class ImageOptions(ShareOptions, total=False):
     """What images become (see `penstock.LoadImage`), and how their source is read."""
 
@@ -244,6 +260,7 @@ def _names(options: Any) -> frozenset[str]:
 
 
 ACCEPTED: dict[str, frozenset[str]] = {
+    "LeRobot folders": _names(LeRobotOptions),
     "MDS folders": _names(MDSOptions),
     "a folder of arrays": _names(FolderOptions),
     "a folder of images": _names(FolderOptions),
@@ -257,9 +274,9 @@ ACCEPTED: dict[str, frozenset[str]] = {
     "tokens": _names(TokenOptions),
     "videos": _names(VideoOptions),
 }
-"""The options that each kind of source takes, beside those of `IMAGES`."""
+"""The options that each kind of source takes, beside those of `IMAGES` for the kinds in `OF_IMAGES`."""
 IMAGES = frozenset({"size", "flip", "row", "transform", "target", "max_pixels", "index"})
-"""The options that decode images. Any of them makes an `ImageDataset`."""
+"""The options that decode images. Any of them makes an `ImageDataset` of the kinds in `OF_IMAGES`."""
 OF_IMAGES = ("a folder of images", "manifests", "shards", "MDS folders", "tables")
 """The kinds that may hold images."""
 READS_MANIFESTS = frozenset(
