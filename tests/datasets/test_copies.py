@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lerobot_support import write_lerobot
 from PIL import Image
 from video_support import write_video
 
@@ -35,6 +36,11 @@ def of_videos(folder: Path, manifest: Path) -> Any:
     return ps.VideoDataset(folder / "videos", frames=2, mini_epochs=2)
 
 
+def of_robots(folder: Path, manifest: Path) -> Any:
+    write_lerobot(folder / "robots", [8, 8], cameras=())
+    return ps.LeRobotDataset(folder / "robots", mini_epochs=2)
+
+
 MAKERS: dict[str, Callable[[Path, Path], Any]] = {
     "rows": lambda folder, manifest: ps.RankDataset(manifest, mini_epochs=2),
     "gathered rows": lambda folder, manifest: ps.RankDataset(manifest, mini_epochs=2, preload=True),
@@ -45,6 +51,7 @@ MAKERS: dict[str, Callable[[Path, Path], Any]] = {
     ),
     "images": of_images,
     "videos": of_videos,
+    "robots": of_robots,
 }
 
 

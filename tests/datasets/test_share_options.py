@@ -21,6 +21,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "ArrayDataset": lambda **options: ps.ArrayDataset("missing.npy", **options),
     "AudioDataset": lambda **options: ps.AudioDataset("missing.wav", **options),
     "VideoDataset": lambda **options: ps.VideoDataset("missing.mp4", **options),
+    "LeRobotDataset": lambda **options: ps.LeRobotDataset("missing", **options),
     "RankServerDataset": lambda **options: ps.RankServerDataset("127.0.0.1:1", "missing", **options),
     "Mixture": lambda **options: ps.Mixture([(range(4), 1)], **options),
 }
@@ -64,7 +65,10 @@ def test_values_of_another_type_are_errors_of_ours(name: str, options: dict[str,
         FAMILIES[name](**options)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("Mixture", "VideoDataset", "AudioDataset")])
+WITHOUT_LOAD = ("Mixture", "VideoDataset", "AudioDataset", "LeRobotDataset")
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WITHOUT_LOAD])
 def test_load_is_a_function(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name}: load= takes a function, or None, got 3"):
         FAMILIES[name](load=3)

@@ -27,6 +27,7 @@ import pytest
 import text_support
 from busy_support import HANG
 from interpreter_support import FULL
+from lerobot_support import write_lerobot
 from video_support import write_video
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("ant/a.mp4", "ant/b.mp4", "bee/c.mp4"):
         (root / "videos" / name).parent.mkdir(parents=True, exist_ok=True)
         write_video(root / "videos" / name)
+    write_lerobot(root / "robots")
     text_support.tokenizer().save(str(root / "tokenizer.json"))
     return root
 

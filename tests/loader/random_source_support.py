@@ -183,6 +183,11 @@ def by_label(batch: Any) -> list[Any]:
     return [(int(label), int(image[0, 0, 0])) for image, label in batch]
 
 
+def by_number(batch: Any) -> list[Any]:
+    """Return the numbers of a batch of dicts, or of one dict."""
+    return [(int(item["number"]),) for item in (batch if isinstance(batch, list) else [batch])]
+
+
 def sharing(make: Callable[..., Any], **options: Any) -> Case:
     """Return a case of a data set that shares itself out and takes ``load``."""
     return Case(lambda setup, rank: make(load=drawn, mini_epochs=setup.mini_epochs, **setup.deal(rank), **options))
@@ -265,6 +270,10 @@ def cases(folder: Path, address: str) -> dict[str, Case]:
             items=lambda batch: [
                 (int(label), int(video.sum())) for video, label in (batch if isinstance(batch, list) else [batch])
             ],
+        ),
+        "robots": Case(
+            lambda setup, rank: ps.LeRobotDataset(sources["robots"], mini_epochs=setup.mini_epochs, **setup.deal(rank)),
+            items=by_number,
         ),
         "arrays": sharing(lambda **options: ps.ArrayDataset(arrays, **options)),
         "labelled arrays": sharing(lambda **options: ps.ArrayDataset(arrays, labels=labels, **options)),

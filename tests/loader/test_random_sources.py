@@ -36,6 +36,7 @@ NAMES = [
     "unshuffled",
     "pictures",
     "videos",
+    "robots",
     "arrays",
     "labelled arrays",
     "arrays in batches",

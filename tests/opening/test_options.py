@@ -20,12 +20,14 @@ from penstock.opening.options import ACCEPTED, IMAGES, OF_IMAGES, READS_MANIFEST
 from penstock.plan.share_options import ShareOptions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shards"))
+from lerobot_support import write_lerobot
 from mds_writer import write_mds
 from shard_support import write_shards
 from sound_support import write_sound
 from video_support import write_video
 
 MAKERS: dict[str, list[Any]] = {
+    "LeRobot folders": [ps.LeRobotDataset],
     "MDS folders": [ps.MDSDataset],
     "a folder of arrays": [ps.RankDataset],
     "a folder of images": [ps.RankDataset],
@@ -71,6 +73,7 @@ def test_every_kind_has_a_signature() -> None:
         "ImageDataset",
         "VideoDataset",
         "AudioDataset",
+        "LeRobotDataset",
     ]
 
 
@@ -91,6 +94,7 @@ def sources(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
     write_video(tmp_path / "a.mp4", 3)
     write_sound(tmp_path / "a.wav", 0.1)
     return {
+        "LeRobot folders": (write_lerobot(tmp_path / "arm", [2], cameras=()).root, {}),
         "MDS folders": (tmp_path / "mds", {}),
         "a folder of arrays": (tmp_path / "arrays", {}),
         "a folder of images": (tmp_path / "images", {}),

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
+from lerobot_support import write_lerobot
 from mds_writer import write_mds
 from sound_support import write_sound
 from video_support import picture, write_video
@@ -19,6 +20,7 @@ from video_support import picture, write_video
 import penstock as ps
 from penstock.clips.clip_files import ClipFiles, ClipRecord, FrameRule, SoundRule
 from penstock.clips.clip_index import SOUND, open_index
+from penstock.clips.lerobot import FrameRecord, LeRobotFiles
 from penstock.order.permutation import normalise
 from penstock.plan.source import Source
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
@@ -124,6 +126,12 @@ def sounds(folder: Path, numbers: Numbers) -> Source:
     return ClipFiles(index, SoundRule(0.01, None, None, True), list(numbers))
 
 
+def robots(folder: Path, numbers: Numbers) -> Source:
+    """Write an episode of one frame for each row, which has its number as a feature."""
+    write_lerobot(folder, [1] * len(numbers), per_table=PER_FILE, cameras=(), numbers=numbers)
+    return LeRobotFiles(folder, columns=["number"])
+
+
 def _still(number: int, _: int) -> np.ndarray[Any, Any]:
     return picture(number)
 
@@ -208,6 +216,7 @@ SOURCES: dict[str, Callable[[Path, Numbers], Source]] = {
     "compressed MDS": mds("zstd"),
     "videos": videos,
     "sounds": sounds,
+    "robots": robots,
     "a user's": lambda folder, numbers: UsersRows(numbers),
 }
 """Makers of sources: each writes its rows into an empty folder and opens them."""
@@ -218,8 +227,10 @@ def number_of(record: Any) -> int:
     if isinstance(record, ps.Record | ClipRecord):
         assert isinstance(record.label, int)
         return record.label
+    if isinstance(record, FrameRecord):
+        return int(record.values["number"])
     if isinstance(record, dict):
-        return int(next(record[name] for name in ("label", "row", "__key__") if name in record))
+        return int(next(record[name] for name in ("number", "label", "row", "__key__") if name in record))
     return int(np.asarray(record[0] if isinstance(record, tuple) else record).reshape(-1)[0])
 
 
