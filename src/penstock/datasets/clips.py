@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Protocol, cast
 
 import torch
@@ -22,7 +23,7 @@ from penstock.random import load_each
 from penstock.shards.urls import Urls
 from penstock.storage import Storage
 
-__all__ = ["ClipDataset", "LoadClip", "check_start", "clips_of"]
+__all__ = ["ClipDataset", "LoadClip", "check_pixels", "check_start", "clips_of"]
 
 Into = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -155,3 +156,15 @@ def check_start(random_start: Any, stride: Any) -> bool:
     if random_start and stride is not None:
         raise ConfigError("with stride= clips begin at fixed places: leave it out for random_start=True")
     return stride is None and random_start is not False
+
+
+def check_pixels(max_pixels: Any) -> None:
+    """Refuse a limit for frames that is none.
+
+    Raises:
+        ConfigError: it is no positive number that FFmpeg can hold.
+    """
+    if max_pixels is None:
+        return
+    if isinstance(max_pixels, bool) or not isinstance(max_pixels, Integral) or not 0 < int(max_pixels) < 1 << 31:
+        raise ConfigError(f"max_pixels is a positive number of pixels, below 2**31, not {max_pixels!r}")

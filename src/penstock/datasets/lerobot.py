@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.clips.lerobot import LeRobotFiles
+from penstock.datasets.clips import check_pixels
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.plan.share import SharePlan
@@ -137,8 +137,7 @@ def _plan(files: LeRobotFiles, share: ShareOptions) -> SharePlan:
 
 def _loading(size: Any, transform: Any, max_pixels: Any) -> Callable[[LeRobotFiles], LoadFrame]:
     """Return what makes a ``load`` for files."""
-    if max_pixels is not None and (not isinstance(max_pixels, Integral) or max_pixels < 1):
-        raise ConfigError(f"max_pixels is a positive number of pixels, not {max_pixels!r}")
+    check_pixels(max_pixels)
     try:
         from penstock.clips.decoder import MAX_PIXELS
         from penstock.clips.lerobot_load import LoadFrame

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from penstock.clips.clip_files import FrameRule
 from penstock.clips.clip_index import VIDEO, ClipIndex
 from penstock.clips.found import VIDEO_ENDINGS
-from penstock.datasets.clips import ClipDataset, check_start, clips_of
+from penstock.datasets.clips import ClipDataset, check_pixels, check_start, clips_of
 from penstock.errors import ConfigError
 from penstock.images.transforms import Compose
 from penstock.plan.share_options import ShareOptions, check_share
@@ -117,10 +117,7 @@ def _loading(
     rule: FrameRule, size: Any, flip: bool, transform: Any, max_pixels: Any, storage: Storage | None
 ) -> Callable[[ClipIndex], LoadVideo]:
     """What makes a ``load`` for an index."""
-    if max_pixels is not None and (
-        isinstance(max_pixels, bool) or not isinstance(max_pixels, Integral) or not 0 < int(max_pixels) < 1 << 31
-    ):
-        raise ConfigError(f"max_pixels is a positive number of pixels, below 2**31, not {max_pixels!r}")
+    check_pixels(max_pixels)
     if not isinstance(flip, bool) or isinstance(size, bool):
         raise ConfigError(f"flip is True or False, and size a number of pixels or two, not {flip!r} and {size!r}")
     try:
