@@ -26,6 +26,7 @@ import xxhash
 from penstock.clips.media import Bytes
 from penstock.clips.packets import Coding, Ints, Packets
 from penstock.clips.sound import SoundCoding, SoundPackets
+from penstock.clips.tar_members import Part, place_of
 from penstock.errors import (
     ClipError,
     DataFileChangedError,
@@ -43,7 +44,6 @@ from penstock.storage.ahead import in_threads
 from penstock.storage.cache import UNWRITABLE, file_lock
 from penstock.storage.files import SourceFile, io_error
 from penstock.storage.kept import kept_path, write_kept
-from penstock.storage.remote import FileSource, RemoteSource
 from penstock.storage.urls import is_remote, shown
 
 __all__ = ["SOUND", "VIDEO", "ClipIndex", "Kind", "open_file", "open_index"]
@@ -276,13 +276,17 @@ def _key(kind: Kind, root: str, names: Sequence[str], versions: Sequence[str]) -
     return digest.hexdigest()
 
 
-def open_file(name: str, storage: Storage | None) -> FileSource | RemoteSource:
-    """Return the bytes of a file.
+def open_file(name: str, storage: Storage | None) -> Bytes:
+    """Return the bytes of a file, or of a member of a tar archive.
 
     Raises:
         ClipError: it is not there, or no file.
         StorageError: a store does not answer, or says no.
     """
+    place = place_of(name)
+    if place is not None:
+        archive, begin, size = place
+        return Part(open_file(archive, storage), begin, size)
     try:
         if not is_remote(name) and not stat.S_ISREG(os.stat(name).st_mode):
             raise ClipError(f"{shown(name)!r} is no file")  # to open a pipe would wait for who writes it

@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.shards.urls import Urls, expand
 from penstock.storage import Storage
+from penstock.storage.ahead import in_threads
+from penstock.storage.urls import shown
 
 __all__ = ["LEROBOT_INFO", "SOUND_ENDINGS", "VIDEO_ENDINGS", "Found", "files_of", "is_lerobot_folder"]
 
@@ -34,12 +36,12 @@ class Found(NamedTuple):
     Attributes:
         paths: and addresses.
         classes: names of the folders that are classes, sorted; empty where there are none.
-        labels: the number of the class of each path.
+        labels: the number of the class of each path, or what lies beside it in an archive; empty where there are none.
     """
 
     paths: list[str]
     classes: list[str]
-    labels: list[int]
+    labels: list[Any]
 
 
 def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = None) -> Found:
@@ -47,7 +49,7 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
 
     Args:
         files: a folder of files, or of folders of them, which are classes; a file, a pattern, an address in a store; or
-            a list of these.
+            a list of these. Of tar archives, and of a folder of those, the members.
         endings: of the names of those in folders, in small letters.
         storage: how stores are reached, for patterns.
 
@@ -56,8 +58,24 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
         ShardIOError, StorageNotFoundError: a pattern that nothing matches.
     """
     if isinstance(files, str | os.PathLike) and os.path.isdir(files):
-        return _in_folder(os.fspath(files), endings)
-    return Found(expand(files, storage), [], [])
+        archives = sorted(entry.path for entry in os.scandir(files) if entry.name.endswith(".tar"))
+        return _in_archives(archives, endings, storage) if archives else _in_folder(os.fspath(files), endings)
+    names = expand(files, storage)
+    if all(name.partition("?")[0].endswith(".tar") for name in names):
+        return _in_archives(names, endings, storage)
+    return Found(names, [], [])
+
+
+def _in_archives(archives: list[str], endings: tuple[str, ...], storage: Storage | None) -> Found:
+    from penstock.clips.clip_index import open_file
+    from penstock.clips.tar_members import members_of
+
+    listed = in_threads(lambda name: members_of(name, endings, lambda one: open_file(one, storage)), archives)
+    members = [member for some in listed for member in some]
+    if not members:
+        raise ConfigError(f"{shown(archives[0])} and the like hold no member of this kind ({', '.join(endings)})")
+    labels = [member.label for member in members]
+    return Found([member.name for member in members], [], labels if any(one is not None for one in labels) else [])
 
 
 def is_lerobot_folder(path: str) -> bool:

@@ -33,7 +33,8 @@ class AudioDataset(ClipDataset):
 
     Args:
         files: a folder of recordings, or of folders of them, which are classes; a file, a pattern or an address in a
-            store; or a list of these. Videos in a list have their sound read.
+            store; or a list of these. Of tar archives the members, with the label of ``.cls``, or a dict of ``.json``
+            and ``.txt``, beside each. Videos in a list have their sound read.
         seconds: of a clip. None: each file is one clip, as long as it is.
         sample_rate: samples per second; files of another rate are resampled (soxr, its "HQ"). None: as the file has it.
         channels: 1: the mean of all channels; another number: all of them, and each file must have so many. None: as

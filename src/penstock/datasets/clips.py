@@ -73,8 +73,8 @@ class ClipDataset(HasClasses, SourceDataset):
     ) -> None:
         table = found if isinstance(found, ClipTable) else None
         self._classes: list[str] | None = None
-        if isinstance(found, Found) and labels is None and found.classes:
-            self._classes, labels = found.classes, found.labels
+        if isinstance(found, Found) and labels is None and found.labels:
+            self._classes, labels = found.classes or None, found.labels
         _check_labels(labels, len(found.paths))
         if index is not None and not isinstance(index, str | os.PathLike):
             raise ConfigError(f"index is the path of an index, not {index!r}")

@@ -1,0 +1,108 @@
+"""Videos and recordings inside of tar archives: each is a range of bytes of its archive, and is read as one.
+
+A member is named by where it is: ``shards/a.tar!1536+90210!clips/7.mp4`` are 90,210 bytes from byte 1,536 on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import tarfile
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from penstock.clips.media import Bytes, Media
+from penstock.errors import ClipError
+from penstock.storage.urls import shown
+
+__all__ = ["Part", "TarMember", "members_of", "place_of"]
+
+_PLACE = re.compile(r"(.*\.tar)!(\d+)\+(\d+)!(.*)", re.DOTALL)
+_LARGEST = 1 << 20  # bytes of what belongs to a clip: a number, a caption, some JSON
+
+
+class TarMember(NamedTuple):
+    """A file of an archive.
+
+    Attributes:
+        name: of the archive and the member, with its place.
+        label: the number in the member ``.cls`` of the same name, or if there are others (``.json``, ``.txt``) a dict
+            of them; None if there are none.
+    """
+
+    name: str
+    label: Any
+
+
+def place_of(name: str) -> tuple[str, int, int] | None:
+    """Return archive, first byte and size of a member; None of other names.
+
+    >>> place_of("a.tar!512+100!clips/7.mp4")
+    ('a.tar', 512, 100)
+    """
+    found = _PLACE.fullmatch(name)
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+class Part:
+    """A range of bytes of another file, as a file."""
+
+    def __init__(self, source: Bytes, begin: int, size: int) -> None:
+        self._source, self._begin = source, begin
+        self.size = max(0, min(size, source.size - begin))
+        self.fingerprint = f"{source.fingerprint}:{begin}+{size}"
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+        return self._source.read_at(self._begin + offset, max(0, min(size, self.size - offset)))
+
+
+def members_of(archive: str, endings: tuple[str, ...], open_file: Callable[[str], Bytes]) -> list[TarMember]:
+    """Return the files of an archive whose names end like this, in their order.
+
+    Args:
+        archive: its path or address.
+        endings: in small letters.
+        open_file: opens it.
+
+    Raises:
+        ClipError: it is no tar archive, or damaged.
+        StorageError: it cannot be read.
+
+    Costs: the headers of all members are read, and what is shorter than 1 MiB beside the clips.
+    """
+    clips: list[tuple[str, str]] = []
+    beside: dict[str, dict[str, bytes]] = {}
+    try:
+        with tarfile.open(fileobj=Media(open_file(archive)), mode="r:") as opened:
+            for member in opened:
+                key, _, ending = member.name.rpartition(".")
+                if not member.isreg():
+                    continue
+                if member.name.lower().endswith(endings):
+                    clips.append((f"{archive}!{member.offset_data}+{member.size}!{member.name}", key))
+                elif member.size <= _LARGEST and (content := opened.extractfile(member)) is not None:
+                    beside.setdefault(key, {})[ending.lower()] = content.read()
+    except (tarfile.TarError, EOFError) as error:
+        raise ClipError(f"{shown(archive)!r} is no tar archive, or damaged: {error}") from error
+    return [TarMember(name, _label(beside.get(key, {}))) for name, key in clips]
+
+
+def _label(found: dict[str, bytes]) -> Any:
+    values: dict[str, Any] = {}
+    for ending, data in found.items():
+        text = data.decode("utf-8", "replace").strip()
+        if ending == "cls":
+            values["label"] = int(text) if text.lstrip("-").isdigit() else text
+        elif ending == "json":
+            with contextlib.suppress(ValueError):  # what is no JSON is text
+                said = json.loads(text)
+                values |= said if isinstance(said, dict) else {"json": said}
+                continue
+            values["json"] = text
+        elif ending in ("txt", "text"):
+            values["text"] = text
+    if list(values) == ["label"]:
+        return values["label"]
+    return values or None

@@ -1,0 +1,87 @@
+"""Clips out of tar archives: each member is read as a range of its archive, on a disk and in a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sound_support import all_samples, write_sound
+from store_server import Store
+from video_support import all_frames, clip_of, picture, write_video
+
+import penstock as ps
+from penstock.clips.tar_members import place_of
+from penstock.errors import ClipError, ConfigError, DataFileChangedError
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    """Two archives of two videos each, with their labels, and the videos beside them."""
+    folder = tmp_path / "bucket"
+    folder.mkdir()
+    for shard in range(2):
+        with ps.TarWriter(str(folder / f"{shard}.tar")) as writer:
+            for number in range(2):
+                key = 2 * shard + number
+                draw = lambda frame, key=key: picture(100 * key + frame)  # noqa: E731
+                path = write_video(tmp_path / f"{key}.mp4", 40, pictures=draw)
+                writer.write({"__key__": f"clips/{key}", "mp4": path.read_bytes(), "cls": key + 5})
+    return folder
+
+
+def test_frames_are_those_of_the_files(bucket: Path, tmp_path: Path) -> None:
+    dataset = ps.VideoDataset(bucket, frames=4, step=2, stride=10, shuffle="none")
+    assert len(dataset) == 16
+    for row in range(16):
+        video, label = dataset[row]
+        assert label == row // 4 + 5
+        frames = all_frames(tmp_path / f"{row // 4}.mp4")
+        begin = row % 4 * 10
+        assert np.array_equal(video.numpy(), clip_of(frames, range(begin, begin + 8, 2)))
+
+
+def test_stores_are_read_by_ranges(bucket: Path) -> None:
+    local = ps.VideoDataset(str(bucket / "{0,1}.tar"), frames=4, shuffle="none")
+    with Store(bucket.parent) as store:
+        remote = ps.VideoDataset([f"{store.url}/bucket/{number}.tar" for number in range(2)], frames=4, shuffle="none")
+        store.reset()
+        for row in range(4):
+            assert torch.equal(remote[row][0], local[row][0])
+        assert store.counts()["bytes"] < sum(path.stat().st_size for path in bucket.iterdir())
+        moved = ps.VideoDataset(bucket, frames=4, index=bucket.parent / "clips", shuffle="none")
+        assert torch.equal(moved[1][0], local[1][0])
+
+
+def test_recordings_with_captions(tmp_path: Path) -> None:
+    with ps.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for number in range(2):
+            path = write_sound(tmp_path / f"{number}.flac", 0.5, codec="flac", rate=8_000, seed=number)
+            writer.write(
+                {"__key__": str(number), "flac": path.read_bytes(), "txt": "words", "json": {"speaker": number}}
+            )
+    dataset = ps.AudioDataset(tmp_path / "a.tar", shuffle="none")
+    audio, label = dataset[1]
+    assert np.array_equal(audio.numpy(), all_samples(tmp_path / "1.flac"))
+    assert label == {"text": "words", "speaker": 1}
+
+
+def test_an_archive_that_was_changed_or_is_none(bucket: Path, tmp_path: Path) -> None:
+    dataset = ps.VideoDataset([bucket / "0.tar"], frames=2, shuffle="none")
+    data = (bucket / "0.tar").read_bytes()
+    (bucket / "0.tar").write_bytes(data + bytes(10_240))
+    with pytest.raises(DataFileChangedError):
+        dataset[0]
+    (tmp_path / "no.tar").write_text("no archive " * 100)
+    with pytest.raises(ClipError, match=r"no\.tar' is no tar archive"):
+        ps.VideoDataset(tmp_path / "no.tar")
+    with ps.TarWriter(str(tmp_path / "none.tar")) as writer:
+        writer.write({"__key__": "a", "txt": "b"})
+    with pytest.raises(ConfigError, match="hold no member of this kind"):
+        ps.VideoDataset(tmp_path / "none.tar")
+
+
+def test_names_say_the_place() -> None:
+    assert place_of("s3://bucket/a.tar!512+100!x!1+2!y.mp4") == ("s3://bucket/a.tar", 512, 100)
+    assert place_of("a.tar") is None
