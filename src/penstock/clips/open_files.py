@@ -82,12 +82,20 @@ class OpenFile:
             low = begins[number] - begin
             yield first + number, coded(memoryview(data)[low : low + lengths[number]], key=is_key[number])
 
-    def changed(self) -> ClipError:
-        """Return the error for a file whose packets are not those of the index."""
-        return ClipError(
-            f"{shown(self.path)!r} has other packets than when it was indexed: make the index again with: penstock "
-            "clips index"
-        )
+    def numbered(self, packets: Iterator[Packet[Any]], first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
+        """Yield packets ``first`` to ``last``, inclusive, that a demuxer gives, with their numbers.
+
+        Raises:
+            ClipError: they are not those of the index.
+        """
+        for number in range(first, last + 1):
+            packet = next(packets, None)
+            if packet is None or packet.size != self.packets.size[number]:
+                raise ClipError(
+                    f"{shown(self.path)!r} has other packets than when it was indexed: make the index again with: "
+                    "penstock clips index"
+                )
+            yield number, packet
 
 
 class OpenFiles:

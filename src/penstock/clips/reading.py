@@ -89,7 +89,7 @@ class FrameReader:
                 packets = opened.coded(begun.first, begun.last)
                 decoder = decoder_for(opened.coding, self.max_pixels, anew=anew)
             else:
-                packets = _demuxed(opened, begun.first, begun.last)
+                packets = opened.numbered(_from_key(opened, begun.first), begun.first, begun.last)
                 decoder = CodecDecoder.of_stream(self._stream(opened))
             made = decoder.decode(packets, set(run.wanted))
             begun, anew = opened.packets.earlier(begun), True
@@ -104,20 +104,6 @@ class FrameReader:
                 f"{shown(opened.path)!r} has frames of {pixels:,} pixels, and max_pixels={self.max_pixels:,}"
             )
         return stream
-
-
-def _demuxed(opened: OpenFile, first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
-    """Packets ``first`` to ``last``, inclusive, by FFmpeg's demuxer; the first one is a key, found by its time."""
-    packets = _from_key(opened, first)
-
-    def read() -> Iterator[tuple[int, Packet[Any]]]:
-        for number in range(first, last + 1):
-            packet = next(packets, None)
-            if packet is None or packet.size != opened.packets.size[number]:
-                raise opened.changed()
-            yield number, packet
-
-    return read()
 
 
 def _from_key(opened: OpenFile, key: int) -> Iterator[Packet[Any]]:

@@ -82,7 +82,9 @@ class SoundReader:
 
     def _decoded(self, opened: OpenFile, first: int, last: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
         """The samples of packets, and the number of each."""
-        packets = opened.coded(first, last) if opened.coding.in_ranges else _demuxed(opened, first, last)
+        packets = (
+            opened.coded(first, last) if opened.coding.in_ranges else opened.numbered(_from(opened, first), first, last)
+        )
         if is_known(opened.coding.codec):
             decoder = SoundDecoder.of(opened.coding)
         else:
@@ -101,20 +103,6 @@ def _put(out: npt.NDArray[np.float32], values: npt.NDArray[np.float32], at: int,
         return 0
     out[:, begin:end] = values[:, begin - at : end - at]
     return end - begin
-
-
-def _demuxed(opened: OpenFile, first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
-    """Packets ``first`` to ``last``, inclusive, by FFmpeg's demuxer."""
-    packets = _from(opened, first)
-
-    def read() -> Iterator[tuple[int, Packet[Any]]]:
-        for number in range(first, last + 1):
-            packet = next(packets, None)
-            if packet is None or packet.size != opened.packets.size[number]:
-                raise opened.changed()
-            yield number, packet
-
-    return read()
 
 
 def _from(opened: OpenFile, first: int) -> Iterator[Packet[Any]]:

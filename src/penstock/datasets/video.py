@@ -62,6 +62,7 @@ class VideoDataset(ClipDataset):
         DataFileIOError: the index cannot be written.
         StorageError: a store does not answer.
         ClipError: (on access) a file that is missing, damaged, or holds no video; it names the file.
+        ImageError: (on access) a transform that makes frames of one clip of different sizes.
         DataFileChangedError: (on access) a file that was changed since it was indexed.
 
     Items are ``(video, label)``: a uint8 tensor (frames, 3, height, width), RGB, contiguous, of another type where the
@@ -73,7 +74,7 @@ class VideoDataset(ClipDataset):
     What a clip becomes depends on its record and key alone: on (seed, epoch, position).
 
     Cost: all files are read once, when they are indexed; 24 bytes of the index for each frame. A clip takes the groups
-    of pictures that hold its frames, from a disk or by ranges from a store. Memory: 16 bytes for each file, the frames
+    of pictures that hold its frames, from a disk or by ranges from a store. Memory: 32 bytes for each file, the frames
     of a clip, and some open decoders for each thread.
     """
 
