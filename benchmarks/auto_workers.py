@@ -33,7 +33,7 @@ from torch.utils.data import Dataset
 
 import penstock as ps
 from _common import folder, parse, spread, table
-from penstock.loader.cores import cores
+from penstock.cores import cores
 
 BATCH = 32
 _LENGTH = 1 << 26  # samples: a pass never ends

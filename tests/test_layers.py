@@ -11,7 +11,9 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "penstock"
-_BOTTOM = "distributed errors hashing html_page lazy processes progress random stages state storage svg threads wording"
+_BOTTOM = (
+    "cores distributed errors hashing html_page lazy processes progress random stages state storage svg threads wording"
+)
 LAYERS = (
     {"", *_BOTTOM.split()},
     {"manifest", "order"},

@@ -11,8 +11,9 @@ import pytest
 from video_cases import VIDEOS, is_made_here
 from video_support import all_frames, clip_of, turned
 
-from penstock.clips.clip_index import ClipIndex, open_index
+from penstock.clips.clip_index import ClipIndex
 from penstock.clips.decoder import MAX_PIXELS
+from penstock.clips.indexing import open_index
 from penstock.clips.pictures import draw_clip, rgb
 from penstock.clips.reading import FrameReader
 from penstock.images.transforms import Compose

@@ -10,7 +10,8 @@ import pytest
 from sound_cases import NEAR, SOUNDS
 from sound_support import all_samples
 
-from penstock.clips.clip_index import SOUND, open_index
+from penstock.clips.clip_index import SOUND
+from penstock.clips.indexing import open_index
 from penstock.clips.sound_reading import SoundReader
 
 

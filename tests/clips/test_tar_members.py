@@ -12,7 +12,7 @@ from store_server import Store
 from video_support import all_frames, clip_of, picture, write_video
 
 import penstock as ps
-from penstock.clips.tar_members import place_of
+from penstock.clips.media import place_of
 from penstock.errors import ClipError, ConfigError, DataFileChangedError
 
 

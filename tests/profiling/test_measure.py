@@ -19,8 +19,8 @@ from full_run import full_only
 from profiling_support import Broken, Cold, Drawing, Known, Pure, Stream, ThreadShy, slow_collate
 
 import penstock as ps
+from penstock.cores import cores
 from penstock.errors import ConfigError
-from penstock.loader.cores import cores
 from penstock.profiling import Profile, Setting, Stage, profile
 
 pytestmark = pytest.mark.clock

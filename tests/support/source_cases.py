@@ -19,7 +19,8 @@ from video_support import picture, write_video
 
 import penstock as ps
 from penstock.clips.clip_files import ClipFiles, ClipRecord, FrameRule, SoundRule
-from penstock.clips.clip_index import SOUND, open_index
+from penstock.clips.clip_index import SOUND
+from penstock.clips.indexing import open_index
 from penstock.clips.lerobot import FrameRecord, LeRobotFiles
 from penstock.order.permutation import normalise
 from penstock.plan.source import Source

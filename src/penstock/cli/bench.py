@@ -49,8 +49,8 @@ def readers(
     as_json: Json = False,
 ) -> None:
     """Compare the installed image back ends on your files: header, whole decode, decode to a size, crop."""
+    from penstock.cores import cores
     from penstock.images import compare
-    from penstock.loader.cores import cores
 
     if backend:
         from penstock.images.backends import choose

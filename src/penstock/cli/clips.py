@@ -49,8 +49,9 @@ def index(
 
     Every file is read once. One that is none, or damaged, is noted; then the exit code is 1.
     """
-    from penstock.clips.clip_index import SOUND, VIDEO, open_index
+    from penstock.clips.clip_index import SOUND, VIDEO
     from penstock.clips.found import SOUND_ENDINGS, VIDEO_ENDINGS, files_of
+    from penstock.clips.indexing import open_index
     from penstock.errors import ClipError
 
     paths = files_of(files[0] if len(files) == 1 else files, SOUND_ENDINGS if sound else VIDEO_ENDINGS).paths

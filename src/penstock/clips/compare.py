@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from penstock.clips.clip_files import ClipRecord, FrameRule
-from penstock.clips.clip_index import VIDEO, open_index
+from penstock.clips.clip_index import VIDEO
 from penstock.clips.decoder import MAX_PIXELS
+from penstock.clips.indexing import open_index
 from penstock.clips.load_video import LoadVideo
 from penstock.clips.reading import FrameReader
 from penstock.errors import ClipError

@@ -67,10 +67,9 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
 
 
 def _in_archives(archives: list[str], endings: tuple[str, ...], storage: Storage | None) -> Found:
-    from penstock.clips.clip_index import open_file
     from penstock.clips.tar_members import members_of
 
-    listed = in_threads(lambda name: members_of(name, endings, lambda one: open_file(one, storage)), archives)
+    listed = in_threads(lambda name: members_of(name, endings, storage), archives)
     members = [member for some in listed for member in some]
     if not members:
         raise ConfigError(f"{shown(archives[0])} and the like hold no member of this kind ({', '.join(endings)})")

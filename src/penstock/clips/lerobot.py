@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from penstock.clips.clip_index import open_index
+from penstock.clips.indexing import open_index
 from penstock.clips.lerobot_meta import LeRobotMeta
 from penstock.clips.lerobot_options import (
     PLACE,

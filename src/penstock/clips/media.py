@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import stat
 from typing import Protocol
 
-__all__ = ["Bytes", "Media"]
+from penstock.errors import ClipError
+from penstock.storage import Storage
+from penstock.storage.urls import is_remote, shown
+
+__all__ = ["Bytes", "Media", "open_file", "place_of"]
+
+_PLACE = re.compile(r"(.*\.tar)!(\d+)\+(\d+)!(.*)", re.DOTALL)
 
 
 class Bytes(Protocol):
@@ -57,3 +66,45 @@ class Media(io.RawIOBase):
         piece = self._block[skip : skip + size]
         self._at += len(piece)
         return piece
+
+
+def open_file(name: str, storage: Storage | None) -> Bytes:
+    """Return the bytes of a file, or of a member of a tar archive.
+
+    Raises:
+        ClipError: it is not there, or no file.
+        StorageError: a store does not answer, or says no.
+    """
+    place = place_of(name)
+    if place is not None:
+        archive, begin, size = place
+        return _Part(open_file(archive, storage), begin, size)
+    try:
+        if not is_remote(name) and not stat.S_ISREG(os.stat(name).st_mode):
+            raise ClipError(f"{shown(name)!r} is no file")  # to open a pipe would wait for who writes it
+        return (storage or Storage()).open(name)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ClipError(f"{shown(name)!r} does not exist") from error
+
+
+def place_of(name: str) -> tuple[str, int, int] | None:
+    """Return archive, first byte and size of a member; None of other names.
+
+    >>> place_of("a.tar!512+100!clips/7.mp4")
+    ('a.tar', 512, 100)
+    """
+    found = _PLACE.fullmatch(name)
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+class _Part:
+    """A range of bytes of another file, as a file."""
+
+    def __init__(self, source: Bytes, begin: int, size: int) -> None:
+        self._source, self._begin = source, begin
+        self.size = max(0, min(size, source.size - begin))
+        self.fingerprint = f"{source.fingerprint}:{begin}+{size}"
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+        return self._source.read_at(self._begin + offset, max(0, min(size, self.size - offset)))

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from av.packet import Packet
 
-from penstock.clips.clip_index import ClipIndex, open_file
+from penstock.clips.clip_index import ClipIndex
 from penstock.clips.decoder import coded
+from penstock.clips.media import open_file
 from penstock.clips.packets import ranges_of
 from penstock.errors import ClipError, DataFileChangedError, StorageChangedError
 from penstock.storage import Storage

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import tarfile
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from penstock.clips.media import Bytes, Media
+from penstock.clips.media import Media, open_file
 from penstock.errors import ClipError
+from penstock.storage import Storage
 from penstock.storage.urls import shown
 
-__all__ = ["Part", "TarMember", "members_of", "place_of"]
+__all__ = ["TarMember", "members_of"]
 
-_PLACE = re.compile(r"(.*\.tar)!(\d+)\+(\d+)!(.*)", re.DOTALL)
 _LARGEST = 1 << 20  # bytes of what belongs to a clip: a number, a caption, some JSON
 
 
@@ -35,36 +33,13 @@ class TarMember(NamedTuple):
     label: Any
 
 
-def place_of(name: str) -> tuple[str, int, int] | None:
-    """Return archive, first byte and size of a member; None of other names.
-
-    >>> place_of("a.tar!512+100!clips/7.mp4")
-    ('a.tar', 512, 100)
-    """
-    found = _PLACE.fullmatch(name)
-    return None if found is None else (found[1], int(found[2]), int(found[3]))
-
-
-class Part:
-    """A range of bytes of another file, as a file."""
-
-    def __init__(self, source: Bytes, begin: int, size: int) -> None:
-        self._source, self._begin = source, begin
-        self.size = max(0, min(size, source.size - begin))
-        self.fingerprint = f"{source.fingerprint}:{begin}+{size}"
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on, fewer at the end alone."""
-        return self._source.read_at(self._begin + offset, max(0, min(size, self.size - offset)))
-
-
-def members_of(archive: str, endings: tuple[str, ...], open_file: Callable[[str], Bytes]) -> list[TarMember]:
+def members_of(archive: str, endings: tuple[str, ...], storage: Storage | None) -> list[TarMember]:
     """Return the files of an archive whose names end like this, in their order.
 
     Args:
         archive: its path or address.
         endings: in small letters.
-        open_file: opens it.
+        storage: how stores are reached.
 
     Raises:
         ClipError: it is no tar archive, or damaged.
@@ -75,7 +50,7 @@ def members_of(archive: str, endings: tuple[str, ...], open_file: Callable[[str]
     clips: list[tuple[str, str]] = []
     beside: dict[str, dict[str, bytes]] = {}
     try:
-        with tarfile.open(fileobj=Media(open_file(archive)), mode="r:") as opened:
+        with tarfile.open(fileobj=Media(open_file(archive, storage)), mode="r:") as opened:
             for member in opened:
                 key, _, ending = member.name.rpartition(".")
                 if not member.isreg():

@@ -10,8 +10,9 @@ from typing import Any, Protocol, cast
 import torch
 
 from penstock.clips.clip_files import ClipFiles, ClipRecord, Rule
-from penstock.clips.clip_index import ClipIndex, Kind, open_index
+from penstock.clips.clip_index import ClipIndex, Kind
 from penstock.clips.found import Found, files_of
+from penstock.clips.indexing import open_index
 from penstock.clips.listed_clips import ClipTable, ListedClips
 from penstock.clips.packets import Ints
 from penstock.datasets.source_dataset import SourceDataset

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.cores import cores as usable_cores
 from penstock.diagnosis.result import Advice
-from penstock.loader.cores import cores as usable_cores
 from penstock.loader.memory import available_memory
 
 __all__ = ["Cores", "Memory", "OpenFiles", "SharedMemory", "cores", "memory", "open_files", "shared_memory"]

@@ -17,10 +17,10 @@ from collections.abc import Generator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.cores import cores
 from penstock.distributed import local_ranks
 from penstock.errors import ConfigError
 from penstock.loader.config import AUTO, PROCESSES, LoaderConfig
-from penstock.loader.cores import cores
 from penstock.loader.fetch import preserved_generators
 from penstock.loader.messages import BatchMetrics
 from penstock.loader.setting import INLINE, LEAVES, Setting

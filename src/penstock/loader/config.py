@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 from torch.utils.data import IterDataPipe
 
+from penstock.cores import cores
 from penstock.errors import ConfigError
-from penstock.loader.cores import cores
 from penstock.order import SHUFFLES
 from penstock.plan.user_states import has_state
 

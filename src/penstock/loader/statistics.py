@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.loader.cores import Ticks, cores, ticks
+from penstock.cores import Ticks, cores, ticks
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchResult
 

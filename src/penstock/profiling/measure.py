@@ -11,9 +11,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
+from penstock.cores import cores, ticks
 from penstock.errors import ConfigError
 from penstock.loader.config import EXECUTORS, LoaderConfig
-from penstock.loader.cores import cores, ticks
 from penstock.loader.messages import BatchRequest
 from penstock.loader.probe import Probe, as_ours, kept_generators
 from penstock.profiling.advice import choose, judge, restated, storage_matters

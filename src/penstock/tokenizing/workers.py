@@ -54,7 +54,7 @@ def start(work: Work, executor: str, workers: int | None, address: str | None) -
         yield _on_ray(work, workers, address)
         return
     if workers is None:
-        from penstock.loader.cores import cores
+        from penstock.cores import cores
 
         workers = cores()
     if workers == 1:

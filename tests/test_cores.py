@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.loader.cores import cores, ticks
+from penstock.cores import cores, ticks
 from penstock.loader.statistics import Statistics
 
 

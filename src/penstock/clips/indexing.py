@@ -1,0 +1,201 @@
+"""`open_index`: the index of some files, made in one pass over them where there is none.
+
+It is kept: in the cache, by the names and versions of the files; or where the user says, and then the files may be
+moved, by names and sizes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import xxhash
+
+from penstock.clips.clip_index import FILES_OF_BATCH, INDEX_VERSION, VIDEO, ClipIndex, Kind
+from penstock.clips.media import open_file
+from penstock.clips.scan_process import ScanProcesses
+from penstock.cores import cores
+from penstock.errors import (
+    ClipError,
+    ConfigError,
+    DataFileError,
+    DataFileIOError,
+    StorageAuthError,
+    StorageError,
+    StorageUnavailableError,
+)
+from penstock.progress import progress_bar
+from penstock.shards.urls import local_path
+from penstock.storage import Storage
+from penstock.storage.ahead import in_threads
+from penstock.storage.cache import UNWRITABLE, file_lock
+from penstock.storage.files import io_error
+from penstock.storage.kept import kept_path, write_kept
+from penstock.storage.urls import is_remote
+
+__all__ = ["open_index"]
+
+_IN_STORES = 16  # files in stores that are read at a time, at least: the time goes into waiting for them
+
+
+def open_index(
+    files: Sequence[str],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    kind: Kind = VIDEO,
+    storage: Storage | None = None,
+    progress: bool | None = None,
+) -> ClipIndex:
+    """Return the index of some files; make it where there is none.
+
+    Args:
+        files: paths and addresses.
+        path: where it is, or is to be; by default in the cache.
+        kind: what it is of.
+        storage: how stores are reached.
+        progress: show a bar: True, False, or None for many files on a terminal.
+
+    Raises:
+        DataFileError: at ``path`` is something else, or the index of other files.
+        DataFileIOError: the index cannot be written.
+        StorageError: a store does not answer.
+
+    Costs: all files are read once; later one look at each, or with ``path`` none.
+    """
+    root, names = _names(files)
+    if path is not None and os.path.exists(path):
+        return _of_files(ClipIndex(path, kind, root, exact=False), names)
+    if path is not None:
+        place = Path(path)
+    else:
+        place = kept_path("clips", f"{_key(kind, root, names, _versions(files, storage))}.arrow")
+    found = _kept(place, kind, root) if path is None else None
+    if found is not None:
+        return found
+    try:
+        if path is None:
+            place.parent.mkdir(exist_ok=True)
+        with file_lock(place):
+            if path is not None and place.exists():  # somebody has made it meanwhile
+                return _of_files(ClipIndex(place, kind, root, exact=False), names)
+            found = _kept(place, kind, root)
+            if found is None:
+                with write_kept(place) as out:
+                    _write(out, kind, root, names, storage=storage, progress=progress)
+                found = ClipIndex(place, kind, root, exact=path is None)
+    except (StorageError, DataFileIOError):
+        raise
+    except OSError as error:
+        if path is None and error.errno not in (*UNWRITABLE, errno.ENOENT):
+            raise
+        said = str(io_error(place, error, "the index of clips cannot be written:"))
+        raise DataFileIOError(f"{said}; or say with index= where it is to be") from error
+    return found
+
+
+def _names(files: Sequence[str]) -> tuple[str, list[str]]:
+    """What the names of all files begin with, up to a folder, and the rest of each."""
+    whole = [name if is_remote(name) else os.path.abspath(local_path(name) or name) for name in files]
+    # Of addresses, too, so no matter of paths.
+    root = os.path.commonprefix(whole).rpartition("/")[0] + "/" if whole else ""  # noqa: RUF071
+    root = root if root.count("/") > 2 or not root.partition("://")[1] else ""  # no part of an address's head
+    return root, [name[len(root) :] for name in whole]
+
+
+def _of_files(index: ClipIndex, names: Sequence[str]) -> ClipIndex:
+    """The index, if it is that of files of these names."""
+    made_of = [os.fsdecode(name) for name in index.column("name")]
+    if list(names) != made_of:
+        differ = next((pair for pair in zip(names, made_of, strict=False) if pair[0] != pair[1]), None)
+        if differ is None:
+            what = f"it has {len(made_of)} and not {len(names)}"
+        else:
+            what = f"it has {differ[1]!r} and not {differ[0]!r}"
+        raise DataFileError(f"{index.path} is the index of other files ({what}): remove it, and it is made again")
+    return index
+
+
+def _kept(place: Path, kind: Kind, root: str) -> ClipIndex | None:
+    try:
+        return ClipIndex(place, kind, root) if place.exists() else None
+    except DataFileError:  # of another version, or what a full disk has left
+        return None
+
+
+def _versions(files: Sequence[str], storage: Storage | None) -> list[str]:
+    """The version of each file now; empty for one that cannot be opened."""
+
+    def look(name: str) -> str:
+        try:
+            return open_file(name, storage).fingerprint
+        except ClipError:
+            return ""
+        except StorageError as error:
+            if _is_of_file(error):
+                return ""
+            raise
+
+    return in_threads(look, files)
+
+
+def _key(kind: Kind, root: str, names: Sequence[str], versions: Sequence[str]) -> str:
+    digest = xxhash.xxh3_128(os.fsencode(f"{kind.name} {INDEX_VERSION} {root}"))
+    for name, version in zip(names, versions, strict=True):
+        digest.update(os.fsencode(f"{name}\0{version}\n"))
+    return digest.hexdigest()
+
+
+def _is_of_file(error: StorageError) -> bool:
+    """Whether it is this file that is wrong, and not the way to it."""
+    return not isinstance(error, StorageAuthError | StorageUnavailableError)
+
+
+def _write(
+    out: BinaryIO, kind: Kind, root: str, names: Sequence[str], *, storage: Storage | None, progress: bool | None
+) -> None:
+    if find_spec("av") is None:
+        raise ConfigError("an index of clips needs PyAV: pip install 'penstock[clips]'")
+    schema = kind.schema
+    count = max(cores(), _IN_STORES if is_remote(root + names[0]) else 0)
+    with (
+        ThreadPoolExecutor(count, "penstock-scans") as pool,
+        ScanProcesses(kind.scan) as processes,  # which are left first: Ctrl-C does not wait for the files at hand
+        pa.ipc.new_file(out, schema) as writer,
+        progress_bar(
+            f"Indexing {kind.name}", len(names), progress if len(names) > 1 else False, in_bytes=False
+        ) as done,
+    ):
+
+        def row(name: str) -> dict[str, Any]:
+            try:
+                return _row(root, name, schema, processes, storage)
+            finally:
+                done(1)
+
+        for begin in range(0, len(names), FILES_OF_BATCH):
+            rows = list(pool.map(row, names[begin : begin + FILES_OF_BATCH]))
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+
+
+def _row(root: str, name: str, schema: pa.Schema, processes: ScanProcesses, storage: Storage | None) -> dict[str, Any]:
+    """What the index says of a file."""
+    row: dict[str, Any] = dict.fromkeys(schema.names)
+    row |= {"name": os.fsencode(name), "nbytes": 0, "version": "", "error": "", "length": 0, "digest": bytes(16)}
+    try:
+        source = open_file(root + name, storage)
+        row |= {"nbytes": source.size, "version": source.fingerprint}
+        coding, packets = processes.scan(source, root + name)
+    except StorageError as error:
+        if not _is_of_file(error):
+            raise
+        return row | {"error": str(error)}
+    except ClipError as error:
+        return row | {"error": str(error)}
+    row |= vars(coding) | packets._asdict()
+    return row | {"length": packets.length(coding), "digest": packets.digest(coding)}

@@ -1,0 +1,251 @@
+"""`ScanProcesses`: files of video and sound are looked through by processes of their own, within limits.
+
+Demuxers read what strangers have written. Where one takes all memory, does not end, or ends its process, that is an
+error of the file. Such a process opens nothing: it asks for the bytes that it needs.
+
+    this process                           one that scans
+    -- which file, how many bytes -->
+    <-- offset, size ---------------       as often as it likes
+    -- bytes ----------------------->
+    <-- coding, packets; or why not -
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.spawn import get_executable
+from typing import Any, NamedTuple
+
+from penstock.clips.media import Bytes
+from penstock.errors import ClipError, ConfigError
+from penstock.processes import end_with_parent
+from penstock.storage.urls import shown
+
+__all__ = ["ScanProcesses", "serve"]
+
+_MEMORY = 1 << 30  # bytes
+_SECONDS = 60  # of a processor, for a file,
+_BYTES_OF_SECOND = 100_000  # and one more for so many bytes: of some codecs all frames are decoded
+_PATIENCE = 1.0  # seconds, for the end of a process
+_TRIES = 2  # the system may have had no memory for the first
+
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from penstock.clips.scan_process import serve; serve({fd}, {parent})"
+
+
+class ScanProcesses:
+    """Processes that scan files, one file each at a time; they start when they are needed.
+
+    Args:
+        module: of `penstock.clips`, whose ``scan`` makes coding and packets of a file's bytes.
+        seconds: of a processor that a small file may take; large ones may take more.
+
+    Safe in threads: each thread that scans has a process. Leaving ends all of them, and what other threads still scan.
+    Memory: about 45 MB each, at most 1 GiB.
+    """
+
+    def __init__(self, module: str, *, seconds: int = _SECONDS) -> None:
+        self._module, self._seconds = module, seconds
+        self._lock = threading.Lock()
+        self._idle: list[_Process] = []
+        self._busy: set[_Process] = set()
+        self._is_closed = False
+
+    def __enter__(self) -> ScanProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._is_closed = True
+            for process in (*self._idle, *self._busy):
+                process.kill()
+            for process in self._idle:
+                process.close()
+
+    def scan(self, source: Bytes, name: str) -> tuple[Any, Any]:
+        """Return the coding and the packets of a file.
+
+        Args:
+            source: its bytes.
+            name: for messages.
+
+        Raises:
+            ClipError: it is damaged, or too much for the limits.
+            StorageError: it cannot be read.
+        """
+        request = _Request(self._module, name, source.size, self._seconds + source.size // _BYTES_OF_SECOND)
+        for tries_left in reversed(range(_TRIES)):
+            process = self._take()
+            try:
+                answer = process.scan(request, source)
+            except (EOFError, ConnectionError) as error:
+                how = self._drop(process)
+                if how == -signal.SIGXCPU or not tries_left:
+                    raise ClipError(f"{shown(name)!r} cannot be indexed: {_words(how, request)}") from error
+            except BaseException:
+                process.kill()
+                self._drop(process)
+                raise
+            else:
+                self._give_back(process)
+                if answer.error:
+                    raise ClipError(answer.error)
+                return answer.coding, answer.packets
+        raise AssertionError
+
+    def _take(self) -> _Process:
+        with self._lock:
+            if self._is_closed:
+                raise ConfigError("files are scanned no longer: the processes that do so were ended")
+            process = self._idle.pop() if self._idle else _Process()
+            self._busy.add(process)
+            return process
+
+    def _give_back(self, process: _Process) -> None:
+        with self._lock:
+            self._busy.discard(process)
+            if not self._is_closed:
+                self._idle.append(process)
+                return
+        process.close()
+
+    def _drop(self, process: _Process) -> int:
+        with self._lock:
+            self._busy.discard(process)
+        return process.close()
+
+
+class _Request(NamedTuple):
+    module: str
+    name: str
+    size: int
+    seconds: int
+
+
+class _Answer(NamedTuple):
+    coding: Any = None
+    packets: Any = None
+    error: str = ""
+
+
+class _Process:
+    """One that scans."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = Pipe()
+        with theirs:
+            program = _PROGRAM.format(path=sys.path, fd=theirs.fileno(), parent=os.getpid())
+            # In a group of its own: Ctrl-C is the affair of the process that asks.
+            self._process = subprocess.Popen(
+                [get_executable(), "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+
+    def scan(self, request: _Request, source: Bytes) -> _Answer:
+        """Return what it answers. Raises EOFError or ConnectionError when it has ended, and as the source does."""
+        self._connection.send(request)
+        while not isinstance(message := self._connection.recv(), _Answer):
+            offset, size = message
+            self._connection.send_bytes(source.read_at(offset, size))
+        return message
+
+    def kill(self) -> None:
+        """End it, whatever it is doing."""
+        self._process.kill()
+
+    def close(self) -> int:
+        """Wait for the end of one that ends, and return its exit code as `subprocess.Popen` does."""
+        self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_PATIENCE)
+        self._process.kill()
+        return self._process.wait()
+
+
+def _words(code: int, request: _Request) -> str:
+    """Why a process has ended."""
+    if code == -signal.SIGXCPU:
+        return f"that takes more than {request.seconds:,} s of a processor, for {request.size:,} bytes"
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"the process that read it has ended ({how}), {_TRIES} times"
+
+
+def serve(handle: int, parent: int) -> None:
+    """Scan files for another process until it closes the connection: what a process of `ScanProcesses` runs.
+
+    Args:
+        handle: the descriptor of the connection.
+        parent: the process that has started this one.
+    """
+    end_with_parent(parent)
+    _limit(resource.RLIMIT_DATA, _MEMORY)
+    with Connection(handle) as connection, contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            request: _Request = connection.recv()
+            _limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + request.seconds)
+            connection.send(_answer(connection, request))
+
+
+def _limit(what: int, most: int) -> None:
+    hardest = resource.getrlimit(what)[1]
+    if hardest == resource.RLIM_INFINITY or most <= hardest:
+        resource.setrlimit(what, (most, hardest))
+
+
+def _answer(connection: Connection, request: _Request) -> _Answer:
+    try:
+        coding, packets = importlib.import_module(f"penstock.clips.{request.module}").scan(
+            _Asked(connection, request.size), request.name
+        )
+        return _Answer(coding, packets)
+    except ClipError as error:
+        return _Answer(error=str(error))
+    except (EOFError, ConnectionError):  # of the other process, which does not want to know any more
+        raise
+    except Exception as error:  # there is no end to what comes of a damaged file
+        what = f"{type(error).__name__}: {error}"
+        return _Answer(error=f"{shown(request.name)!r} cannot be indexed: {what}")
+
+
+class _Asked:
+    """The bytes of a file that another process has open, in blocks; some of them are kept."""
+
+    fingerprint = ""
+
+    _BLOCK = 1 << 20
+    _KEPT = 8
+
+    def __init__(self, connection: Connection, size: int) -> None:
+        self._connection, self.size = connection, size
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset`` on, fewer at the end alone."""
+        end = min(offset + size, self.size)
+        first = offset // self._BLOCK
+        blocks = [self._block(number) for number in range(first, -(-end // self._BLOCK))]
+        data = blocks[0] if len(blocks) == 1 else b"".join(blocks)
+        return data[offset - first * self._BLOCK : end - first * self._BLOCK]
+
+    def _block(self, number: int) -> bytes:
+        block = self._blocks.pop(number, None)
+        if block is None:
+            begin = number * self._BLOCK
+            self._connection.send((begin, min(self._BLOCK, self.size - begin)))
+            block = self._connection.recv_bytes()
+            if len(self._blocks) >= self._KEPT:
+                self._blocks.popitem(last=False)
+        self._blocks[number] = block
+        return block
