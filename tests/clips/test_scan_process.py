@@ -16,15 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 from busy_support import HANG
-from full_run import full_only
 from interpreter_support import Popen, run
 from leak_support import children
-from sound_support import write_sound
 from video_support import write_video
 
-import penstock as ps
-from penstock.clips.clip_index import ClipIndex
-from penstock.clips.indexing import open_index
 from penstock.clips.media import open_file
 from penstock.clips.scan import scan
 from penstock.clips.scan_process import ScanProcesses

@@ -94,8 +94,8 @@ def open_index(
     except OSError as error:
         if path is None and error.errno not in (*UNWRITABLE, errno.ENOENT):
             raise
-        said = str(io_error(place, error, "the index of clips cannot be written:"))
-        raise DataFileIOError(f"{said}; or say with index= where it is to be") from error
+        said = io_error(place, error, "the index of clips cannot be written:", "say with index= where it is to be")
+        raise DataFileIOError(str(said)) from error
     return found
 
 

@@ -120,7 +120,7 @@ class _Found:
         total = sum(counts)
         skip = min(self._skip, total)
         samples = max(0, total - skip - self._after)
-        if not samples or not context.sample_rate:
+        if not samples or not context.sample_rate or not context.channels:
             raise ClipError(f"{shown(name)!r} has no sound that can be decoded")
         begins: Ints = np.cumsum([0, *counts[:-1]], dtype=np.int64)
         times = [] if self._in_ranges else self._times

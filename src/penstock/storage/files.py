@@ -29,18 +29,24 @@ _ADVICE = {
     errno.EISDIR: "this is a folder; name a file in it, or a pattern such as 'folder/*.txt'",
     errno.EACCES: "no permission; check the rights of the file and of its folders",
     errno.EPERM: "no permission; check the rights of the file and of its folders",
-    errno.EROFS: "the file system is read-only; choose another folder with cache_dir=",
-    errno.ENOSPC: "the disk is full; free some space, or choose another folder with cache_dir=",
-    getattr(errno, "EDQUOT", -1): "the disk quota is used up; free space, or choose another folder with cache_dir=",
-    errno.EFBIG: "the file would be larger than allowed (ulimit -f); raise the limit, or free space with cache_dir=",
+    errno.EROFS: "the file system is read-only; {instead}",
+    errno.ENOSPC: "the disk is full; free some space, or {instead}",
+    getattr(errno, "EDQUOT", -1): "the disk quota is used up; free space, or {instead}",
+    errno.EFBIG: "the file would be larger than allowed (ulimit -f); raise the limit, or {instead}",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n), or join the sources into fewer files",
     errno.ENFILE: "too many open files on this machine; close some, or join the sources into fewer files",
 }
 
 
-def io_error(path: str | os.PathLike[str], error: OSError, doing: str = "cannot read") -> ManifestIOError:
-    """A `ManifestIOError` that names the file, what was being done to it, and what to do about it."""
-    advice = _ADVICE.get(error.errno or 0) or error.strerror or str(error) or type(error).__name__
+def io_error(
+    path: str | os.PathLike[str],
+    error: OSError,
+    doing: str = "cannot read",
+    instead: str = "choose another folder with cache_dir=",
+) -> ManifestIOError:
+    """A `ManifestIOError` that names the file, what was being done to it, and what to do about it; or instead."""
+    known = _ADVICE.get(error.errno or 0)
+    advice = known.format(instead=instead) if known else error.strerror or str(error) or type(error).__name__
     result = ManifestIOError(f"{doing} {os.fspath(path)}: {advice}")
     result.errno = error.errno
     return result
