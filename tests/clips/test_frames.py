@@ -6,17 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
+import torch
 from video_cases import VIDEOS, is_made_here
 from video_support import all_frames, clip_of, turned
 
+from penstock.clips import pictures
 from penstock.clips.clip_index import ClipIndex
 from penstock.clips.decoder import MAX_PIXELS
 from penstock.clips.indexing import open_index
-from penstock.clips.pictures import draw_clip, rgb
+from penstock.clips.pictures import draw_clip, planes, rgb
 from penstock.clips.reading import FrameReader
-from penstock.images.transforms import Compose
+from penstock.images.transforms import Compose, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, ToTensor
+from penstock.random import sample_scope
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +60,31 @@ def test_frames_are_those_of_a_player(kind: str, made: Callable[[str], Any]) -> 
             assert np.array_equal(rgb(frame, rotation), turned(expected[at])), (kind, numbers.tolist(), at)
         clip = draw_clip(frames, Compose([]), rotation=rotation)
         assert np.array_equal(clip.numpy(), clip_of(expected, numbers.tolist()))
+
+
+@pytest.mark.parametrize("size", [(16, 16), (18, 32), (50, 48), (34, 160), (40, 24), (30, 1008)])
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p"])
+def test_planes_are_those_of_the_pixels(size: tuple[int, int], pix_fmt: str) -> None:
+    """Of noise, which has every colour beside every other one."""
+    height, width = size
+    draw, seen = np.random.default_rng(0), 0
+    for _ in range(20):
+        frame = av.VideoFrame.from_ndarray(draw.integers(0, 256, (height * 3 // 2, width), np.uint8), format=pix_fmt)
+        found = planes(frame)
+        seen += found is not None
+        assert found is None or np.array_equal(np.dstack(found), rgb(frame))
+    assert seen in (0, 20)
+    assert width % 16 == 0 or not seen
+
+
+@pytest.mark.parametrize("steps", [[], [Resize((20, 24))], [RandomResizedCrop(24)], [RandomCrop(20), HorizontalFlip()]])
+def test_frames_are_drawn_as_the_first_one(steps: list[Any], made: Callable[[str], Any]) -> None:
+    """To choose the view once gives what the chain gives for each frame."""
+    _, _, frames = made("h264")
+    for number in range(6):
+        with sample_scope(number):
+            quick = draw_clip(frames[:5], Compose([*steps, ToTensor()]) if number % 2 else Compose(steps))
+        with sample_scope(number), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pictures._Drawn, "again", lambda *_: False)
+            slow = draw_clip(frames[:5], Compose([*steps, ToTensor()]) if number % 2 else Compose(steps))
+        assert torch.equal(quick, slow)

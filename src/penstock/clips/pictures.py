@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 from typing import Any, cast
 
 import cv2
@@ -22,7 +22,7 @@ from penstock.images import native
 from penstock.images.resize import resize
 from penstock.images.transforms import Compose
 from penstock.images.transforms.canvas import Canvas
-from penstock.images.transforms.output import Conversion, look_up_table
+from penstock.images.transforms.output import Conversion, as_bits, look_up_table
 from penstock.images.transforms.view import Pixels, View, render
 from penstock.random import call_in_scope, generator
 from penstock.stages import stage
@@ -32,9 +32,16 @@ __all__ = ["Picture", "draw_clip", "rgb"]
 _TURNS = {90: cv2.ROTATE_90_COUNTERCLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_CLOCKWISE}
 
 
+_GBR = (2, 0, 1)
+"""Where red, green and blue are among the planes that FFmpeg calls gbrp."""
+_HALVED = ("yuv420p", "yuvj420p")
+
+
 class _Here(threading.local):
     def __init__(self) -> None:
         self.reformatter = VideoReformatter()
+        self.as_planes: dict[tuple[Any, ...], bool] = {}
+        """Kinds of frames, and whether they become the same pixels plane by plane."""
 
 
 _here = _Here()
@@ -45,12 +52,39 @@ def rgb(frame: Any, rotation: int = 0) -> npt.NDArray[np.uint8]:
 
     They are those of PyAV's ``to_ndarray(format="rgb24")``.
     """
-    # FFmpeg's own threads for this do not live on in a fork.
-    made = _here.reformatter.reformat(frame, format="rgb24", threads=1)
-    plane = made.planes[0]
-    rows: npt.NDArray[np.uint8] = np.frombuffer(cast(memoryview, plane), np.uint8).reshape(-1, plane.line_size)
-    pixels = rows[: made.height, : 3 * made.width].reshape(made.height, made.width, 3)
+    made = _reformatted(frame, "rgb24")
+    pixels = _rows(made, 0)[:, : 3 * made.width].reshape(made.height, made.width, 3)
     return pixels if not rotation else np.asarray(cv2.rotate(pixels, _TURNS[rotation]))
+
+
+def planes(frame: Any) -> list[npt.NDArray[np.uint8]] | None:
+    """Return red, green and blue of a frame, uint8 (height, width) each, without a turn; None where that takes longer
+    than to make `rgb` of it, or gives other pixels.
+    """
+    # FFmpeg has a quick way for these alone, and in it other roundings for the last pixels of a row.
+    if frame.format.name not in _HALVED or frame.width % 16:
+        return None
+    kind = frame.format.name, frame.width, frame.height, frame.color_range, frame.colorspace
+    same = _here.as_planes.get(kind)
+    if same is False:
+        return None
+    made = _reformatted(frame, "gbrp")
+    found = [_rows(made, number)[:, : made.width] for number in _GBR]
+    if same is None:
+        # Which ways there are depends on the processor.
+        same = _here.as_planes[kind] = np.array_equal(np.dstack(found), rgb(frame))
+    return found if same else None
+
+
+def _reformatted(frame: Any, name: str) -> Any:
+    # FFmpeg's own threads for this do not live on in a fork.
+    return _here.reformatter.reformat(frame, format=name, threads=1)
+
+
+def _rows(frame: Any, number: int) -> npt.NDArray[np.uint8]:
+    """The bytes of a plane, row by row."""
+    plane = frame.planes[number]
+    return np.frombuffer(cast(memoryview, plane), np.uint8).reshape(-1, plane.line_size)[: frame.height]
 
 
 class Picture:
@@ -112,11 +146,14 @@ class Picture:
             return False
         sideways, upside_down = view.flipped
         rows, columns = slice(None, None, -1 if upside_down else 1), slice(None, None, -1 if sideways else 1)
-        part = self.pixels[top:bottom, left:right]
+        with stage("decode"):
+            found = None if self._rotation else planes(self._frame)
+        # To split and then to copy takes half the time of taking out channel by channel.
+        parts = cv2.split(self.pixels[top:bottom, left:right]) if found is None else found
         with stage("resize"):
-            # To split and then to copy takes half the time of taking out channel by channel.
-            for plane, place in zip(cv2.split(part), out, strict=True):
-                np.copyto(place, plane[rows, columns])
+            for plane, place in zip(parts, out, strict=True):
+                part = plane if found is None else plane[top:bottom, left:right]
+                np.copyto(place, part[rows, columns])
         return True
 
 
@@ -136,35 +173,67 @@ def draw_clip(
     """
     key = int(generator().integers(1 << 63))
     globals_before = None if transform.pure else _globals()
-    clip: torch.Tensor | None = out
+    drawn = _Drawn(len(frames), transform, out)
     for number, frame in enumerate(frames):
         if number and globals_before is not None:
             _set_globals(globals_before)
-        place = None if clip is None else clip[number]
-        made = call_in_scope(key, _drawn(transform, place), Picture(frame, rotation))
-        if clip is None or (not number and (made.shape, made.dtype) != (clip.shape[1:], clip.dtype)):
-            clip = torch.empty((len(frames), *made.shape), dtype=made.dtype)
-        if made.shape != clip.shape[1:]:
-            sizes = f"{tuple(clip.shape[1:])} and {tuple(made.shape)}"
-            raise ImageError(f"the transform makes frames of one clip {sizes}: put a step of one size at its end")
-        if place is None or made.data_ptr() != place.data_ptr():
-            clip[number].copy_(made)
-    assert clip is not None
-    return clip
+        picture = Picture(frame, rotation)
+        if not drawn.again(number, picture):
+            call_in_scope(key, partial(drawn.draw, number), picture)
+    assert drawn.clip is not None
+    return drawn.clip
 
 
-def _drawn(transform: Compose, place: torch.Tensor | None) -> Callable[[Picture], torch.Tensor]:
-    """What makes a tensor of a frame."""
+class _Drawn:
+    """A clip that is drawn frame by frame.
 
-    def draw(picture: Picture) -> torch.Tensor:
+    Args:
+        count: of its frames.
+        transform: of each of them.
+        out: where it is to be, if it has this shape and type then.
+    """
+
+    def __init__(self, count: int, transform: Compose, out: torch.Tensor | None) -> None:
+        self.clip = out
+        self._count, self._transform = count, transform
+        self._view: View | None = None
+        """Of each frame, if a chain has done nothing else to the first one."""
+
+    def draw(self, number: int, picture: Picture) -> None:
+        """Send a frame through the chain."""
         with stage("augment"):
-            canvas = Canvas(picture, out=place)
-            transform.apply(canvas)
-            conversion = canvas.conversion or Conversion(torch.uint8, False)
-            canvas.conversion = conversion._replace(channels_last=False)
-            return canvas.tensor
+            canvas = Canvas(picture)
+            self._transform.apply(canvas)
+            conversion = canvas.conversion = (canvas.conversion or Conversion(torch.uint8, False))._replace(
+                channels_last=False
+            )
+            unseen = canvas.unseen
+            if not number and unseen is not None:
+                self._size, self._conversion = picture.size, conversion
+                self._make((3, *unseen.size), conversion.dtype)
+            canvas.out = None if self.clip is None else self.clip[number]
+            made = canvas.tensor
+        if not number:
+            self._make(tuple(made.shape), made.dtype)
+            self._view = unseen if self._transform.pure else None
+        assert self.clip is not None
+        if made.shape != self.clip.shape[1:]:
+            sizes = f"{tuple(self.clip.shape[1:])} and {tuple(made.shape)}"
+            raise ImageError(f"the transform makes frames of one clip {sizes}: put a step of one size at its end")
+        if made.data_ptr() != self.clip[number].data_ptr():
+            self.clip[number].copy_(made)
 
-    return draw
+    def again(self, number: int, picture: Picture) -> bool:
+        """Whether a frame was drawn as the first one, whose chain has but chosen a view."""
+        if self._view is None or self.clip is None or picture.size != self._size:
+            return False
+        with stage("augment"):
+            return picture.draw_converted(self._view, self._conversion, as_bits(self.clip[number]))
+
+    def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """The memory of the clip, unless it is there."""
+        if self.clip is None or (self.clip.shape[1:], self.clip.dtype) != (shape, dtype):
+            self.clip = torch.empty((self._count, *shape), dtype=dtype)
 
 
 def _globals() -> tuple[Any, Any, torch.Tensor]:

@@ -24,29 +24,30 @@ _CLOCK_STEP = 20_000_000  # ns; Linux stamps files with its timer's tick, 1 to 1
 # Not to wait for a pipe's other end; on Windows, bytes as they are.
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
+_INSTEAD = "choose another folder with cache_dir="
 _ADVICE = {
     errno.ENOENT: "there is no such file",
     errno.EISDIR: "this is a folder; name a file in it, or a pattern such as 'folder/*.txt'",
     errno.EACCES: "no permission; check the rights of the file and of its folders",
     errno.EPERM: "no permission; check the rights of the file and of its folders",
-    errno.EROFS: "the file system is read-only; {instead}",
-    errno.ENOSPC: "the disk is full; free some space, or {instead}",
-    getattr(errno, "EDQUOT", -1): "the disk quota is used up; free space, or {instead}",
-    errno.EFBIG: "the file would be larger than allowed (ulimit -f); raise the limit, or {instead}",
+    errno.EROFS: f"the file system is read-only; {_INSTEAD}",
+    errno.ENOSPC: f"the disk is full; free some space, or {_INSTEAD}",
+    getattr(errno, "EDQUOT", -1): f"the disk quota is used up; free space, or {_INSTEAD}",
+    errno.EFBIG: f"the file would be larger than allowed (ulimit -f); raise the limit, or {_INSTEAD}",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n), or join the sources into fewer files",
     errno.ENFILE: "too many open files on this machine; close some, or join the sources into fewer files",
 }
 
 
 def io_error(
-    path: str | os.PathLike[str],
-    error: OSError,
-    doing: str = "cannot read",
-    instead: str = "choose another folder with cache_dir=",
+    path: str | os.PathLike[str], error: OSError, doing: str = "cannot read", instead: str = ""
 ) -> ManifestIOError:
-    """A `ManifestIOError` that names the file, what was being done to it, and what to do about it; or instead."""
-    known = _ADVICE.get(error.errno or 0)
-    advice = known.format(instead=instead) if known else error.strerror or str(error) or type(error).__name__
+    """A `ManifestIOError` that names the file, what was being done to it, and what to do about it, or instead."""
+    advice = _ADVICE.get(error.errno or 0)
+    if advice is None:
+        advice = error.strerror or str(error) or type(error).__name__
+        advice += f"; {instead}" if instead else ""
+    advice = advice.replace(_INSTEAD, instead or _INSTEAD)
     result = ManifestIOError(f"{doing} {os.fspath(path)}: {advice}")
     result.errno = error.errno
     return result

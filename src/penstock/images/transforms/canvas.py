@@ -114,6 +114,12 @@ class Canvas:
         return self._view
 
     @property
+    def unseen(self) -> View | None:
+        """The view that the image is of its source, if nobody has looked at its pixels; None if there is more to it."""
+        alone = self._border is None and not self.after and not self.masks and self.boxes is None
+        return self._view if self._pending and alone and not isinstance(self._source, Array) else None
+
+    @property
     def pixels(self) -> Pixels:
         """The image as it is now, (height, width, channels), to be changed at will."""
         if self._pending:
