@@ -76,12 +76,14 @@ class OpenFile:
             raise DataFileChangedError(str(error)) from error
         keys = getattr(self.packets, "keys", None)
         where = np.searchsorted([begin for begin, _ in pieces], at, side="right") - 1
-        begins, lengths = at.tolist(), size.tolist()
-        is_key = [True] * len(at) if keys is None else np.isin(np.arange(first, end), keys).tolist()
-        for number, piece in enumerate(where.tolist()):
+        is_key = np.full(len(at), keys is None)
+        if keys is not None:
+            low, high = np.searchsorted(keys, [first, end])
+            is_key[keys[low:high] - first] = True
+        rows = zip(where.tolist(), at.tolist(), size.tolist(), is_key.tolist(), strict=True)
+        for number, (piece, place, length, key) in enumerate(rows, first):
             begin, data = pieces[piece]
-            low = begins[number] - begin
-            yield first + number, coded(memoryview(data)[low : low + lengths[number]], key=is_key[number])
+            yield number, coded(memoryview(data)[place - begin : place - begin + length], key=key)
 
     def numbered(self, packets: Iterator[Packet[Any]], first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
         """Yield packets ``first`` to ``last``, inclusive, that a demuxer gives, with their numbers.

@@ -112,9 +112,14 @@ class Packets(NamedTuple):
     def _keys_of(self, frames: Ints) -> list[int]:
         """The key from which each frame is decoded."""
         numbers = np.searchsorted(self.keys, self.shown[frames], side="right") - 1
+        places: dict[int, int] = {}
         found = []
         for frame, number in zip(frames.tolist(), numbers.tolist(), strict=True):
-            while number > 0 and self.place_of(int(self.keys[number])) > frame:
+            while number > 0:
+                if number not in places:
+                    places[number] = self.place_of(int(self.keys[number]))
+                if places[number] <= frame:
+                    break
                 number -= 1
             # Before the first key the file begins in the middle of a group.
             found.append(int(self.keys[number]) if number >= 0 else 0)
@@ -152,6 +157,8 @@ def ranges_of(at: Ints, size: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
     order = np.argsort(at, kind="stable")
     begins, ends = at[order], np.maximum.accumulate((at + size)[order])
     gaps = np.maximum(begins[1:] - ends[:-1], 0)
+    if not gaps.any():
+        return [(int(begins[0]), int(ends[-1]))]
     largest = np.argsort(gaps, kind="stable")
     # Between them lie other streams, of which little is worth no request of its own.
     spare = np.cumsum(gaps[largest]) > _WASTE * int(size.sum(dtype=np.int64))

@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import cv2
 import numpy as np
@@ -184,6 +184,22 @@ def draw_clip(
     return drawn.clip
 
 
+class _Choice(NamedTuple):
+    """What a chain has made of a frame, where it only chose a view.
+
+    Attributes:
+        size: (height, width) of the frame.
+        view: of it.
+        conversion: of the pixels of the view.
+        bits: (frames, channels, height, width), the memory of the clip.
+    """
+
+    size: tuple[int, int]
+    view: View
+    conversion: Conversion
+    bits: npt.NDArray[Any]
+
+
 class _Drawn:
     """A clip that is drawn frame by frame.
 
@@ -196,44 +212,41 @@ class _Drawn:
     def __init__(self, count: int, transform: Compose, out: torch.Tensor | None) -> None:
         self.clip = out
         self._count, self._transform = count, transform
-        self._view: View | None = None
-        """Of each frame, if a chain has done nothing else to the first one."""
+        self._choice: _Choice | None = None
 
     def draw(self, number: int, picture: Picture) -> None:
         """Send a frame through the chain."""
         with stage("augment"):
             canvas = Canvas(picture)
             self._transform.apply(canvas)
-            conversion = canvas.conversion = (canvas.conversion or Conversion(torch.uint8, False))._replace(
-                channels_last=False
-            )
-            unseen = canvas.unseen
-            if not number and unseen is not None:
-                self._size, self._conversion = picture.size, conversion
-                self._make((3, *unseen.size), conversion.dtype)
+            conversion = (canvas.conversion or Conversion(torch.uint8, False))._replace(channels_last=False)
+            canvas.conversion, view = conversion, canvas.unseen
+            if not number and view is not None:
+                clip = self._memory((3, *view.size), conversion.dtype)
+                if self._transform.pure:
+                    self._choice = _Choice(picture.size, view, conversion, as_bits(clip))
             canvas.out = None if self.clip is None else self.clip[number]
             made = canvas.tensor
-        if not number:
-            self._make(tuple(made.shape), made.dtype)
-            self._view = unseen if self._transform.pure else None
-        assert self.clip is not None
-        if made.shape != self.clip.shape[1:]:
-            sizes = f"{tuple(self.clip.shape[1:])} and {tuple(made.shape)}"
+        clip = self.clip if number and self.clip is not None else self._memory(tuple(made.shape), made.dtype)
+        if made.shape != clip.shape[1:]:
+            sizes = f"{tuple(clip.shape[1:])} and {tuple(made.shape)}"
             raise ImageError(f"the transform makes frames of one clip {sizes}: put a step of one size at its end")
-        if made.data_ptr() != self.clip[number].data_ptr():
-            self.clip[number].copy_(made)
+        if made.data_ptr() != clip[number].data_ptr():
+            clip[number].copy_(made)
 
     def again(self, number: int, picture: Picture) -> bool:
-        """Whether a frame was drawn as the first one, whose chain has but chosen a view."""
-        if self._view is None or self.clip is None or picture.size != self._size:
+        """Whether a frame was drawn by the choice that the chain made for the first one."""
+        choice = self._choice
+        if choice is None or picture.size != choice.size:
             return False
         with stage("augment"):
-            return picture.draw_converted(self._view, self._conversion, as_bits(self.clip[number]))
+            return picture.draw_converted(choice.view, choice.conversion, choice.bits[number])
 
-    def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """The memory of the clip, unless it is there."""
-        if self.clip is None or (self.clip.shape[1:], self.clip.dtype) != (shape, dtype):
+    def _memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The memory of the clip, which is made unless it is there."""
+        if self.clip is None or (tuple(self.clip.shape[1:]), self.clip.dtype) != (shape, dtype):
             self.clip = torch.empty((self._count, *shape), dtype=dtype)
+        return self.clip
 
 
 def _globals() -> tuple[Any, Any, torch.Tensor]:
