@@ -274,6 +274,23 @@ class TestIndex:
         with pytest.raises(DataFileIOError, match="index= where it is to be"):
             ps.VideoDataset(folder, index=folder / "ant/a.mp4/index")
 
+    def test_one_that_is_damaged(self, folder: Path, tmp_path: Path) -> None:
+        """Where Arrow says what lies where, and in what is known of each file, damage is an error."""
+        whole = ClipIndex(ps.VideoDataset(folder, index=tmp_path / "whole").files.index.path, VIDEO, str(folder))
+        data, draw, damaged = Path(whole.path).read_bytes(), np.random.default_rng(0), 0
+        for number in range(400):
+            changed = bytearray(data)
+            at = int(draw.integers(1500))
+            changed[at if number % 2 else len(data) - 1 - at] ^= 1 << int(draw.integers(8))
+            (tmp_path / "changed").write_bytes(changed)
+            try:
+                found = ClipIndex(tmp_path / "changed", VIDEO, str(folder))
+                for file in range(len(found)):
+                    found.error(file), found.path_of(file), found.coding(file), found.packets(file)
+            except DataFileError:
+                damaged += 1
+        assert damaged > 100
+
     def test_files_may_be_moved(self, folder: Path, tmp_path: Path) -> None:
         dataset = ps.VideoDataset(folder, index=tmp_path / "all.arrow", size=16, shuffle="none")
         moved = shutil.copytree(folder, tmp_path / "bucket/elsewhere", copy_function=shutil.copyfile)

@@ -82,7 +82,7 @@ class ClipIndex:
         exact: whether the files must have the versions that were looked at; if not, their sizes are enough.
 
     Raises:
-        DataFileError: it is none, or cut off, or of another version.
+        DataFileError: it is none, or damaged, or of another version.
         DataFileIOError: it cannot be read.
 
     Memory: 8 bytes for each file; the rest is mapped. Safe in threads; a pickle is a handle.
@@ -97,10 +97,14 @@ class ClipIndex:
         try:
             opened = pa.ipc.open_file(pa.py_buffer(self._file.map or b""))
             self._batches = [opened.get_batch(number) for number in range(opened.num_record_batches)]
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataFileError(f"{self.path} is no index of {kind.name}, or is cut off: {error}") from error
+            for batch in self._batches:
+                batch.validate(full=True)
+        except (pa.ArrowException, OSError) as error:
+            raise DataFileError(f"{self.path} is no index of {kind.name}, or is damaged: {error}") from error
         if not opened.schema.equals(kind.schema, check_metadata=True):
             raise DataFileError(f"{self.path} is no index of {kind.name} of this version; make it again")
+        if any(len(batch) != FILES_OF_BATCH for batch in self._batches[:-1]):
+            raise DataFileError(f"{self.path} is damaged: make it again")
         columns = [batch.column("length").to_numpy() for batch in self._batches]
         self.lengths: Ints = np.concatenate([np.zeros(0, np.int64), *columns])
         """Frames or samples of each file, int64; 0 for one with an error."""

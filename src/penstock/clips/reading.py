@@ -17,7 +17,7 @@ from penstock.clips.clip_index import ClipIndex
 from penstock.clips.decoder import CodecDecoder, decoder_for
 from penstock.clips.open_files import OpenFile, OpenFiles
 from penstock.clips.packets import Ints, Run
-from penstock.clips.scan import demuxed, open_container, video_of
+from penstock.clips.scan import demuxed, open_container, sought, video_of
 from penstock.errors import ClipError
 from penstock.storage import Storage
 from penstock.storage.urls import shown
@@ -25,7 +25,7 @@ from penstock.storage.urls import shown
 __all__ = ["FrameReader"]
 
 _BACKS = (0.0, 10.0, 100.0)
-"""Seconds before a key at which a demuxer looks for it: in streams without an index it lands where it can."""
+"""Seconds before a key at which it is looked for."""
 
 
 class FrameReader:
@@ -111,20 +111,9 @@ def _from_key(opened: OpenFile, key: int) -> Iterator[Packet[Any]]:
     place, times = opened.packets.place_of(key), opened.packets.times
     if opened.coding.by_time and opened.container is not None and key and place >= 0:
         time, size = float(times[place]), int(opened.packets.size[key])
-        stream = video_of(opened.container, opened.path)
-        unit = float(stream.time_base)
-        for back in _BACKS:
-            if time - back <= times[0]:
-                break
-            try:
-                opened.container.seek(int((time - back) / unit), stream=stream)
-            except av.error.FFmpegError:  # it cannot seek
-                break
-            rest = demuxed(opened.container, stream)
-            for packet in rest:
-                if packet.is_keyframe and packet.pts is not None and packet.pts * unit == time and packet.size == size:
-                    return itertools.chain([packet], rest)
-                if packet.dts is not None and packet.dts * unit > time:
-                    break
+        backs = [back for back in _BACKS if time - back > times[0]]
+        found = sought(opened.container, video_of(opened.container, opened.path), time, size, backs)
+        if found is not None:
+            return found
     opened.container = open_container(opened.source, opened.path)
     return itertools.islice(demuxed(opened.container, video_of(opened.container, opened.path)), key, None)

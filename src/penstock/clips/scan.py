@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import av
@@ -25,7 +25,7 @@ from penstock.clips.packets import Coding, Ints, Packets
 from penstock.errors import ClipError
 from penstock.storage.urls import shown
 
-__all__ = ["Scanned", "demuxed", "open_container", "range_of", "said", "scan", "video_of"]
+__all__ = ["Scanned", "demuxed", "open_container", "range_of", "said", "scan", "sought", "video_of"]
 
 _NEAR = 64  # bytes between the position that a demuxer says and the packet: headers of blocks in Matroska
 _LOOKED_AT = 96  # packets at most that are decoded to see whether times are those of frames
@@ -107,6 +107,31 @@ def demuxed(container: Any, stream: Any) -> Iterator[Any]:
     for packet in container.demux(stream):
         if packet.size:
             yield packet
+
+
+def sought(container: Any, stream: Any, time: float, size: int, backs: Iterable[float]) -> Iterator[Any] | None:
+    """Return the packets of a stream from one on, a key; None where a demuxer does not find it.
+
+    Args:
+        container: of the stream.
+        stream: that has the packet.
+        time: seconds at which it is shown.
+        size: bytes of it.
+        backs: seconds before it at which to look: in streams without an index a demuxer lands where it can.
+    """
+    unit = float(stream.time_base)
+    for back in backs:
+        try:
+            container.seek(int((time - back) / unit), stream=stream)
+        except av.error.FFmpegError:  # it cannot
+            return None
+        rest = demuxed(container, stream)
+        for packet in rest:
+            if packet.is_keyframe and packet.pts is not None and packet.pts * unit == time and packet.size == size:
+                return itertools.chain([packet], rest)
+            if packet.dts is not None and packet.dts * unit > time:
+                break
+    return None
 
 
 def range_of(source: Bytes, packet: Any) -> int | None:

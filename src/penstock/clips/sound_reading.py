@@ -13,7 +13,7 @@ from av.packet import Packet
 
 from penstock.clips.clip_index import ClipIndex
 from penstock.clips.open_files import OpenFile, OpenFiles
-from penstock.clips.scan import demuxed, open_container
+from penstock.clips.scan import demuxed, open_container, sought
 from penstock.clips.sound_decoder import SoundDecoder, as_floats, is_known
 from penstock.errors import ClipError
 from penstock.storage import Storage
@@ -22,7 +22,7 @@ from penstock.storage.urls import shown
 __all__ = ["SoundReader"]
 
 _BACKS = (0.5, 10.0)
-"""Seconds before a packet at which a demuxer looks for it: in streams without an index it lands where it can."""
+"""Seconds before a packet at which it is looked for."""
 
 
 class SoundReader:
@@ -108,18 +108,11 @@ def _put(out: npt.NDArray[np.float32], values: npt.NDArray[np.float32], at: int,
 def _from(opened: OpenFile, first: int) -> Iterator[Packet[Any]]:
     """The packets of the file from one on."""
     times = opened.packets.times
-    time, size = float(times[first]), int(opened.packets.size[first])
-    for back in _BACKS:
-        if opened.container is None or not first or time - back <= times[0]:
-            break
-        stream = opened.container.streams.best("audio")
-        unit = float(stream.time_base)
-        opened.container.seek(int((time - back) / unit), stream=stream)
-        rest = demuxed(opened.container, stream)
-        for packet in rest:
-            if packet.pts is not None and packet.pts * unit == time and packet.size == size:
-                return itertools.chain([packet], rest)
-            if packet.pts is None or packet.pts * unit > time:
-                break
+    if opened.container is not None and first:
+        time, size = float(times[first]), int(opened.packets.size[first])
+        backs = [back for back in _BACKS if time - back > times[0]]
+        found = sought(opened.container, opened.container.streams.best("audio"), time, size, backs)
+        if found is not None:
+            return found
     opened.container = open_container(opened.source, opened.path)
     return itertools.islice(demuxed(opened.container, opened.container.streams.best("audio")), first, None)
