@@ -109,7 +109,8 @@ class FrameReader:
 def _from_key(opened: OpenFile, key: int) -> Iterator[Packet[Any]]:
     """The packets of the file from a key on."""
     place, times = opened.packets.place_of(key), opened.packets.times
-    if opened.coding.by_time and opened.container is not None and key and place >= 0:
+    if opened.coding.by_time and key and place >= 0:
+        opened.container = opened.container or open_container(opened.source, opened.path)
         time, size = float(times[place]), int(opened.packets.size[key])
         backs = [back for back in _BACKS if time - back > times[0]]
         found = sought(opened.container, video_of(opened.container, opened.path), time, size, backs)

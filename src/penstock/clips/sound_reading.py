@@ -108,7 +108,8 @@ def _put(out: npt.NDArray[np.float32], values: npt.NDArray[np.float32], at: int,
 def _from(opened: OpenFile, first: int) -> Iterator[Packet[Any]]:
     """The packets of the file from one on."""
     times = opened.packets.times
-    if opened.container is not None and first:
+    if first:
+        opened.container = opened.container or open_container(opened.source, opened.path)
         time, size = float(times[first]), int(opened.packets.size[first])
         backs = [back for back in _BACKS if time - back > times[0]]
         found = sought(opened.container, opened.container.streams.best("audio"), time, size, backs)
