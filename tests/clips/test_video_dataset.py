@@ -341,6 +341,32 @@ class TestStores:
                 assert counts["bytes"] <= 1.2 * needed
                 assert counts["requests"]["GET"] <= 3
 
+    def test_signatures_are_not_kept(self, folder: Path, tmp_path: Path) -> None:
+        """The same objects at addresses that are signed anew have the same index, in which is no signature."""
+        (tmp_path / "bucket").mkdir()
+        names = ["a.mp4", "b.mp4"]
+        for name, source in zip(names, ("ant/a.mp4", "bee/c.mp4"), strict=True):
+            shutil.copy(folder / source, tmp_path / "bucket" / name)
+        with ps.TarWriter(str(tmp_path / "bucket/c.tar")) as writer:
+            writer.write({"__key__": "x", "mp4": (folder / "bee/c.mp4").read_bytes()})
+        with Store(tmp_path) as store:
+            for index in (None, tmp_path / "index.arrow"):
+                found, scanned = [], []
+                for time in ("20260101", "20260102"):
+                    signed = f"?X-Amz-Date={time}&X-Amz-Signature=secret{time}"
+                    store.reset()
+                    dataset = ps.VideoDataset(
+                        [f"{store.url}/bucket/{name}{signed}" for name in names], frames=2, shuffle="none", index=index
+                    )
+                    scanned.append(store.counts()["bytes"])
+                    found.append(dataset.files.index.path)
+                    assert torch.equal(pickle.loads(pickle.dumps(dataset))[1][0], dataset[1][0])
+                    assert b"secret" not in Path(found[-1]).read_bytes()
+                assert found[0] == found[1]
+                assert scanned[1] < scanned[0] / 10
+            packed = ps.VideoDataset(f"{store.url}/bucket/c.tar{signed}", frames=2)
+            assert packed[0][0].shape == (2, 3, 48, 64)
+
     def test_an_object_that_is_not_there(self, tmp_path: Path, folder: Path) -> None:
         (tmp_path / "bucket").mkdir()
         shutil.copy(folder / "ant/a.mp4", tmp_path / "bucket")

@@ -8,6 +8,7 @@ A file that cannot be read, or holds no video, has a row with what is wrong with
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -80,16 +81,26 @@ class ClipIndex:
         kind: what it is of.
         root: what comes before the names of the files.
         exact: whether the files must have the versions that were looked at; if not, their sizes are enough.
+        addresses: of the files, where these are not their names: they are signed.
 
     Raises:
         DataFileError: it is none, or damaged, or of another version.
         DataFileIOError: it cannot be read.
 
-    Memory: 8 bytes for each file; the rest is mapped. Safe in threads; a pickle is a handle.
+    Memory: 8 bytes for each file, and the addresses; the rest is mapped. Safe in threads; a pickle is a handle.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: Kind, root: str, *, exact: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        kind: Kind,
+        root: str,
+        *,
+        exact: bool = True,
+        addresses: Sequence[str] | None = None,
+    ) -> None:
         self.path, self.kind, self.root, self.exact = os.path.abspath(path), kind, root, exact
+        self.addresses = addresses
         try:
             self._file = SourceFile(self.path)
         except OSError as error:
@@ -113,7 +124,7 @@ class ClipIndex:
         return len(self.lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ClipIndex, exact=self.exact), (self.path, self.kind, self.root)
+        return partial(ClipIndex, exact=self.exact, addresses=self.addresses), (self.path, self.kind, self.root)
 
     def column(self, name: str) -> list[Any]:
         """Return what one column says of all files."""
@@ -121,6 +132,8 @@ class ClipIndex:
 
     def path_of(self, file: int) -> str:
         """Return the path or address of a file."""
+        if self.addresses is not None:
+            return self.addresses[file]
         return self.root + os.fsdecode(self._get("name", file).as_py())
 
     def is_of(self, file: int, source: Bytes) -> bool:

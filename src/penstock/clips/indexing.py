@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import xxhash
@@ -37,7 +37,7 @@ from penstock.storage.ahead import in_threads
 from penstock.storage.cache import UNWRITABLE, file_lock
 from penstock.storage.files import io_error
 from penstock.storage.kept import kept_path, write_kept
-from penstock.storage.urls import is_remote
+from penstock.storage.urls import is_remote, unsigned
 
 __all__ = ["open_index"]
 
@@ -68,27 +68,32 @@ def open_index(
 
     Costs: all files are read once; later one look at each, or with ``path`` none.
     """
-    root, names = _names(files)
+    named = _Named.of(files)
+
+    def opened(place: str | os.PathLike[str]) -> ClipIndex:
+        found = ClipIndex(place, kind, named.root, exact=path is None, addresses=named.signed)
+        return found if path is None else _of_files(found, named.names)
+
     if path is not None and os.path.exists(path):
-        return _of_files(ClipIndex(path, kind, root, exact=False), names)
+        return opened(path)
     if path is not None:
         place = Path(path)
     else:
-        place = kept_path("clips", f"{_key(kind, root, names, _versions(files, storage))}.arrow")
-    found = _kept(place, kind, root) if path is None else None
-    if found is not None:
-        return found
+        place = kept_path("clips", f"{_key(kind, named, _versions(named.addresses, storage))}.arrow")
     try:
+        found = _kept(place, opened) if path is None else None
+        if found is not None:
+            return found
         if path is None:
             place.parent.mkdir(exist_ok=True)
         with file_lock(place):
             if path is not None and place.exists():  # somebody has made it meanwhile
-                return _of_files(ClipIndex(place, kind, root, exact=False), names)
-            found = _kept(place, kind, root)
+                return opened(place)
+            found = _kept(place, opened)
             if found is None:
                 with write_kept(place) as out:
-                    _write(out, kind, root, names, storage=storage, progress=progress)
-                found = ClipIndex(place, kind, root, exact=path is None)
+                    _write(out, kind, named, storage=storage, progress=progress)
+                found = opened(place)
     except (StorageError, DataFileIOError):
         raise
     except OSError as error:
@@ -99,13 +104,34 @@ def open_index(
     return found
 
 
-def _names(files: Sequence[str]) -> tuple[str, list[str]]:
-    """What the names of all files begin with, up to a folder, and the rest of each."""
-    whole = [name if is_remote(name) else os.path.abspath(local_path(name) or name) for name in files]
-    # Of addresses, too, so no matter of paths.
-    root = os.path.commonprefix(whole).rpartition("/")[0] + "/" if whole else ""  # noqa: RUF071
-    root = root if root.count("/") > 2 or not root.partition("://")[1] else ""  # no part of an address's head
-    return root, [name[len(root) :] for name in whole]
+class _Named(NamedTuple):
+    """Files by their names.
+
+    Attributes:
+        root: what all of them begin with, up to a folder.
+        names: the rest of each, without a signature.
+        addresses: the paths and addresses to open them by.
+    """
+
+    root: str
+    names: list[str]
+    addresses: list[str]
+
+    @classmethod
+    def of(cls, files: Sequence[str]) -> _Named:
+        """Name some files."""
+        addresses = [name if is_remote(name) else os.path.abspath(local_path(name) or name) for name in files]
+        whole = [unsigned(address) for address in addresses]
+        # Of addresses, too, so no matter of paths.
+        root = os.path.commonprefix(whole).rpartition("/")[0] + "/" if whole else ""  # noqa: RUF071
+        root = root if root.count("/") > 2 or not root.partition("://")[1] else ""  # no part of an address's head
+        return cls(root, [name[len(root) :] for name in whole], addresses)
+
+    @property
+    def signed(self) -> list[str] | None:
+        """The addresses, if the index does not have them."""
+        same = all(map(str.endswith, self.addresses, self.names))
+        return None if same else self.addresses
 
 
 def _of_files(index: ClipIndex, names: Sequence[str]) -> ClipIndex:
@@ -121,9 +147,9 @@ def _of_files(index: ClipIndex, names: Sequence[str]) -> ClipIndex:
     return index
 
 
-def _kept(place: Path, kind: Kind, root: str) -> ClipIndex | None:
+def _kept(place: Path, opened: Callable[[Path], ClipIndex]) -> ClipIndex | None:
     try:
-        return ClipIndex(place, kind, root) if place.exists() else None
+        return opened(place) if place.exists() else None
     except DataFileError:  # of another version, or what a full disk has left
         return None
 
@@ -144,9 +170,9 @@ def _versions(files: Sequence[str], storage: Storage | None) -> list[str]:
     return in_threads(look, files)
 
 
-def _key(kind: Kind, root: str, names: Sequence[str], versions: Sequence[str]) -> str:
-    digest = xxhash.xxh3_128(os.fsencode(f"{kind.name} {INDEX_VERSION} {root}"))
-    for name, version in zip(names, versions, strict=True):
+def _key(kind: Kind, named: _Named, versions: Sequence[str]) -> str:
+    digest = xxhash.xxh3_128(os.fsencode(f"{kind.name} {INDEX_VERSION} {named.root}"))
+    for name, version in zip(named.names, versions, strict=True):
         digest.update(os.fsencode(f"{name}\0{version}\n"))
     return digest.hexdigest()
 
@@ -156,41 +182,41 @@ def _is_of_file(error: StorageError) -> bool:
     return not isinstance(error, StorageAuthError | StorageUnavailableError)
 
 
-def _write(
-    out: BinaryIO, kind: Kind, root: str, names: Sequence[str], *, storage: Storage | None, progress: bool | None
-) -> None:
+def _write(out: BinaryIO, kind: Kind, named: _Named, *, storage: Storage | None, progress: bool | None) -> None:
     if find_spec("av") is None:
         raise ConfigError("an index of clips needs PyAV: pip install 'penstock[clips]'")
-    schema = kind.schema
-    count = max(cores(), _IN_STORES if is_remote(root + names[0]) else 0)
+    schema, files = kind.schema, list(zip(named.names, named.addresses, strict=True))
+    count = max(cores(), _IN_STORES if any(map(is_remote, named.addresses)) else 0)
     with (
         ThreadPoolExecutor(count, "penstock-scans") as pool,
         ScanProcesses(kind.scan) as processes,  # which are left first: Ctrl-C does not wait for the files at hand
         pa.ipc.new_file(out, schema) as writer,
         progress_bar(
-            f"Indexing {kind.name}", len(names), progress if len(names) > 1 else False, in_bytes=False
+            f"Indexing {kind.name}", len(files), progress if len(files) > 1 else False, in_bytes=False
         ) as done,
     ):
 
-        def row(name: str) -> dict[str, Any]:
+        def row(file: tuple[str, str]) -> dict[str, Any]:
             try:
-                return _row(root, name, schema, processes, storage)
+                return _row(*file, schema, processes, storage)
             finally:
                 done(1)
 
-        for begin in range(0, len(names), FILES_OF_BATCH):
-            rows = list(pool.map(row, names[begin : begin + FILES_OF_BATCH]))
+        for begin in range(0, len(files), FILES_OF_BATCH):
+            rows = list(pool.map(row, files[begin : begin + FILES_OF_BATCH]))
             writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
 
 
-def _row(root: str, name: str, schema: pa.Schema, processes: ScanProcesses, storage: Storage | None) -> dict[str, Any]:
+def _row(
+    name: str, address: str, schema: pa.Schema, processes: ScanProcesses, storage: Storage | None
+) -> dict[str, Any]:
     """What the index says of a file."""
     row: dict[str, Any] = dict.fromkeys(schema.names)
     row |= {"name": os.fsencode(name), "nbytes": 0, "version": "", "error": "", "length": 0, "digest": bytes(16)}
     try:
-        source = open_file(root + name, storage)
+        source = open_file(address, storage)
         row |= {"nbytes": source.size, "version": source.fingerprint}
-        coding, packets = processes.scan(source, root + name)
+        coding, packets = processes.scan(source, address)
     except StorageError as error:
         if not _is_of_file(error):
             raise

@@ -14,7 +14,7 @@ from penstock.storage.urls import is_remote, shown
 
 __all__ = ["Bytes", "Media", "open_file", "place_of"]
 
-_PLACE = re.compile(r"(.*\.tar)!(\d+)\+(\d+)!(.*)", re.DOTALL)
+_PLACE = re.compile(r"(.*\.tar(?:\?[^!]*)?)!(\d+)\+(\d+)!(.*)", re.DOTALL)
 
 
 class Bytes(Protocol):

@@ -13,13 +13,14 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from penstock.errors import ConfigError, StorageError
 
-__all__ = ["WEB", "basename", "is_remote", "listed", "local_part", "scheme", "shown", "through_gateway"]
+__all__ = ["WEB", "basename", "is_remote", "listed", "local_part", "scheme", "shown", "through_gateway", "unsigned"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _NORMALISED = re.compile(r"(https?|s3a?|gcs|gs|az|abfss?|adl|hf|ais):/[^/]")  # what a Path makes of an address
 _LOCAL = ("file", "local")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]")
 WEB = ("http", "https")
+_SIGNED = re.compile(r"\?[^!]*\b(?:x-amz-signature|x-goog-signature|signature|sig)=[^!]*", re.IGNORECASE)
 
 
 def scheme(url: str | os.PathLike[str]) -> str:
@@ -71,6 +72,15 @@ def shown(url: str | os.PathLike[str]) -> str:
             else f"{scheme(text)}://{host}{parts.path}"
         )
     return text
+
+
+def unsigned(url: str) -> str:
+    """The address without a query that signs it, which is another one each time; what may follow a ``!`` stays.
+
+    >>> unsigned("https://bucket.s3.amazonaws.com/a.mp4?X-Amz-Date=20260101&X-Amz-Signature=7f3a")
+    'https://bucket.s3.amazonaws.com/a.mp4'
+    """
+    return _SIGNED.sub("", url) if scheme(url) in WEB else url
 
 
 def basename(url: str) -> str:
