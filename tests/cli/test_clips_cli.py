@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cli_support import refusal
-from typer.testing import CliRunner
+from cli_support import refusal, said
 from video_support import write_video
 
 import penstock as ps
-from penstock.cli.app import app
 
 
 def run(*arguments: object, code: int = 0) -> str:
     """Run the command; the standard output, with runs of blanks as one."""
-    result: Any = CliRunner().invoke(app, ["clips", "index", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return re.sub(r"[ \t]+", " ", result.stdout)
+    return said("clips", "index", *arguments, code=code)
 
 
 @pytest.fixture

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import cv2
 import pytest
+from cli_support import said
 from jpeg_support import by_opencv, jpeg, noise
-from typer.testing import CliRunner
 
 import penstock
-from penstock.cli.app import app
 from penstock.errors import ImageError, ManifestIOError, PenstockError
 from penstock.images import native
 from penstock.images.entries import ImageIndex
@@ -25,11 +23,7 @@ pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.imag
 
 def run(*arguments: object, code: int = 0) -> str:
     """Run ``penstock images index``; the standard output, with runs of blanks as one."""
-    result: Any = CliRunner().invoke(app, ["images", "index", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return re.sub(r"[ \t]+", " ", result.stdout)
+    return said("images", "index", *arguments, code=code)
 
 
 @pytest.fixture

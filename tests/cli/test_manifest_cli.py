@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from busy_support import HANG
+from cli_support import said
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -27,11 +28,7 @@ COMMANDS = ["check", "info", "head", "build", "sizes", "warm"]
 
 def run(*arguments: object, code: int = 0) -> str:
     """Run ``penstock manifest``; the standard output, with runs of blanks as one."""
-    result = invoke(*arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return re.sub(r"[ \t]+", " ", result.stdout)
+    return said("manifest", *arguments, code=code)
 
 
 def invoke(*arguments: object) -> Any:

@@ -13,12 +13,12 @@ from penstock.cli.app import app
 _NUMBERS = itertools.count()
 
 
-def said(*arguments: object) -> str:
-    """Return what a command prints, with single spaces; what it raises is raised."""
+def said(*arguments: object, code: int = 0) -> str:
+    """Return what a command prints, with single spaces, if it ends with this exit code; what it raises is raised."""
     result = CliRunner().invoke(app, list(map(str, arguments)))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return re.sub(r"[ \t]+", " ", result.stdout)
 
 
