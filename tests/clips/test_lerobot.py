@@ -610,3 +610,15 @@ def test_nearest_times() -> None:
     times = np.array([0.0, 1.0, 2.0])
     assert nearest(times, np.array([-3.0, 0.4, 0.5, 0.6, 1.0, 1.9, 7.0])).tolist() == [0, 0, 0, 1, 1, 2, 2]
     assert nearest(times[:1], np.array([-3.0, 0.0, 0.6])).tolist() == [0, 0, 0]
+
+
+def test_pickles_hold_what_was_asked_for(written: Written) -> None:
+    """Whatever their owner does to it later; and what can be gone through once only."""
+    windows = {"action": [0.0, 1 / FPS]}
+    dataset = ps.LeRobotDataset(written.root, delta_timestamps=windows, episodes=iter([0, 2]), columns=iter(["action"]))
+    windows["action"].append(2 / FPS)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert len(again) == len(dataset) == LENGTHS[0] + LENGTHS[2]
+    assert again[0]["action"].shape == dataset[0]["action"].shape == (2, 2)
+    with pytest.raises(ConfigError, match="episodes belong to LeRobotFiles"):
+        ps.LeRobotDataset(dataset.files, episodes=np.array([0, 1]))

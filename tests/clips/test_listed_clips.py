@@ -166,3 +166,29 @@ def test_arguments(folder: Path, options: dict[str, Any], words: str) -> None:
 def test_the_first_argument_is_a_folder(folder: Path) -> None:
     with pytest.raises(ConfigError, match="the folder that their paths begin in"):
         ps.VideoDataset([folder / "a.mp4"], clips=ROWS)
+
+
+def test_rows_need_not_have_the_same_keys(folder: Path) -> None:
+    rows = [{"path": "a.mp4", "caption": "all"}, {"path": "a.mp4", "start": 1.0, "end": 1.5, "speaker": 3}]
+    for order in (rows, rows[::-1]):
+        dataset = ps.VideoDataset(folder, clips=order, frames=2, random_start=False, shuffle="none")
+        records = dataset.files.records(np.arange(2))
+        assert [(one.first, one.end) for one in records] == [
+            (0, 48) if "start" not in row else (24, 36) for row in order
+        ]
+        assert [one.label for one in records] == [
+            {"caption": row.get("caption"), "speaker": row.get("speaker")} for row in order
+        ]
+    for wrong in ({"path": ["a.mp4"], "start": [1, 2]}, [{"path": "a.mp4", "x": 1}, {"path": "a.mp4", "x": "word"}]):
+        with pytest.raises(ConfigError, match="clips=: its columns are no table"):
+            ps.VideoDataset(folder, clips=wrong)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("a.mp4", 24), ("a.mp4", 30), ("a.mkv", 24), ("a.mkv", 30), ("a.mp4", 60)])
+def test_times_that_were_computed_are_those_of_frames(tmp_path: Path, name: str, rate: int) -> None:
+    """A frame's number divided by the rate is its time, however the file has rounded that."""
+    write_video(tmp_path / name, 90, rate=rate)
+    rows = [{"path": name, "start": k / rate, "end": (k + 4) / rate} for k in range(86)]
+    dataset = ps.VideoDataset(tmp_path, clips=rows, frames=4, random_start=False, shuffle="none")
+    records = dataset.files.records(np.arange(86))
+    assert [(one.first, one.end) for one in records] == [(k, k + 4) for k in range(86)]

@@ -20,10 +20,12 @@ from interpreter_support import Popen, run
 from leak_support import children
 from video_support import write_video
 
+from penstock.clips import scan_process
+from penstock.clips.indexing import open_index
 from penstock.clips.media import open_file
 from penstock.clips.scan import scan
 from penstock.clips.scan_process import ScanProcesses
-from penstock.errors import ClipError, ConfigError, StorageNotFoundError
+from penstock.errors import ClipError, ConfigError, DataFileIOError, StorageNotFoundError, StorageUnavailableError
 
 
 @pytest.fixture
@@ -77,9 +79,10 @@ def test_threads_have_a_process_each_and_use_it_again(processes: ScanProcesses, 
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_one_that_is_killed(processes: ScanProcesses, tmp_path: Path, times: int) -> None:
-    """The file is scanned once more; if that process ends, too, it is the file's fault."""
-    path, before, kills = write_video(tmp_path / "a.mp4"), children(), [signal.SIGKILL] * times
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
+def test_one_that_ends(processes: ScanProcesses, tmp_path: Path, times: int, how: signal.Signals) -> None:
+    """The file is scanned once more; if that process ends, too, it is the file's fault, unless somebody kills them."""
+    path, before, kills = write_video(tmp_path / "a.mp4"), children(), [how] * times
 
     def kill() -> None:
         if kills:
@@ -89,19 +92,23 @@ def test_one_that_is_killed(processes: ScanProcesses, tmp_path: Path, times: int
     if times == 1:
         assert processes.scan(Watched(path, kill), "a.mp4")[1].times.shape == (48,)
     else:
-        with pytest.raises(ClipError, match=r"'a\.mp4' cannot be indexed: .* has ended \(SIGKILL\), 2 times"):
+        error = DataFileIOError if how == signal.SIGKILL else ClipError
+        with pytest.raises(error, match=rf"'a\.mp4' cannot be indexed: .* has ended \({how.name}\), 2 times"):
             processes.scan(Watched(path, kill), "a.mp4")
     assert not kills
     assert processes.scan(open_file(str(path), None), "a.mp4")[1].times.shape == (48,)
 
 
-def test_an_error_of_the_source_is_raised_here(processes: ScanProcesses, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [StorageNotFoundError, StorageUnavailableError])
+def test_an_error_of_the_source_is_raised_here(
+    processes: ScanProcesses, tmp_path: Path, error: type[Exception]
+) -> None:
     path = write_video(tmp_path / "a.mp4")
 
     def fail() -> None:
-        raise StorageNotFoundError("gone")
+        raise error("gone")
 
-    with pytest.raises(StorageNotFoundError, match="gone"):
+    with pytest.raises(error, match="gone"):
         processes.scan(Watched(path, fail), "a.mp4")
     assert processes.scan(open_file(str(path), None), "a.mp4")[1].times.shape == (48,)
 
@@ -216,3 +223,35 @@ def test_processes_end_with_the_one_that_indexes(tmp_path: Path, how: signal.Sig
     assert not (tmp_path / "index").exists()
     if how == signal.SIGINT:
         assert (out, err) == ("caught\n", "")
+
+
+HALF = """
+import os, signal, struct
+os.write({fd}, struct.pack("!i", 1 << 20) + b"half")
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def test_one_that_ends_in_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_process, "_PROGRAM", HALF)
+    path = write_video(tmp_path / "a.mp4")
+    with ScanProcesses("scan") as processes, pytest.raises(ClipError, match="SIGSEGV"):
+        processes.scan(open_file(str(path), None), "a.mp4")
+
+
+def test_one_that_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is no fault of a file, and nothing is kept."""
+    (tmp_path / "av").mkdir()
+    (tmp_path / "av/__init__.py").write_text("raise ImportError('libavcodec.so.99')")
+    path = write_video(tmp_path / "a.mp4")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"PyAV cannot be imported .*libavcodec\.so\.99"):
+        open_index([str(path)], tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
+def test_one_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_video(tmp_path / "a.mp4")
+    monkeypatch.setattr(scan_process, "get_executable", lambda: str(tmp_path / "nothing"))
+    with pytest.raises(DataFileIOError, match="a process that scans files cannot be started"):
+        open_index([str(path)], tmp_path / "index")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from video_support import all_frames, clip_of, picture, write_video
 
 import penstock as ps
 from penstock.clips.media import place_of
+from penstock.clips.tar_members import members_of
 from penstock.errors import ClipError, ConfigError, DataFileChangedError
 
 
@@ -84,4 +88,45 @@ def test_an_archive_that_was_changed_or_is_none(bucket: Path, tmp_path: Path) ->
 
 def test_names_say_the_place() -> None:
     assert place_of("s3://bucket/a.tar!512+100!x!1+2!y.mp4") == ("s3://bucket/a.tar", 512, 100)
+    assert place_of("http://h/a.tar?X-Amz-Signature=1!512+100!7.mp4") == ("http://h/a.tar?X-Amz-Signature=1", 512, 100)
     assert place_of("a.tar") is None
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_names_that_are_long(tmp_path: Path, format: int) -> None:
+    """Their headers lie across the blocks in which an archive is read."""
+    with tarfile.open(tmp_path / "a.tar", "w", format=format) as out:
+        for number in range(600):
+            out.addfile(tarfile.TarInfo(f"{number:0600d}.mp4"))
+    assert len(members_of(str(tmp_path / "a.tar"), (".mp4",), None)) == 600
+
+
+def test_labels(tmp_path: Path) -> None:
+    """They are the same in whichever order members lie, and what is no number or no JSON is text."""
+    beside: list[tuple[dict[str, bytes], Any]] = [
+        ({"cls": b"7"}, 7),
+        ({"cls": b"7", "json": b'{"label": 3, "x": 1}'}, {"label": 7, "x": 1}),
+        ({"json": b'{"label": 3}'}, {"label": 3}),
+        ({"cls": b"--5"}, "--5"),
+        ({"cls": "²".encode()}, "²"),
+        ({"cls": b"9" * 5000}, "9" * 5000),
+        ({"json": b"[" * 100_000}, {"json": "[" * 100_000}),
+        ({"json": b"[1]", "txt": b"words"}, {"json": [1], "text": "words"}),
+        ({"other": b"1"}, None),
+    ]
+    for reverse in (False, True):
+        with tarfile.open(tmp_path / "a.tar", "w") as out:
+            for number, (files, _) in enumerate(beside):
+                members = sorted([("mp4", b""), *files.items()], reverse=reverse)
+                for ending, data in members:
+                    info = tarfile.TarInfo(f"{number}.{ending}")
+                    info.size = len(data)
+                    out.addfile(info, io.BytesIO(data))
+        found = members_of(str(tmp_path / "a.tar"), (".mp4",), None)
+        assert [one.label for one in found] == [label for _, label in beside]
+
+
+def test_archives_beside_files(bucket: Path, tmp_path: Path) -> None:
+    write_video(bucket / "a.mp4")
+    with pytest.raises(ConfigError, match=r"holds tar archives, and beside them .*a\.mp4"):
+        ps.VideoDataset(bucket)

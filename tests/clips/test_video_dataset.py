@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
+import random
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
+import cli_support
 import numpy as np
 import pytest
 import torch
@@ -274,6 +278,29 @@ class TestIndex:
         with pytest.raises(DataFileIOError, match="index= where it is to be"):
             ps.VideoDataset(folder, index=folder / "ant/a.mp4/index")
 
+    def test_it_is_made_again_by_the_command(self, folder: Path, tmp_path: Path) -> None:
+        path, index = tmp_path / "a.mp4", tmp_path / "index"
+        shutil.copy(folder / "bee/c.mp4", path)
+        ps.VideoDataset([path], index=index)
+        shutil.copy(folder / "ant/a.mp4", path)
+        with pytest.raises(DataFileChangedError, match="penstock clips index"):
+            ps.VideoDataset([path], index=index)[0]
+        cli_support.said("clips", "index", path, "--out", index)
+        assert ps.VideoDataset([path], index=index, frames=40)[0][0].shape[0] == 40
+        (tmp_path / "words").write_text("no index")
+        with pytest.raises(DataFileError):
+            cli_support.said("clips", "index", path, "--out", tmp_path / "words")
+        assert (tmp_path / "words").read_text() == "no index"
+
+    def test_a_pickle_is_of_its_index(self, folder: Path, tmp_path: Path) -> None:
+        names = [folder / "ant/a.mp4", folder / "bee/c.mp4"]
+        data = pickle.dumps(ps.VideoDataset(names, index=tmp_path / "index", labels=[0, 1]))
+        assert len(pickle.loads(data)) == 2
+        (tmp_path / "index").unlink()
+        ps.VideoDataset(names[::-1], index=tmp_path / "index")
+        with pytest.raises(DataFileChangedError, match="was made again for other files"):
+            pickle.loads(data)
+
     def test_one_that_is_damaged(self, folder: Path, tmp_path: Path) -> None:
         """Where Arrow says what lies where, and in what is known of each file, damage is an error."""
         whole = ClipIndex(ps.VideoDataset(folder, index=tmp_path / "whole").files.index.path, VIDEO, str(folder))
@@ -433,6 +460,27 @@ class TestWrongFiles:
             dataset[0]
         assert dataset[1][0].shape == (2, 3, 48, 64)
 
+    def test_files_that_cannot_be_opened(self, tmp_path: Path, numbered: list[str]) -> None:
+        """Each is an error of its row."""
+        (tmp_path / "loop.mp4").symlink_to(tmp_path / "loop.mp4")
+        wrong = [str(tmp_path / "loop.mp4"), str(tmp_path / ("long" * 100)), str(tmp_path / "zero\0.mp4")]
+        dataset = ps.VideoDataset([*wrong, numbered[0]], frames=2, shuffle="none", labels=range(4))
+        for row in range(3):
+            with pytest.raises(ClipError, match="cannot be opened"):
+                dataset[row]
+        assert dataset[3][1] == 3
+
+    def test_links_that_lead_back(self, folder: Path, tmp_path: Path) -> None:
+        shutil.copytree(folder, tmp_path / "videos")
+        (tmp_path / "videos/ant/again").symlink_to(tmp_path / "videos/ant")
+        (tmp_path / "videos/ant/others").symlink_to(folder / "bee")
+        assert len(ps.VideoDataset(tmp_path / "videos")) == 6
+
+    def test_a_list_of_folders(self, folder: Path) -> None:
+        """Their files, without classes."""
+        dataset = ps.VideoDataset([folder / "ant", folder / "bee", folder / "cat/d.mp4"], frames=2, shuffle="none")
+        assert [os.path.relpath(dataset[row][1]["path"], folder) for row in range(4)] == list(LENGTHS)[:4]
+
     def test_a_playlist_opens_no_other_file(self, tmp_path: Path, numbered: list[str]) -> None:
         shutil.copy(numbered[0], tmp_path / "secret.mp4")
         (tmp_path / "list.mp4").write_text("ffconcat version 1.0\nfile secret.mp4\n")
@@ -483,11 +531,52 @@ def test_a_frame_of_too_many_pixels(folder: Path) -> None:
         ps.VideoDataset([folder / "ant/a.mp4"], max_pixels=1000)[0]
 
 
-def test_open_files_and_decoders_stay_few(numbered: list[str]) -> None:
-    many = [name for name in numbered for _ in range(6)]
+@pytest.mark.parametrize("ending", ["mp4", "ts"])
+def test_open_files_and_decoders_stay_few(tmp_path: Path, ending: str) -> None:
+    """Also those that are read through a demuxer, with threads that none of them has."""
+    path = write_video(tmp_path / f"a.{ending}", 12)
+    many = [shutil.copy(path, tmp_path / f"{number}.{ending}") for number in range(80)]
     dataset = ps.VideoDataset(many, frames=2, size=8)
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(2):
-        for row in range(len(dataset)):
-            dataset[row]
-    assert len(os.listdir("/proc/self/fd")) - before < 40
+    dataset[0]
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    tasks = len(os.listdir("/proc/self/task"))
+    gc.disable()
+    try:
+        for _ in range(2):
+            for row in range(len(dataset)):
+                dataset[row]
+        assert len(os.listdir("/proc/self/fd")) - before < 40
+        assert len(os.listdir("/proc/self/task")) <= tasks
+        assert threading.active_count() == threads
+    finally:
+        gc.enable()
+
+
+class Collects:
+    """A step that has Python collect its garbage."""
+
+    def __call__(self, image: Any) -> Any:
+        gc.collect()
+        return image
+
+
+def test_forks_free_what_their_parent_has_open(tmp_path: Path) -> None:
+    paths = [write_video(tmp_path / f"{number}.ts", 24) for number in range(2)]
+    dataset = ps.VideoDataset(paths, frames=2, stride=6, transform=[Collects()])
+    expected = [plain(dataset[row]) for row in range(len(dataset))]
+    loader = ps.DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=100)
+    assert sorted(map(str, map(plain, loader))) == sorted(map(str, expected))
+
+
+class Draws:
+    """A step that draws from the generators of the process, one after the other."""
+
+    def __call__(self, image: Any) -> Any:
+        return torch.full((3, 4, 4), random.randrange(256) + np.random.randint(256), dtype=torch.float32)
+
+
+def test_threads_draw_once_for_a_clip(numbered: list[str]) -> None:
+    dataset = ps.VideoDataset([name for name in numbered for _ in range(3)], frames=8, transform=[Draws()])
+    loader = ps.DataLoader(dataset, batch_size=1, executor="thread", num_workers=4)
+    for clip, _ in loader:
+        assert (clip == clip[:, :1]).all()

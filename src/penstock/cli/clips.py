@@ -47,7 +47,8 @@ def index(
 ) -> None:
     """Write where the packets of videos lie, or of sound, with which a clip is reached anywhere in a file.
 
-    Every file is read once. One that is none, or damaged, is noted; then the exit code is 1.
+    Every file is read once. One that is none, or damaged, is noted; then the exit code is 1. An index at --out is made
+    again.
     """
     from penstock.clips.clip_index import SOUND, VIDEO
     from penstock.clips.found import SOUND_ENDINGS, VIDEO_ENDINGS, files_of
@@ -56,7 +57,7 @@ def index(
 
     paths = files_of(files[0] if len(files) == 1 else files, SOUND_ENDINGS if sound else VIDEO_ENDINGS).paths
     started = time.perf_counter()
-    found = open_index(paths, out, kind=SOUND if sound else VIDEO, progress=False if as_json else None)
+    found = open_index(paths, out, kind=SOUND if sound else VIDEO, progress=False if as_json else None, renew=True)
     seconds = time.perf_counter() - started
     errors = [error for error in found.column("error") if error]
     if len(errors) == len(found):

@@ -13,9 +13,11 @@ import xxhash
 from penstock.clips.clip_index import ClipIndex
 from penstock.clips.packets import Ints
 from penstock.errors import ConfigError
-from penstock.order.permutation import Indices
+from penstock.order.permutation import Indices, normalise
 
 __all__ = ["ClipFiles", "ClipRecord", "FrameRule", "Measures", "Rule", "SoundRule"]
+
+_ROUNDED = 0.0006  # seconds by which the time of a frame may differ from what is meant
 
 
 class Measures(NamedTuple):
@@ -76,7 +78,12 @@ class FrameRule(NamedTuple):
 
     def window(self, index: ClipIndex, file: int, start: float, end: float) -> tuple[int, int]:
         """Return the frames of a file that are shown between two times in seconds."""
-        begin, stop = np.searchsorted(index.packets(file).times, [start, end]) if index.lengths[file] else (0, 0)
+        if not index.lengths[file]:
+            return 0, 0
+        times = index.packets(file).times
+        # A time that somebody has computed may be one of a frame, which the file has rounded: to 1 ms in Matroska.
+        near = min(_ROUNDED, (times[-1] - times[0]) / (4 * len(times)))
+        begin, stop = np.searchsorted(times, [start - near, end - near])
         return int(begin), int(stop)
 
 
@@ -208,12 +215,7 @@ class ClipFiles:
 
     def records(self, rows: Indices) -> list[ClipRecord]:
         """Return the records of some rows, in this order."""
-        numbers = np.asarray(rows, np.int64)
-        count = len(self)
-        outside = (numbers < -count) | (numbers >= count)
-        if outside.any():
-            raise IndexError(f"row {int(numbers[outside][0])} is out of range for {count} clips")
-        numbers = np.where(numbers < 0, numbers + count, numbers)
+        numbers = normalise(rows, len(self))
         files = np.searchsorted(self._ends, numbers, side="right")
         begins = np.where(files > 0, self._ends[files - 1], 0)
         return [

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from penstock.clips.media import Bytes
 from penstock.clips.packets import Coding, Ints, Packets
@@ -82,10 +83,12 @@ class ClipIndex:
         root: what comes before the names of the files.
         exact: whether the files must have the versions that were looked at; if not, their sizes are enough.
         addresses: of the files, where these are not their names: they are signed.
+        identity: what `identity` was, if it must be this index.
 
     Raises:
         DataFileError: it is none, or damaged, or of another version.
         DataFileIOError: it cannot be read.
+        DataFileChangedError: it has another identity.
 
     Memory: 8 bytes for each file, and the addresses; the rest is mapped. Safe in threads; a pickle is a handle.
     """
@@ -98,6 +101,7 @@ class ClipIndex:
         *,
         exact: bool = True,
         addresses: Sequence[str] | None = None,
+        identity: str | None = None,
     ) -> None:
         self.path, self.kind, self.root, self.exact = os.path.abspath(path), kind, root, exact
         self.addresses = addresses
@@ -119,12 +123,23 @@ class ClipIndex:
         columns = [batch.column("length").to_numpy() for batch in self._batches]
         self.lengths: Ints = np.concatenate([np.zeros(0, np.int64), *columns])
         """Frames or samples of each file, int64; 0 for one with an error."""
+        if identity is not None and identity != self.identity:
+            raise DataFileChangedError(f"{self.path} was made again for other files: open the data set again")
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ClipIndex, exact=self.exact, addresses=self.addresses), (self.path, self.kind, self.root)
+        made = partial(ClipIndex, exact=self.exact, addresses=self.addresses, identity=self.identity)
+        return made, (self.path, self.kind, self.root)
+
+    @cached_property
+    def identity(self) -> str:
+        """Which files it is of, in which order, and what they hold."""
+        digest = xxhash.xxh3_128()
+        for name in ("name", "length", "digest"):
+            digest.update(repr(self.column(name)).encode())
+        return digest.hexdigest()
 
     def column(self, name: str) -> list[Any]:
         """Return what one column says of all files."""

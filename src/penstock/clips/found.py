@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
 
     Args:
         files: a folder of files, or of folders of them, which are classes; a file, a pattern, an address in a store; or
-            a list of these. Of tar archives, and of a folder of those, the members.
+            a list of these, in which there are no classes. Of tar archives, and of a folder of those, the members.
         endings: of the names of those in folders, in small letters.
         storage: how stores are reached, for patterns.
 
@@ -59,8 +60,22 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
     """
     if isinstance(files, str | os.PathLike) and os.path.isdir(files):
         archives = sorted(entry.path for entry in os.scandir(files) if entry.name.endswith(".tar"))
-        return _in_archives(archives, endings, storage) if archives else _in_folder(os.fspath(files), endings)
-    names = expand(files, storage)
+        if not archives:
+            return _in_folder(os.fspath(files), endings)
+        beside = next(_walk(os.fspath(files), endings), None)
+        if beside is not None:
+            raise ConfigError(
+                f"{files} holds tar archives, and beside them {beside[1]!r}: give a list of one or the other"
+            )
+        return _in_archives(archives, endings, storage)
+    if isinstance(files, str | os.PathLike):
+        names = expand(files, storage)
+    else:
+        names = [
+            name
+            for one in files
+            for name in (files_of(one, endings, storage).paths if os.path.isdir(one) else expand(one, storage))
+        ]
     if all(name.partition("?")[0].endswith(".tar") for name in names):
         return _in_archives(names, endings, storage)
     return Found(names, [], [])
@@ -86,11 +101,7 @@ def is_lerobot_folder(path: str) -> bool:
 
 
 def _in_folder(root: str, endings: tuple[str, ...]) -> Found:
-    found: list[tuple[str, str]] = []
-    for at, folders, names in os.walk(root, followlinks=True):
-        folders.sort()
-        first = os.path.relpath(at, root).split(os.sep)[0]
-        found.extend((first, os.path.join(at, name)) for name in sorted(names) if name.lower().endswith(endings))
+    found = list(_walk(root, endings))
     if not found:
         raise ConfigError(f"{root} holds no file of this kind (by their names: {', '.join(endings)})")
     classes = sorted({first for first, _ in found} - {"."})
@@ -105,3 +116,17 @@ def _in_folder(root: str, endings: tuple[str, ...]) -> Found:
     found.sort()
     numbers = {name: number for number, name in enumerate(classes)}
     return Found([path for _, path in found], classes, [numbers[first] for first, _ in found])
+
+
+def _walk(root: str, endings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the files below a folder, each with the first folder that it is in; "." for none."""
+    seen: set[tuple[int, int]] = set()  # a link may lead back
+    for at, folders, names in os.walk(root, followlinks=True):
+        folders.sort()
+        status = os.stat(at)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        first = os.path.relpath(at, root).split(os.sep)[0]
+        yield from ((first, os.path.join(at, name)) for name in sorted(names) if name.lower().endswith(endings))

@@ -6,10 +6,12 @@ moved, by names and sizes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -51,6 +53,7 @@ def open_index(
     kind: Kind = VIDEO,
     storage: Storage | None = None,
     progress: bool | None = None,
+    renew: bool = False,
 ) -> ClipIndex:
     """Return the index of some files; make it where there is none.
 
@@ -60,6 +63,7 @@ def open_index(
         kind: what it is of.
         storage: how stores are reached.
         progress: show a bar: True, False, or None for many files on a terminal.
+        renew: make it again if it is at ``path``, or has files that cannot be read.
 
     Raises:
         DataFileError: at ``path`` is something else, or the index of other files.
@@ -68,6 +72,8 @@ def open_index(
 
     Costs: all files are read once; later one look at each, or with ``path`` none.
     """
+    if find_spec("av") is None:
+        raise ConfigError("an index of clips needs PyAV: pip install 'penstock[clips]'")
     named = _Named.of(files)
 
     def opened(place: str | os.PathLike[str]) -> ClipIndex:
@@ -75,21 +81,23 @@ def open_index(
         return found if path is None else _of_files(found, named.names)
 
     if path is not None and os.path.exists(path):
-        return opened(path)
+        if not renew:
+            return opened(path)
+        ClipIndex(path, kind, named.root)  # nothing else is overwritten
     if path is not None:
         place = Path(path)
     else:
         place = kept_path("clips", f"{_key(kind, named, _versions(named.addresses, storage))}.arrow")
     try:
         found = _kept(place, opened) if path is None else None
-        if found is not None:
+        if found is not None and not (renew and any(found.column("error"))):
             return found
         if path is None:
             place.parent.mkdir(exist_ok=True)
         with file_lock(place):
-            if path is not None and place.exists():  # somebody has made it meanwhile
+            if path is not None and place.exists() and not renew:  # somebody has made it meanwhile
                 return opened(place)
-            found = _kept(place, opened)
+            found = None if renew else _kept(place, opened)
             if found is None:
                 with write_kept(place) as out:
                     _write(out, kind, named, storage=storage, progress=progress)
@@ -172,8 +180,10 @@ def _versions(files: Sequence[str], storage: Storage | None) -> list[str]:
 
 def _key(kind: Kind, named: _Named, versions: Sequence[str]) -> str:
     digest = xxhash.xxh3_128(os.fsencode(f"{kind.name} {INDEX_VERSION} {named.root}"))
-    for name, version in zip(named.names, versions, strict=True):
-        digest.update(os.fsencode(f"{name}\0{version}\n"))
+    with contextlib.suppress(PackageNotFoundError):
+        digest.update(version("av").encode())  # another FFmpeg may read what this one does not
+    for name, made in zip(named.names, versions, strict=True):
+        digest.update(os.fsencode(f"{name}\0{made}\n"))
     return digest.hexdigest()
 
 
@@ -183,8 +193,6 @@ def _is_of_file(error: StorageError) -> bool:
 
 
 def _write(out: BinaryIO, kind: Kind, named: _Named, *, storage: Storage | None, progress: bool | None) -> None:
-    if find_spec("av") is None:
-        raise ConfigError("an index of clips needs PyAV: pip install 'penstock[clips]'")
     schema, files = kind.schema, list(zip(named.names, named.addresses, strict=True))
     count = max(cores(), _IN_STORES if any(map(is_remote, named.addresses)) else 0)
     with (

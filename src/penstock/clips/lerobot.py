@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -171,6 +171,9 @@ class LeRobotFiles:
         self._locate()
 
     def _choose(self, meta: LeRobotMeta, episodes: Any, columns: Any, delta_timestamps: Any, tolerance_s: Any) -> None:
+        episodes, columns = _held(episodes), _held(columns)
+        if isinstance(delta_timestamps, Mapping):
+            delta_timestamps = {name: _held(times) for name, times in delta_timestamps.items()}
         self.meta = meta
         """What the data set says of itself."""
         self.tolerance_s = check_tolerance(tolerance_s)
@@ -369,3 +372,8 @@ class LeRobotFiles:
 
 def _rows_of(masks: Mapping[str, npt.NDArray[np.bool_]], number: int) -> dict[str, npt.NDArray[np.bool_]]:
     return {name: mask[number] for name, mask in masks.items()}
+
+
+def _held(values: Any) -> Any:
+    """The same, which its owner does not change any more, and which can be gone through again."""
+    return list(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes | range) else values

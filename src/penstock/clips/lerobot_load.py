@@ -69,7 +69,7 @@ class LoadFrame:
         times = opened.packets.times
         numbers = nearest(times, frames.seconds)
         off = np.abs(times[numbers] - frames.seconds)
-        if (off > self.tolerance_s).any():
+        if not (off <= self.tolerance_s).all():  # nor is NaN
             worst = int(off.argmax())
             raise ClipError(
                 f"{shown(opened.path)!r}, episode {frames.episode}: at {frames.seconds[worst]:.6f} s there is "

@@ -95,11 +95,6 @@ class ClipTable:
         """Identity of the rows."""
         return self._rows.fingerprint
 
-    @property
-    def files(self) -> Ints:
-        """The number of the file of each row."""
-        return self._files.astype(np.int64)
-
     def place(self, row: int) -> tuple[int, float, float]:
         """Return the file of a row, and its two times in seconds."""
         start, end = self._times[row].tolist()
@@ -179,16 +174,24 @@ def _as_rows(rows: Any) -> _Rows:
     if isinstance(rows, pa.Table):
         return _ArrowRows(rows)
     if isinstance(rows, Mapping):
-        return _ArrowRows(pa.table(dict(rows)))
+        return _in_memory(dict(rows))
     if hasattr(rows, "records") and hasattr(rows, "fingerprint"):
         found: _Rows = rows
         return found
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
-        return _ArrowRows(pa.Table.from_pylist([dict(row) for row in rows]))
+        names = dict.fromkeys(name for row in rows for name in row)
+        return _in_memory({name: [row.get(name) for row in rows] for name in names})
     raise ConfigError(
         f"clips= takes a list of dicts, a table of Arrow, columns by name, or a source of dicts such as "
         f"penstock.TableFiles(...), not {rows!r}"
     )
+
+
+def _in_memory(columns: dict[str, Any]) -> _ArrowRows:
+    try:
+        return _ArrowRows(pa.table(columns))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ConfigError(f"clips=: its columns are no table of Arrow, of one type each: {error}") from error
 
 
 def _path_of(record: Any, row: int) -> str:

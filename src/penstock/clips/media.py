@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -14,6 +15,7 @@ from penstock.storage.urls import is_remote, shown
 
 __all__ = ["Bytes", "Media", "open_file", "place_of"]
 
+_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _PLACE = re.compile(r"(.*\.tar(?:\?[^!]*)?)!(\d+)\+(\d+)!(.*)", re.DOTALL)
 
 
@@ -58,14 +60,21 @@ class Media(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Up to so many bytes from where the file stands; none at the end."""
-        size = self._source.size - self._at if size < 0 else size
-        skip = self._at - self._begin
-        if not 0 <= skip < len(self._block):
-            self._block, self._begin, skip = self._source.read_at(self._at, max(size, self._BLOCK)), self._at, 0
-        piece = self._block[skip : skip + size]
-        self._at += len(piece)
-        return piece
+        """So many bytes from where the file stands; fewer at the end alone."""
+        left = max(0, self._source.size - self._at)
+        left = left if size < 0 else min(size, left)
+        pieces = []
+        while left:
+            skip = self._at - self._begin
+            if not 0 <= skip < len(self._block):
+                self._block, self._begin, skip = self._source.read_at(self._at, max(left, self._BLOCK)), self._at, 0
+            piece = self._block[skip : skip + left]
+            if not piece:
+                break
+            pieces.append(piece)
+            self._at += len(piece)
+            left -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def open_file(name: str, storage: Storage | None) -> Bytes:
@@ -85,6 +94,10 @@ def open_file(name: str, storage: Storage | None) -> Bytes:
         return (storage or Storage()).open(name)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ClipError(f"{shown(name)!r} does not exist") from error
+    except (OSError, ValueError) as error:  # ValueError: a name that is none
+        if is_remote(name) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
+            raise
+        raise ClipError(f"{shown(name)!r} cannot be opened: {getattr(error, 'strerror', None) or error}") from error
 
 
 def place_of(name: str) -> tuple[str, int, int] | None:

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,15 @@ from penstock.clips.clip_index import ClipIndex
 from penstock.clips.decoder import coded
 from penstock.clips.media import open_file
 from penstock.clips.packets import ranges_of
+from penstock.clips.scan import demuxed, open_container, sought
 from penstock.errors import ClipError, DataFileChangedError, StorageChangedError
 from penstock.storage import Storage
 from penstock.storage.urls import shown
 
 __all__ = ["OpenFile", "OpenFiles"]
+
+StreamOf = Callable[[Any, str], Any]
+"""The stream of a container, which has a name for messages."""
 
 _OPEN = 32  # files of a thread
 _PIECE = 4 << 20  # bytes that are read at a time
@@ -85,6 +89,37 @@ class OpenFile:
             begin, data = pieces[piece]
             yield number, coded(memoryview(data)[place - begin : place - begin + length], key=key)
 
+    def demuxed(self, first: int, time: float | None, backs: Sequence[float], stream_of: StreamOf) -> Iterator[Any]:
+        """Return the packets from one on, by FFmpeg's demuxer, which stays open.
+
+        Args:
+            first: the number of the packet.
+            time: seconds at which it is shown; None: it is not to be looked for.
+            backs: seconds before it at which to look, if the file has begun then.
+            stream_of: the stream that is meant.
+        """
+        if first and time is not None:
+            container = self.container or self.reopened()
+            backs = [back for back in backs if time - back > self.packets.times[0]]
+            stream, size = stream_of(container, self.path), int(self.packets.size[first])
+            found = sought(container, stream, time, size, backs)
+            if found is not None:
+                return found
+        container = self.reopened()
+        return itertools.islice(demuxed(container, stream_of(container, self.path)), first, None)
+
+    def reopened(self) -> Any:
+        """Return a demuxer that has read nothing yet, in place of what was open."""
+        self.close()
+        self.container = open_container(self.source, self.path)
+        return self.container
+
+    def close(self) -> None:
+        """Close the demuxer. Left to the garbage collector, it would stay for long."""
+        container, self.container = self.container, None
+        if container is not None:
+            container.close()
+
     def numbered(self, packets: Iterator[Packet[Any]], first: int, last: int) -> Iterator[tuple[int, Packet[Any]]]:
         """Yield packets ``first`` to ``last``, inclusive, that a demuxer gives, with their numbers.
 
@@ -124,7 +159,7 @@ class OpenFiles:
         if found is None:
             found = OpenFile(self.index, file, self.storage)
             while len(files) >= _OPEN:
-                files.popitem(last=False)
+                files.popitem(last=False)[1].close()
         files[file] = found
         return found
 

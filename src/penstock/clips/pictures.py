@@ -5,12 +5,15 @@ Each frame is made RGB, and from there resized, cropped, flipped and normalised 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import threading
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
+import av
 import cv2
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +50,22 @@ class _Here(threading.local):
 _here = _Here()
 
 
+class _Lock:
+    """A lock that nobody holds after a fork."""
+
+    def __init__(self) -> None:
+        self.renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Begin anew."""
+        self.held = threading.RLock()
+
+
+_lock = _Lock()
+
+
 def rgb(frame: Any, rotation: int = 0) -> npt.NDArray[np.uint8]:
     """Return the pixels of a frame, turned to be looked at: uint8 (height, width, 3), rows perhaps not adjacent.
 
@@ -62,18 +81,22 @@ def planes(frame: Any) -> list[npt.NDArray[np.uint8]] | None:
     than to make `rgb` of it, or gives other pixels.
     """
     # FFmpeg has a quick way for these alone, and in it other roundings for the last pixels of a row.
-    if frame.format.name not in _HALVED or frame.width % 16:
+    name, width = frame.format.name, frame.width
+    if name not in _HALVED or width % 16 or frame.height % 2:
         return None
-    kind = frame.format.name, frame.width, frame.height, frame.color_range, frame.colorspace
-    same = _here.as_planes.get(kind)
-    if same is False:
-        return None
+    kind = name, width, frame.color_range, frame.colorspace
+    if kind not in _here.as_planes:
+        # Which ways there are depends on the processor, too.
+        noise = np.random.default_rng(0).integers(0, 256, (48, width), np.uint8)
+        tried = av.VideoFrame.from_ndarray(noise, format=name)
+        tried.color_range, tried.colorspace = frame.color_range, frame.colorspace
+        _here.as_planes[kind] = np.array_equal(np.dstack(_planes(tried)), rgb(tried))
+    return _planes(frame) if _here.as_planes[kind] else None
+
+
+def _planes(frame: Any) -> list[npt.NDArray[np.uint8]]:
     made = _reformatted(frame, "gbrp")
-    found = [_rows(made, number)[:, : made.width] for number in _GBR]
-    if same is None:
-        # Which ways there are depends on the processor.
-        same = _here.as_planes[kind] = np.array_equal(np.dstack(found), rgb(frame))
-    return found if same else None
+    return [_rows(made, number)[:, : made.width] for number in _GBR]
 
 
 def _reformatted(frame: Any, name: str) -> Any:
@@ -172,14 +195,16 @@ def draw_clip(
         ImageError: the transform makes frames of different sizes.
     """
     key = int(generator().integers(1 << 63))
-    globals_before = None if transform.pure else _globals()
     drawn = _Drawn(len(frames), transform, out)
-    for number, frame in enumerate(frames):
-        if number and globals_before is not None:
-            _set_globals(globals_before)
-        picture = Picture(frame, rotation)
-        if not drawn.again(number, picture):
-            call_in_scope(key, partial(drawn.draw, number), picture)
+    # Of the generators of the process only one clip at a time may draw the same again and again.
+    with contextlib.nullcontext() if transform.pure else _lock.held:
+        globals_before = None if transform.pure else _globals()
+        for number, frame in enumerate(frames):
+            if number and globals_before is not None:
+                _set_globals(globals_before)
+            picture = Picture(frame, rotation)
+            if not drawn.again(number, picture):
+                call_in_scope(key, partial(drawn.draw, number), picture)
     assert drawn.clip is not None
     return drawn.clip
 

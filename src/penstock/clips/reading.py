@@ -5,7 +5,6 @@ Files stay open from clip to clip, some of each thread, and so do decoders (`pen
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from penstock.clips.clip_index import ClipIndex
 from penstock.clips.decoder import CodecDecoder, decoder_for
 from penstock.clips.open_files import OpenFile, OpenFiles
 from penstock.clips.packets import Ints, Run
-from penstock.clips.scan import demuxed, open_container, sought, video_of
+from penstock.clips.scan import video_of
 from penstock.errors import ClipError
 from penstock.storage import Storage
 from penstock.storage.urls import shown
@@ -67,7 +66,7 @@ class FrameReader:
                     made |= self._decoded(opened, run)
                 except (av.error.FFmpegError, ClipError):
                     # What the decoder has kept of other clips may be the reason.
-                    opened.container = None
+                    opened.close()
                     made |= self._decoded(opened, run, anew=True)
         except (av.error.FFmpegError, MemoryError) as error:
             raise ClipError(f"{shown(opened.path)!r}: frames cannot be decoded: {error}") from error
@@ -89,11 +88,17 @@ class FrameReader:
                 packets = opened.coded(begun.first, begun.last)
                 decoder = decoder_for(opened.coding, self.max_pixels, anew=anew)
             else:
-                packets = opened.numbered(_from_key(opened, begun.first), begun.first, begun.last)
+                packets = opened.numbered(self._demuxed(opened, begun.first), begun.first, begun.last)
                 decoder = CodecDecoder.of_stream(self._stream(opened))
             made = decoder.decode(packets, set(run.wanted))
             begun, anew = opened.packets.earlier(begun), True
         return made
+
+    def _demuxed(self, opened: OpenFile, key: int) -> Iterator[Packet[Any]]:
+        """The packets of the file from a key on."""
+        place = opened.packets.place_of(key) if opened.coding.by_time else -1
+        time = float(opened.packets.times[place]) if place >= 0 else None
+        return opened.demuxed(key, time, _BACKS, video_of)
 
     def _stream(self, opened: OpenFile) -> Any:
         """The stream of an open container, if its frames are no larger than they may be."""
@@ -104,17 +109,3 @@ class FrameReader:
                 f"{shown(opened.path)!r} has frames of {pixels:,} pixels, and max_pixels={self.max_pixels:,}"
             )
         return stream
-
-
-def _from_key(opened: OpenFile, key: int) -> Iterator[Packet[Any]]:
-    """The packets of the file from a key on."""
-    place, times = opened.packets.place_of(key), opened.packets.times
-    if opened.coding.by_time and key and place >= 0:
-        opened.container = opened.container or open_container(opened.source, opened.path)
-        time, size = float(times[place]), int(opened.packets.size[key])
-        backs = [back for back in _BACKS if time - back > times[0]]
-        found = sought(opened.container, video_of(opened.container, opened.path), time, size, backs)
-        if found is not None:
-            return found
-    opened.container = open_container(opened.source, opened.path)
-    return itertools.islice(demuxed(opened.container, video_of(opened.container, opened.path)), key, None)

@@ -25,7 +25,7 @@ from penstock.clips.packets import Coding, Ints, Packets
 from penstock.errors import ClipError
 from penstock.storage.urls import shown
 
-__all__ = ["Scanned", "demuxed", "open_container", "range_of", "said", "scan", "sought", "video_of"]
+__all__ = ["Scanned", "demuxed", "open_container", "range_of", "said", "scan", "sought", "sound_of", "video_of"]
 
 _NEAR = 64  # bytes between the position that a demuxer says and the packet: headers of blocks in Matroska
 _LOOKED_AT = 96  # packets at most that are decoded to see whether times are those of frames
@@ -55,11 +55,28 @@ def open_container(source: Bytes, name: str) -> Any:
     try:
         # A playlist opens no other file.
         options = {"protocol_whitelist": "crypto"}
-        return av.open(Media(source), "r", options=options, metadata_errors="replace")
+        container = av.open(Media(source), "r", options=options, metadata_errors="replace")
     except (av.error.FFmpegError, ValueError, UnicodeError) as error:
         raise ClipError(
             f"{shown(name)!r} cannot be opened as video or sound: {said(error)} ({source.size:,} bytes)"
         ) from error
+    for stream in container.streams:
+        if stream.codec_context is not None:
+            # More threads would not live on in a fork, and one that frees them there waits for ever.
+            stream.codec_context.thread_count = 1
+    return container
+
+
+def sound_of(container: Any, name: str) -> Any:
+    """Return the stream of a container that is its sound.
+
+    Raises:
+        ClipError: there is none.
+    """
+    stream = container.streams.best("audio") or next(iter(container.streams.audio), None)
+    if stream is None:
+        raise ClipError(f"{shown(name)!r} has no stream of sound")
+    return stream
 
 
 def scan(source: Bytes, name: str) -> Scanned:
@@ -72,7 +89,7 @@ def scan(source: Bytes, name: str) -> Scanned:
     Raises:
         ClipError: no video, no frames in it, or a damaged one.
 
-    Costs: all of the file is read once. Memory: 24 bytes for each packet.
+    Costs: all of the file is read once. Memory: some hundred bytes for each packet.
     """
     with contextlib.closing(open_container(source, name)) as container:
         stream = video_of(container, name)

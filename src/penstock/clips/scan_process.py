@@ -28,7 +28,7 @@ from multiprocessing.spawn import get_executable
 from typing import Any, NamedTuple
 
 from penstock.clips.media import Bytes
-from penstock.errors import ClipError, ConfigError
+from penstock.errors import ClipError, ConfigError, DataFileIOError
 from penstock.processes import end_with_parent
 from penstock.storage.urls import shown
 
@@ -81,6 +81,8 @@ class ScanProcesses:
 
         Raises:
             ClipError: it is damaged, or too much for the limits.
+            ConfigError: PyAV cannot be imported.
+            DataFileIOError: processes cannot be started, or somebody ends them.
             StorageError: it cannot be read.
         """
         request = _Request(self._module, name, source.size, self._seconds + source.size // _BYTES_OF_SECOND)
@@ -88,10 +90,13 @@ class ScanProcesses:
             process = self._take()
             try:
                 answer = process.scan(request, source)
-            except (EOFError, ConnectionError) as error:
+            except _EndedError as error:
                 how = self._drop(process)
-                if how == -signal.SIGXCPU or not tries_left:
-                    raise ClipError(f"{shown(name)!r} cannot be indexed: {_words(how, request)}") from error
+                if how != -signal.SIGXCPU and tries_left:
+                    continue
+                words = f"{shown(name)!r} cannot be indexed: {_words(how, request)}"
+                # Nobody but the user, or a system that is out of memory, sends this: the file is not to blame.
+                raise (DataFileIOError if how == -signal.SIGKILL else ClipError)(words) from error
             except BaseException:
                 process.kill()
                 self._drop(process)
@@ -99,7 +104,7 @@ class ScanProcesses:
             else:
                 self._give_back(process)
                 if answer.error:
-                    raise ClipError(answer.error)
+                    raise (ClipError if answer.is_of_file else ConfigError)(answer.error)
                 return answer.coding, answer.packets
         raise AssertionError
 
@@ -136,17 +141,28 @@ class _Answer(NamedTuple):
     coding: Any = None
     packets: Any = None
     error: str = ""
+    is_of_file: bool = True
+
+
+class _EndedError(Exception):
+    """A process that scans has ended."""
 
 
 class _Process:
     """One that scans."""
 
     def __init__(self) -> None:
-        self._connection, theirs = Pipe()
+        try:
+            self._connection, theirs = Pipe()
+            self._process = self._started(theirs)
+        except OSError as error:
+            raise DataFileIOError(f"a process that scans files cannot be started: {error.strerror}") from error
+
+    def _started(self, theirs: Connection) -> subprocess.Popen[bytes]:
         with theirs:
             program = _PROGRAM.format(path=sys.path, fd=theirs.fileno(), parent=os.getpid())
             # In a group of its own: Ctrl-C is the affair of the process that asks.
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [get_executable(), "-c", program],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -154,12 +170,23 @@ class _Process:
             )
 
     def scan(self, request: _Request, source: Bytes) -> _Answer:
-        """Return what it answers. Raises EOFError or ConnectionError when it has ended, and as the source does."""
-        self._connection.send(request)
-        while not isinstance(message := self._connection.recv(), _Answer):
+        """Return what it answers. Raises `_EndedError`, and as the source does."""
+        message = self._said(request)
+        while not isinstance(message, _Answer):
             offset, size = message
-            self._connection.send_bytes(source.read_at(offset, size))
+            message = self._said(source.read_at(offset, size))
         return message
+
+    def _said(self, words: _Request | bytes) -> Any:
+        """What it says to a request, or to the bytes that it has asked for."""
+        try:
+            if isinstance(words, bytes):
+                self._connection.send_bytes(words)
+            else:
+                self._connection.send(words)
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise _EndedError from error
 
     def kill(self) -> None:
         """End it, whatever it is doing."""
@@ -200,8 +227,7 @@ def serve(handle: int, parent: int) -> None:
 
 def _limit(what: int, most: int) -> None:
     hardest = resource.getrlimit(what)[1]
-    if hardest == resource.RLIM_INFINITY or most <= hardest:
-        resource.setrlimit(what, (most, hardest))
+    resource.setrlimit(what, (most if hardest == resource.RLIM_INFINITY else min(most, hardest), hardest))
 
 
 def _answer(connection: Connection, request: _Request) -> _Answer:
@@ -214,6 +240,8 @@ def _answer(connection: Connection, request: _Request) -> _Answer:
         return _Answer(error=str(error))
     except (EOFError, ConnectionError):  # of the other process, which does not want to know any more
         raise
+    except ImportError as error:
+        return _Answer(error=f"PyAV cannot be imported ({error}): pip install 'penstock[clips]'", is_of_file=False)
     except Exception as error:  # there is no end to what comes of a damaged file
         what = f"{type(error).__name__}: {error}"
         return _Answer(error=f"{shown(request.name)!r} cannot be indexed: {what}")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import av
 import numpy as np
 import numpy.typing as npt
-from av.packet import Packet
 
 from penstock.clips.clip_index import ClipIndex
 from penstock.clips.open_files import OpenFile, OpenFiles
-from penstock.clips.scan import demuxed, open_container, sought
+from penstock.clips.scan import sound_of
 from penstock.clips.sound_decoder import SoundDecoder, as_floats, is_known
 from penstock.errors import ClipError
 from penstock.storage import Storage
@@ -82,13 +79,17 @@ class SoundReader:
 
     def _decoded(self, opened: OpenFile, first: int, last: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
         """The samples of packets, and the number of each."""
-        packets = (
-            opened.coded(first, last) if opened.coding.in_ranges else opened.numbered(_from(opened, first), first, last)
-        )
+        if not is_known(opened.coding.codec):
+            opened.close()  # with its decoder, which may go on to draw noise
+        if opened.coding.in_ranges:
+            packets = opened.coded(first, last)
+        else:
+            time = float(opened.packets.times[first])
+            packets = opened.numbered(opened.demuxed(first, time, _BACKS, sound_of), first, last)
         if is_known(opened.coding.codec):
             decoder = SoundDecoder.of(opened.coding)
         else:
-            decoder = SoundDecoder(opened.container.streams.best("audio").codec_context)
+            decoder = SoundDecoder(sound_of(opened.container, opened.path).codec_context)
         for number, frame in decoder.frames(packets):
             values = as_floats(frame)
             if values.shape[0] != opened.coding.channels:
@@ -103,17 +104,3 @@ def _put(out: npt.NDArray[np.float32], values: npt.NDArray[np.float32], at: int,
         return 0
     out[:, begin:end] = values[:, begin - at : end - at]
     return end - begin
-
-
-def _from(opened: OpenFile, first: int) -> Iterator[Packet[Any]]:
-    """The packets of the file from one on."""
-    times = opened.packets.times
-    if first:
-        opened.container = opened.container or open_container(opened.source, opened.path)
-        time, size = float(times[first]), int(opened.packets.size[first])
-        backs = [back for back in _BACKS if time - back > times[0]]
-        found = sought(opened.container, opened.container.streams.best("audio"), time, size, backs)
-        if found is not None:
-            return found
-    opened.container = open_container(opened.source, opened.path)
-    return itertools.islice(demuxed(opened.container, opened.container.streams.best("audio")), first, None)

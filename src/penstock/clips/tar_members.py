@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tarfile
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from penstock.storage.urls import shown
 
 __all__ = ["TarMember", "members_of"]
 
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _LARGEST = 1 << 20  # bytes of what belongs to a clip: a number, a caption, some JSON
 
 
@@ -25,8 +27,8 @@ class TarMember(NamedTuple):
 
     Attributes:
         name: of the archive and the member, with its place.
-        label: the number in the member ``.cls`` of the same name, or if there are others (``.json``, ``.txt``) a dict
-            of them; None if there are none.
+        label: the number in the member ``.cls`` of the same name; if there are others, a dict of what ``.json`` says,
+            of ``text`` in ``.txt``, and of ``label``; None if there are none.
     """
 
     name: str
@@ -55,6 +57,8 @@ def members_of(archive: str, endings: tuple[str, ...], storage: Storage | None) 
                 key, _, ending = member.name.rpartition(".")
                 if not member.isreg():
                     continue
+                if member.issparse():
+                    raise ClipError(f"{shown(archive)!r}: {member.name!r} is sparse, and so no range of the archive")
                 if member.name.lower().endswith(endings):
                     clips.append((f"{archive}!{member.offset_data}+{member.size}!{member.name}", key))
                 elif member.size <= _LARGEST and (content := opened.extractfile(member)) is not None:
@@ -65,19 +69,19 @@ def members_of(archive: str, endings: tuple[str, ...], storage: Storage | None) 
 
 
 def _label(found: dict[str, bytes]) -> Any:
+    texts = {ending: data.decode("utf-8", "replace").strip() for ending, data in found.items()}
     values: dict[str, Any] = {}
-    for ending, data in found.items():
-        text = data.decode("utf-8", "replace").strip()
-        if ending == "cls":
-            values["label"] = int(text) if text.lstrip("-").isdigit() else text
-        elif ending == "json":
-            with contextlib.suppress(ValueError):  # what is no JSON is text
-                said = json.loads(text)
-                values |= said if isinstance(said, dict) else {"json": said}
-                continue
-            values["json"] = text
-        elif ending in ("txt", "text"):
-            values["text"] = text
-    if list(values) == ["label"]:
-        return values["label"]
+    if (said := texts.get("json")) is not None:
+        values["json"] = said
+        with contextlib.suppress(ValueError, RecursionError):  # what is no JSON is text
+            values["json"] = json.loads(said)
+        if isinstance(values["json"], dict):
+            values = values["json"]
+    if (said := texts.get("txt", texts.get("text"))) is not None:
+        values["text"] = said
+    if (said := texts.get("cls")) is not None:
+        number = int(said) if _NUMBER.fullmatch(said) else said
+        if not values:
+            return number
+        values["label"] = number
     return values or None

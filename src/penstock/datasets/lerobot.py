@@ -113,7 +113,12 @@ class LeRobotDataset(SourceDataset):
 
 def _opened(source: Any, options: dict[str, Any]) -> LeRobotFiles:
     if isinstance(source, LeRobotFiles):
-        given = [name for name, value in options.items() if value != (_TOLERANCE_S if name == "tolerance_s" else None)]
+        untouched = {"tolerance_s": _TOLERANCE_S}
+        given = [
+            name
+            for name, value in options.items()
+            if (value is not None if name not in untouched else value != untouched[name])
+        ]
         if given:
             raise ConfigError(f"{', '.join(given)} belong to LeRobotFiles(...), and this one is open already")
         return source

@@ -32,8 +32,8 @@ class VideoDataset(ClipDataset):
 
     Args:
         files: a folder of videos, or of folders of them, which are classes; a file, a pattern or an address in a store;
-            or a list of these. Of tar archives the members, with the label of ``.cls``, or a dict of ``.json`` and
-            ``.txt``, beside each.
+            or a list of these, without classes. Of tar archives the members, with the label of ``.cls``, or a dict of
+            ``.json`` and ``.txt``, beside each.
         frames: of a clip.
         step: take every so manieth frame.
         stride: clips begin at frames 0, stride, 2 * stride, ... of each file. None: each file is one clip, which begins
