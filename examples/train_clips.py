@@ -122,7 +122,7 @@ def main() -> None:
             losses.append(loss.item())
         print(f"epoch {epoch}: loss {np.mean(losses):.3f}, recognised {accuracy(model, held):.0%}", flush=True)
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-        options.out.mkdir(exist_ok=True)
+        options.out.mkdir(parents=True, exist_ok=True)
         torch.save(state, saved)
 
 

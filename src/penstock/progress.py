@@ -24,7 +24,8 @@ def progress_bar(
 
     It draws a bar if ``show`` is True, or None on a terminal and, for bytes, if there are many of them.
     """
-    if show is False or (show is None and ((in_bytes and total <= LARGE) or not sys.stderr.isatty())):
+    watched = sys.stderr is not None and sys.stderr.isatty()  # a daemon has none
+    if show is False or (show is None and ((in_bytes and total <= LARGE) or not watched)):
         yield _ignore
         return
     from rich import progress

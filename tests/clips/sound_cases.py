@@ -17,12 +17,16 @@ def _sound(name: str, codec: str, **options: Any) -> Make:
     return lambda folder: write_sound(folder / name, codec=codec, **options)
 
 
-def _cut(folder: Path) -> Path:
+def _cut(name: str, codec: str) -> Make:
     """A recording of which the last third is missing."""
-    path = write_sound(folder / "cut.mp3", codec="libmp3lame")
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) * 2 // 3])
-    return path
+
+    def make(folder: Path) -> Path:
+        path = write_sound(folder / name, codec=codec)
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) * 2 // 3])
+        return path
+
+    return make
 
 
 def _of_a_film(folder: Path) -> Path:
@@ -73,7 +77,12 @@ SOUNDS: dict[str, Make] = {
     "aac raw": _sound("a.aac", "aac", options=EXACT),
     "aac of a film": _of_a_film,
     "alac": _sound("a.m4a", "alac"),
-    "truncated mp3": _cut,
+    "truncated mp3": _cut("cut.mp3", "libmp3lame"),
+    "truncated flac": _cut("cut.flac", "flac"),
+    "truncated wav": _cut("cut.wav", "pcm_s16le"),
+    "vorbis": _sound("a.ogg", "vorbis", options={"strict": "experimental"}),
+    "vorbis in matroska": _sound("a.mka", "vorbis", options={"strict": "experimental"}),
+    "windows media": _sound("a.wma", "wmav2", bit_rate=128_000),
 }
 """What makes each kind whose samples are exactly those of a decode from the beginning."""
 

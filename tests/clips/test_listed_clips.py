@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -192,3 +193,20 @@ def test_times_that_were_computed_are_those_of_frames(tmp_path: Path, name: str,
     dataset = ps.VideoDataset(tmp_path, clips=rows, frames=4, random_start=False, shuffle="none")
     records = dataset.files.records(np.arange(86))
     assert [(one.first, one.end) for one in records] == [(k, k + 4) for k in range(86)]
+
+
+def test_times_count_from_where_the_file_begins(tmp_path: Path) -> None:
+    """Whatever its container's clock says then."""
+    late = write_video(tmp_path / "late.mkv", 48, times=lambda number: 240 * 3600 + 10 * number)
+    with av.open(str(late)) as source, av.open(str(tmp_path / "late.ts"), "w") as out:
+        copy = out.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = copy
+                out.mux(packet)
+    for name in ("late.mkv", "late.ts"):
+        rows = [{"path": name, "start": 1.0, "end": 2.0}]
+        dataset = ps.VideoDataset(tmp_path, clips=rows, frames=4, random_start=False)
+        video, said = dataset[0]
+        assert said == {"path": str(tmp_path / name), "frame": 24, "seconds": pytest.approx(1.0, abs=0.001)}
+        assert np.array_equal(video.numpy(), clip_of(all_frames(tmp_path / name), range(24, 28)))

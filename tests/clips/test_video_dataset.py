@@ -67,7 +67,7 @@ def test_clips_of_a_stride(folder: Path, shown: dict[str, list[Any]]) -> None:
     assert len(dataset) == len(expected)
     for (video, said), (name, begin) in zip((dataset[row] for row in range(len(dataset))), expected, strict=True):
         assert (said["path"], said["frame"]) == (str(folder / name), begin)
-        assert said["seconds"] == pytest.approx(shown[name][begin].time)
+        assert said["seconds"] == pytest.approx(shown[name][begin].time - shown[name][0].time, abs=1e-6)
         assert video.dtype is torch.uint8
         assert video.is_contiguous()
         assert np.array_equal(video.numpy(), clip_of(shown[name], range(begin, begin + 12, 3)))
@@ -460,6 +460,15 @@ class TestWrongFiles:
             dataset[0]
         assert dataset[1][0].shape == (2, 3, 48, 64)
 
+    def test_a_name_that_is_none(self, tmp_path: Path, folder: Path) -> None:
+        with pytest.raises(ConfigError, match=r"nothing\.mp4 does not exist"):
+            ps.VideoDataset(tmp_path / "nothing.mp4")
+        with ps.TarWriter(str(tmp_path / "a.TAR")) as writer:
+            writer.write({"__key__": "a", "mp4": (folder / "bee/c.mp4").read_bytes()})
+        assert ps.VideoDataset(tmp_path / "a.TAR", frames=2)[0][0].shape == (2, 3, 48, 64)
+        with pytest.raises(ConfigError, match=r"a\.TAR' is a tar archive, and others are none"):
+            ps.VideoDataset([tmp_path / "a.TAR", folder / "bee/c.mp4"])
+
     def test_files_that_cannot_be_opened(self, tmp_path: Path, numbered: list[str]) -> None:
         """Each is an error of its row."""
         (tmp_path / "loop.mp4").symlink_to(tmp_path / "loop.mp4")
@@ -527,8 +536,15 @@ def test_arguments(folder: Path, options: dict[str, Any], words: str) -> None:
 
 
 def test_a_frame_of_too_many_pixels(folder: Path) -> None:
-    with pytest.raises(ClipError, match=r"a\.mp4"):
-        ps.VideoDataset([folder / "ant/a.mp4"], max_pixels=1000)[0]
+    for name in ("ant/a.mp4", "cat/e.ts"):
+        with pytest.raises(ClipError, match=rf"{name}' has frames of 3,072 pixels, more than max_pixels=1000: give"):
+            ps.VideoDataset([folder / name], max_pixels=1000)[0]
+
+
+def test_an_argument_that_there_is_not(folder: Path) -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz': it takes .*frames.*size") as raised:
+        ps.VideoDataset(folder, zzz=1)
+    assert not {"found", "kind", "rule", "share", "loading"} & set(str(raised.value).replace(",", "").split())
 
 
 @pytest.mark.parametrize("ending", ["mp4", "ts"])

@@ -64,12 +64,16 @@ def _full_range(stream: Any) -> None:
     stream.codec_context.colorspace = 1
 
 
-def _cut(folder: Path) -> Path:
+def _cut(name: str, **options: Any) -> Make:
     """A video of which the last third is missing."""
-    path = write_video(folder / "cut.mkv")
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) * 2 // 3])
-    return path
+
+    def make(folder: Path) -> Path:
+        path = write_video(folder / name, **options)
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) * 2 // 3])
+        return path
+
+    return make
 
 
 def _edited(folder: Path) -> Path:
@@ -164,7 +168,8 @@ VIDEOS: dict[str, Make] = {
     "odd size": _video("a.mp4", size=(50, 70)),
     "several streams": _video("a.mp4", before=_with_others),
     "several streams in matroska": _video("a.mkv", before=_with_others),
-    "truncated": _cut,
+    "truncated": _cut("cut.mkv"),
+    "truncated within a packet": _cut("cut.mp4", container={"movflags": "faststart"}),
     "one frame": _video("a.mp4", frames=1),
 }
 """What makes each kind."""

@@ -9,6 +9,7 @@ from typing import Any
 import av
 import numpy as np
 import numpy.typing as npt
+from video_support import decoded
 
 from penstock.clips.sound_decoder import as_floats
 
@@ -65,4 +66,5 @@ def write_sound(
 def all_samples(path: Path | str) -> npt.NDArray[np.float32]:
     """Return the samples of a recording that is decoded from its beginning to its end."""
     with av.open(str(path)) as opened:
-        return np.concatenate([as_floats(frame) for frame in opened.decode(opened.streams.best("audio"))], axis=1)
+        frames = decoded(opened, opened.streams.best("audio"))
+        return np.concatenate([as_floats(frame) for frame in frames], axis=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,15 @@ def all_frames(path: Path | str) -> list[Any]:
     with av.open(str(path)) as opened:
         stream = opened.streams.best("video")
         stream.thread_count = 1
-        return list(opened.decode(stream))
+        return list(decoded(opened, stream))
+
+
+def decoded(container: Any, stream: Any) -> Iterator[Any]:
+    """Yield the frames of a stream up to where it ends, or is torn."""
+    try:
+        yield from container.decode(stream)
+    except av.error.InvalidDataError:
+        yield from stream.codec_context.decode(None)
 
 
 def turned(frame: Any) -> npt.NDArray[np.uint8]:

@@ -83,7 +83,8 @@ class FrameRule(NamedTuple):
         times = index.packets(file).times
         # A time that somebody has computed may be one of a frame, which the file has rounded: to 1 ms in Matroska.
         near = min(_ROUNDED, (times[-1] - times[0]) / (4 * len(times)))
-        begin, stop = np.searchsorted(times, [start - near, end - near])
+        origin = index.coding(file).origin - near
+        begin, stop = np.searchsorted(times, [origin + start, origin + end])
         return int(begin), int(stop)
 
 

@@ -25,11 +25,17 @@ from penstock.storage.files import SourceFile
 
 __all__ = ["FILES_OF_BATCH", "INDEX_VERSION", "SOUND", "VIDEO", "ClipIndex", "Kind"]
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 FILES_OF_BATCH = 256
 """Rows of a record batch: that of a row follows from its number."""
 
-_TYPES: dict[str, pa.DataType] = {"str": pa.string(), "bytes": pa.binary(), "int": pa.int64(), "bool": pa.bool_()}
+_TYPES: dict[str, pa.DataType] = {
+    "str": pa.string(),
+    "bytes": pa.binary(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+}
 
 
 class Kind(NamedTuple):

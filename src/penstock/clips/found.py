@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.clips.media import place_of
 from penstock.errors import ConfigError
-from penstock.shards.urls import Urls, expand
+from penstock.shards.urls import Urls, expand, local_path
 from penstock.storage import Storage
 from penstock.storage.ahead import in_threads
 from penstock.storage.urls import shown
@@ -59,7 +60,7 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
         ShardIOError, StorageNotFoundError: a pattern that nothing matches.
     """
     if isinstance(files, str | os.PathLike) and os.path.isdir(files):
-        archives = sorted(entry.path for entry in os.scandir(files) if entry.name.endswith(".tar"))
+        archives = sorted(entry.path for entry in os.scandir(files) if entry.name.lower().endswith(".tar"))
         if not archives:
             return _in_folder(os.fspath(files), endings)
         beside = next(_walk(os.fspath(files), endings), None)
@@ -68,17 +69,27 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
                 f"{files} holds tar archives, and beside them {beside[1]!r}: give a list of one or the other"
             )
         return _in_archives(archives, endings, storage)
-    if isinstance(files, str | os.PathLike):
-        names = expand(files, storage)
-    else:
-        names = [
-            name
-            for one in files
-            for name in (files_of(one, endings, storage).paths if os.path.isdir(one) else expand(one, storage))
-        ]
-    if all(name.partition("?")[0].endswith(".tar") for name in names):
+    names = []
+    for one in [files] if isinstance(files, str | os.PathLike) else files:
+        names += files_of(one, endings, storage).paths if os.path.isdir(one) else expand(one, storage)
+    if isinstance(files, str | os.PathLike) and names == [os.fspath(files)] and not _is_there(names[0]):
+        raise ConfigError(f"{names[0]} does not exist: give a folder, a file, a pattern, or a list of these")
+    archives = [name for name in names if _is_archive(name)]
+    if len(archives) == len(names):
         return _in_archives(names, endings, storage)
+    if archives:
+        raise ConfigError(f"{shown(archives[0])!r} is a tar archive, and others are none: give a list of either")
     return Found(names, [], [])
+
+
+def _is_there(name: str) -> bool:
+    """Whether a path leads to something; of an address that is found out later."""
+    path = local_path(name)
+    return path is None or os.path.lexists(path)
+
+
+def _is_archive(name: str) -> bool:
+    return place_of(name) is None and name.partition("?")[0].lower().endswith(".tar")
 
 
 def _in_archives(archives: list[str], endings: tuple[str, ...], storage: Storage | None) -> Found:

@@ -180,7 +180,10 @@ def _as_rows(rows: Any) -> _Rows:
         return found
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         names = dict.fromkeys(name for row in rows for name in row)
-        return _in_memory({name: [row.get(name) for row in rows] for name in names})
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        if "path" in columns:
+            columns["path"] = [os.fspath(one) if isinstance(one, os.PathLike) else one for one in columns["path"]]
+        return _in_memory(columns)
     raise ConfigError(
         f"clips= takes a list of dicts, a table of Arrow, columns by name, or a source of dicts such as "
         f"penstock.TableFiles(...), not {rows!r}"

@@ -66,7 +66,7 @@ class LoadVideo:
             raise
         if record.label is not None:
             return video, record.label
-        seconds = float(opened.packets.times[first])
+        seconds = float(opened.packets.times[first]) - opened.coding.origin
         return video, {"path": record.path, "frame": first, "seconds": seconds}
 
 

@@ -16,7 +16,7 @@ from penstock.storage.urls import is_remote, shown
 __all__ = ["Bytes", "Media", "open_file", "place_of"]
 
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_PLACE = re.compile(r"(.*\.tar(?:\?[^!]*)?)!(\d+)\+(\d+)!(.*)", re.DOTALL)
+_PLACE = re.compile(r"(.*\.[tT][aA][rR](?:\?[^!]*)?)!(\d+)\+(\d+)!(.*)", re.DOTALL)
 
 
 class Bytes(Protocol):

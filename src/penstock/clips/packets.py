@@ -36,6 +36,7 @@ class Coding:
         colour_range, colour_space: FFmpeg's numbers, for frames that do not say themselves.
         in_ranges: whether packets are ranges of the file. If not, it is read through FFmpeg's demuxer.
         by_time: whether the demuxer finds a key by its time. If not, it begins with the file.
+        origin: seconds, of the times of the packets, at which the file begins: zero for who looks at it.
     """
 
     codec: str
@@ -48,6 +49,7 @@ class Coding:
     colour_space: int
     in_ranges: bool
     by_time: bool
+    origin: float
 
 
 class Run(NamedTuple):

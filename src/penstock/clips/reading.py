@@ -58,6 +58,7 @@ class FrameReader:
             DataFileChangedError: it was changed since it was indexed.
             StorageError: it cannot be read.
         """
+        self._check_pixels(opened, opened.coding)
         packets = opened.packets
         made: dict[int, Any] = {}
         try:
@@ -103,9 +104,13 @@ class FrameReader:
     def _stream(self, opened: OpenFile) -> Any:
         """The stream of an open container, if its frames are no larger than they may be."""
         stream = video_of(opened.container, opened.path)
-        pixels = stream.codec_context.width * stream.codec_context.height
+        self._check_pixels(opened, stream.codec_context)
+        return stream
+
+    def _check_pixels(self, opened: OpenFile, coding: Any) -> None:
+        pixels = coding.width * coding.height
         if pixels > self.max_pixels:
             raise ClipError(
-                f"{shown(opened.path)!r} has frames of {pixels:,} pixels, and max_pixels={self.max_pixels:,}"
+                f"{shown(opened.path)!r} has frames of {pixels:,} pixels, more than max_pixels={self.max_pixels}: give "
+                "a larger one to read it"
             )
-        return stream

@@ -94,6 +94,7 @@ def scan(source: Bytes, name: str) -> Scanned:
     with contextlib.closing(open_container(source, name)) as container:
         stream = video_of(container, name)
         found = _Found(source, name, container.format.name, stream)
+        found.begins_at(container)
         try:
             for packet in demuxed(container, stream):
                 found.add(packet)
@@ -101,6 +102,7 @@ def scan(source: Bytes, name: str) -> Scanned:
             if not found.sizes:
                 raise ClipError(f"{shown(name)!r} is a damaged video: {said(error)}") from error
             # It ends here, as it does for everybody who plays it.
+        found.drop_torn()
         found.look_at_first(container)
         return found.scanned()
 
@@ -177,8 +179,15 @@ class _Found:
         self.keys: list[int] = []
         self._changed = False
         self._rotation = 0
+        self._torn = False
         self.dropped: set[int] = set()
         """Packets that the container says are not to be shown: an edit list begins behind them."""
+
+    def begins_at(self, container: Any) -> None:
+        """Note when the file begins: with the first of its streams."""
+        streams = [*container.streams.video, *container.streams.audio]
+        begins = [stream.start_time * stream.time_base for stream in streams if stream.start_time is not None]
+        self._origin = float(min(begins, default=0))
 
     def add(self, packet: Any) -> None:
         """Note a packet."""
@@ -193,6 +202,16 @@ class _Found:
             self.keys.append(number)
         if packet.is_discard:
             self.dropped.add(number)
+        self._torn = packet.is_corrupt
+
+    def drop_torn(self) -> None:
+        """Leave out the last packet if the file ends in it."""
+        if self._torn and self._in_ranges and self.at[-1] + self.sizes[-1] >= self._source.size:
+            number = len(self.sizes) - 1
+            for column in (self.at, self.sizes, self.pts):
+                column.pop()
+            self.keys = [key for key in self.keys if key < number]
+            self.dropped.discard(number)
 
     def look_at_first(self, container: Any) -> None:
         """Note by how much frames are to be turned, which the first one says."""
@@ -222,6 +241,7 @@ class _Found:
             colour_space=int(context.colorspace),
             in_ranges=self._in_ranges,
             by_time=by_time and not self._changed,
+            origin=self._origin if by_time else 0.0,
         )
         # What changes on the way is known to who has decoded all before it; so is what old encoders of MPEG-4 move.
         from_begin = (

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 
+from penstock.clips.decoder import coded
 from penstock.clips.media import Bytes
 from penstock.clips.packets import Ints
 from penstock.clips.scan import demuxed, open_container, range_of, said, sound_of
@@ -56,6 +57,7 @@ def scan(source: Bytes, name: str) -> ScannedSound:
             if not found.sizes:
                 raise ClipError(f"{shown(name)!r} is a damaged recording: {said(error)}") from error
             # It ends here, as it does for everybody who plays it.
+        found.drop_torn()
         counts = found.counts(name)
         return found.scanned(counts, name)
 
@@ -110,7 +112,19 @@ class _Found:
         """The samples of each packet; where packets do not say, by decoding all of them."""
         if self._samples is not None:
             return self._samples
-        return _decoded_counts(self._source, name, len(self.sizes))
+        counts, self._skip, self._after = _decoded_counts(self._source, name, len(self.sizes))
+        return counts
+
+    def drop_torn(self) -> None:
+        """Leave out the last frame of FLAC if it cannot be decoded: the file ends in it."""
+        if self._codec != "flac" or not self._in_ranges or not self._samples:
+            return
+        data = self._source.read_at(self.at[-1], self.sizes[-1])
+        decoder = SoundDecoder.of(self._coding(0, 0))
+        if not any(frame.samples for _, frame in decoder.frames([(0, coded(data))])):
+            self._samples.pop()
+            for column in (self.at, self.sizes, self._times):
+                column.pop()
 
     def scanned(self, counts: list[int], name: str) -> ScannedSound:
         """What was found, once the samples of each packet are known."""
@@ -122,7 +136,14 @@ class _Found:
             raise ClipError(f"{shown(name)!r} has no sound that can be decoded")
         begins: Ints = np.cumsum([0, *counts[:-1]], dtype=np.int64)
         times = [] if self._in_ranges else self._times
-        coding = SoundCoding(
+        table = SoundPackets(
+            np.array(self.at, np.int64), np.array(self.sizes, np.uint32), begins, np.array(times, np.float64)
+        )
+        return ScannedSound(self._coding(skip, samples), table)
+
+    def _coding(self, skip: int, samples: int) -> SoundCoding:
+        context = self._context
+        return SoundCoding(
             codec=self._codec,
             extradata=bytes(context.extradata or b""),
             rate=context.sample_rate,
@@ -132,10 +153,6 @@ class _Found:
             samples=samples,
             in_ranges=self._in_ranges,
         )
-        table = SoundPackets(
-            np.array(self.at, np.int64), np.array(self.sizes, np.uint32), begins, np.array(times, np.float64)
-        )
-        return ScannedSound(coding, table)
 
 
 def _opus_samples(data: bytes) -> int:
@@ -151,12 +168,24 @@ def _opus_samples(data: bytes) -> int:
     return frame * count
 
 
-def _decoded_counts(source: Bytes, name: str, packets: int) -> list[int]:
-    counts = [0] * packets
+def _decoded_counts(source: Bytes, name: str, packets: int) -> tuple[list[int], int, int]:
+    """The samples of each packet, and how many are left away at the beginning and at the end."""
+    counts, skip, after = [0] * packets, 0, 0
     with contextlib.closing(open_container(source, name)) as container:
         stream = sound_of(container, name)
         numbered = enumerate(demuxed(container, stream))
         for number, frame in SoundDecoder(stream.codec_context).frames(numbered):
+            begin, after = _left_away(frame)
+            skip += 0 if any(counts[: number + 1]) else begin
             if 0 <= number < packets:
                 counts[number] += frame.samples
-    return counts
+    return counts, skip, after
+
+
+def _left_away(frame: Any) -> tuple[int, int]:
+    """The samples at the beginning and at the end of a frame that are none of the recording's."""
+    for data in frame.side_data:
+        if data.type.name == "SKIP_SAMPLES":
+            begin, end = _SKIP.unpack_from(bytes(data))
+            return int(begin), int(end)
+    return 0, 0

@@ -71,6 +71,7 @@ class ClipDataset(HasClasses, SourceDataset):
         storage: Storage | None,
         progress: bool | None,
         share: ShareOptions,
+        /,
     ) -> None:
         table = found if isinstance(found, ClipTable) else None
         self._classes: list[str] | None = None

@@ -139,9 +139,9 @@ _TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
 def _parameters(owner: type) -> list[str]:
     """Return the keyword arguments that a class and its bases name."""
     found = (inspect.signature(vars(base)["__init__"]) for base in owner.__mro__ if "__init__" in vars(base))
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = [one for signature in found for one in [*signature.parameters.values()][1:]]
-    return [one.name for one in parameters if one.kind not in variable]
+    return [one.name for one in parameters if one.kind in by_name]
 
 
 def _unexpected(owner: type, name: str, known: list[str]) -> str:
