@@ -602,8 +602,9 @@ class TestVideos:
         dataset = opened(written.root, index=place)
         assert place.exists()
         assert plain(opened(written.root, index=place)[4]) == plain(dataset[4])
-        with pytest.raises(DataFileError, match="is the index of other files"):
-            opened(written.root, index=place, columns=[TOP])
+        for options in ({"columns": [TOP]}, {"episodes": [2, 4]}):
+            some, expected = opened(written.root, index=place, **options), opened(written.root, **options)
+            assert plain(some[3]) == plain(expected[3])
 
 
 def test_nearest_times() -> None:

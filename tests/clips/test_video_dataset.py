@@ -270,8 +270,7 @@ class TestIndex:
         assert len(ClipIndex(place, VIDEO, "")) == 5
         again = ps.VideoDataset(folder, index=place, shuffle="none")
         assert torch.equal(again[4][0], dataset[4][0])
-        with pytest.raises(DataFileError, match="is the index of other files"):
-            ps.VideoDataset(paths(folder)[:3], index=place)
+        assert len(ps.VideoDataset(paths(folder)[:3], index=place)) == 3
         place.write_bytes(b"something else")
         with pytest.raises(DataFileError, match="is no index of videos"):
             ps.VideoDataset(folder, index=place)
@@ -291,6 +290,43 @@ class TestIndex:
         with pytest.raises(DataFileError):
             cli_support.said("clips", "index", path, "--out", tmp_path / "words")
         assert (tmp_path / "words").read_text() == "no index"
+
+    def test_it_serves_some_of_its_files(self, folder: Path, tmp_path: Path) -> None:
+        """In any order, as a folder, rows of a list; and after all were moved."""
+        index = tmp_path / "index"
+        whole = ps.VideoDataset(folder, index=index, frames=2, size=16, shuffle="none")
+        made = index.read_bytes()
+        shutil.copytree(folder, tmp_path / "moved/deep")
+        for root in (folder, tmp_path / "moved/deep"):
+            some = [root / name for name in ("cat/d.mp4", "ant/b.mkv", "cat/d.mp4")]
+            rows = [{"path": "bee/c.mp4", "label": 0}, {"path": "ant/a.mp4", "end": 1.0, "label": 1}]
+            makes: list[Any] = [
+                (lambda some=some: ps.VideoDataset(some, index=index, frames=2, size=16, shuffle="none"), [3, 1, 3]),
+                (
+                    lambda root=root: ps.VideoDataset(root / "ant", index=index, frames=2, size=16, shuffle="none"),
+                    [0, 1],
+                ),
+                (
+                    lambda root=root, rows=rows: ps.VideoDataset(
+                        root, clips=rows, index=index, frames=2, size=16, shuffle="none", random_start=False
+                    ),
+                    [2, 0],
+                ),
+            ]
+            for make, numbers in makes:
+                dataset = make()
+                for found in (dataset, pickle.loads(pickle.dumps(dataset))):
+                    assert found.lengths.tolist() == [2] * len(numbers)
+                    records = [found.files.records([row])[0] for row in range(len(numbers))]
+                    expected = [whole.files.records([number])[0] for number in numbers]
+                    assert [os.path.basename(one.path) for one in records] == [
+                        os.path.basename(one.path) for one in expected
+                    ]
+                    assert all(str(one.path).startswith(str(root)) for one in records)
+                    assert found[0][0].shape == (2, 3, 16, 16)
+        with pytest.raises(DataFileError, match=r"is the index of other files: it does not know 'e\.mp4'"):
+            ps.VideoDataset([folder / "ant/a.mp4", folder / "ant/e.mp4"], index=index)
+        assert index.read_bytes() == made
 
     def test_a_pickle_is_of_its_index(self, folder: Path, tmp_path: Path) -> None:
         names = [folder / "ant/a.mp4", folder / "bee/c.mp4"]
@@ -591,6 +627,7 @@ class Draws:
         return torch.full((3, 4, 4), random.randrange(256) + np.random.randint(256), dtype=torch.float32)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not declare itself pure")
 def test_threads_draw_once_for_a_clip(numbered: list[str]) -> None:
     dataset = ps.VideoDataset([name for name in numbered for _ in range(3)], frames=8, transform=[Draws()])
     loader = ps.DataLoader(dataset, batch_size=1, executor="thread", num_workers=4)

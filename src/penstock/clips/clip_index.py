@@ -89,6 +89,7 @@ class ClipIndex:
         root: what comes before the names of the files.
         exact: whether the files must have the versions that were looked at; if not, their sizes are enough.
         addresses: of the files, where these are not their names: they are signed.
+        rows: of the index, for each file; None: all of them, in their order.
         identity: what `identity` was, if it must be this index.
 
     Raises:
@@ -107,10 +108,11 @@ class ClipIndex:
         *,
         exact: bool = True,
         addresses: Sequence[str] | None = None,
+        rows: Ints | None = None,
         identity: str | None = None,
     ) -> None:
         self.path, self.kind, self.root, self.exact = os.path.abspath(path), kind, root, exact
-        self.addresses = addresses
+        self.addresses, self.rows = addresses, rows
         try:
             self._file = SourceFile(self.path)
         except OSError as error:
@@ -127,7 +129,8 @@ class ClipIndex:
         if any(len(batch) != FILES_OF_BATCH for batch in self._batches[:-1]):
             raise DataFileError(f"{self.path} is damaged: make it again")
         columns = [batch.column("length").to_numpy() for batch in self._batches]
-        self.lengths: Ints = np.concatenate([np.zeros(0, np.int64), *columns])
+        lengths = np.concatenate([np.zeros(0, np.int64), *columns])
+        self.lengths: Ints = lengths if rows is None else lengths[rows]
         """Frames or samples of each file, int64; 0 for one with an error."""
         if identity is not None and identity != self.identity:
             raise DataFileChangedError(f"{self.path} was made again for other files: open the data set again")
@@ -136,7 +139,7 @@ class ClipIndex:
         return len(self.lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = partial(ClipIndex, exact=self.exact, addresses=self.addresses, identity=self.identity)
+        made = partial(ClipIndex, exact=self.exact, addresses=self.addresses, rows=self.rows, identity=self.identity)
         return made, (self.path, self.kind, self.root)
 
     @cached_property
@@ -149,7 +152,8 @@ class ClipIndex:
 
     def column(self, name: str) -> list[Any]:
         """Return what one column says of all files."""
-        return [value for batch in self._batches for value in batch.column(name).to_pylist()]
+        values = [value for batch in self._batches for value in batch.column(name).to_pylist()]
+        return values if self.rows is None else [values[row] for row in self.rows.tolist()]
 
     def path_of(self, file: int) -> str:
         """Return the path or address of a file."""
@@ -179,5 +183,5 @@ class ClipIndex:
         return self.kind.table(*(self._get(name, file).values.to_numpy() for name in self.kind.table._fields))
 
     def _get(self, name: str, file: int) -> Any:
-        batch, row = divmod(file, FILES_OF_BATCH)
+        batch, row = divmod(file if self.rows is None else int(self.rows[file]), FILES_OF_BATCH)
         return self._batches[batch].column(name)[row]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -39,7 +40,7 @@ from penstock.storage.ahead import in_threads
 from penstock.storage.cache import UNWRITABLE, file_lock
 from penstock.storage.files import io_error
 from penstock.storage.kept import kept_path, write_kept
-from penstock.storage.urls import is_remote, unsigned
+from penstock.storage.urls import is_remote, shown, unsigned
 
 __all__ = ["open_index"]
 
@@ -78,7 +79,7 @@ def open_index(
 
     def opened(place: str | os.PathLike[str]) -> ClipIndex:
         found = ClipIndex(place, kind, named.root, exact=path is None, addresses=named.signed)
-        return found if path is None else _of_files(found, named.names)
+        return found if path is None else _of_files(found, named)
 
     if path is not None and os.path.exists(path):
         if not renew:
@@ -142,17 +143,34 @@ class _Named(NamedTuple):
         return None if same else self.addresses
 
 
-def _of_files(index: ClipIndex, names: Sequence[str]) -> ClipIndex:
-    """The index, if it is that of files of these names."""
-    made_of = [os.fsdecode(name) for name in index.column("name")]
-    if list(names) != made_of:
-        differ = next((pair for pair in zip(names, made_of, strict=False) if pair[0] != pair[1]), None)
-        if differ is None:
-            what = f"it has {len(made_of)} and not {len(names)}"
-        else:
-            what = f"it has {differ[1]!r} and not {differ[0]!r}"
-        raise DataFileError(f"{index.path} is the index of other files ({what}): remove it, and it is made again")
-    return index
+def _of_files(index: ClipIndex, named: _Named) -> ClipIndex:
+    """The index for files that it knows: all of them, or some, in any order.
+
+    Raises:
+        DataFileError: it does not know one of them.
+    """
+    known = [os.fsdecode(name) for name in index.column("name")]
+    if known == named.names:
+        return index
+    rows, whole = {name: row for row, name in enumerate(known)}, [named.root + name for name in named.names]
+    unknown = named.names[0]
+    for root in _roots(whole[0], rows):
+        found = [rows.get(name.removeprefix(root), -1) if name.startswith(root) else -1 for name in whole]
+        if min(found) >= 0:
+            return ClipIndex(
+                index.path, index.kind, root, exact=False, addresses=named.signed, rows=np.array(found, np.int64)
+            )
+        unknown = named.names[found.index(-1)]
+    raise DataFileError(
+        f"{index.path} is the index of other files: it does not know {shown(unknown)!r}. Make one of all files with: "
+        "penstock clips index"
+    )
+
+
+def _roots(name: str, rows: Collection[str]) -> Iterator[str]:
+    """What a name may begin with, up to a folder, if the index is of files there; the shortest first."""
+    places = [0, *(place + 1 for place, sign in enumerate(name) if sign == "/")]
+    return (name[:place] for place in places if name[place:] in rows)
 
 
 def _kept(place: Path, opened: Callable[[Path], ClipIndex]) -> ClipIndex | None:

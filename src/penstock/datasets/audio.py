@@ -50,8 +50,8 @@ class AudioDataset(ClipDataset):
         labels: of the files, in their order. By default the number of the folder that a file is in.
         transform: ``transform(audio)`` makes the first part of the item of the tensor. One that draws nothing, or from
             `penstock.generator` alone, may say so by an attribute ``pure = True``.
-        index: the path of the index, which is made there if it is not (`penstock clips index --sound`). By default it
-            is in the cache.
+        index: the path of the index, which is made there if it is not (`penstock clips index --sound`). It may be of
+            more files than these. By default it is in the cache.
         storage: how files at remote addresses are reached.
         progress: show a bar while files are indexed: True, False, or None for several on a terminal.
         rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`.

@@ -50,8 +50,8 @@ class VideoDataset(ClipDataset):
         transform: instead of ``size`` and ``flip``: a `penstock.images.transforms.Compose`, or a list of steps, as for
             images. All frames of a clip get the same crop, the same flip, the same colours.
         max_pixels: a frame of more is an error instead of a full memory.
-        index: the path of the index, which is made there if it is not (`penstock clips index`). By default it is in the
-            cache.
+        index: the path of the index, which is made there if it is not (`penstock clips index`). It may be of
+            more files than these. By default it is in the cache.
         storage: how files at remote addresses are reached.
         progress: show a bar while files are indexed: True, False, or None for several on a terminal.
         rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`.
