@@ -126,6 +126,11 @@ def test_labels(tmp_path: Path) -> None:
         assert [one.label for one in found] == [label for _, label in beside]
 
 
+def test_a_list_of_folders_of_archives(bucket: Path) -> None:
+    dataset = ps.VideoDataset([bucket, bucket / "0.tar"], frames=2, shuffle="none")
+    assert [dataset[row][1] for row in range(6)] == [5, 6, 7, 8, 5, 6]
+
+
 def test_archives_beside_files(bucket: Path, tmp_path: Path) -> None:
     write_video(bucket / "a.mp4")
     with pytest.raises(ConfigError, match=r"holds tar archives, and beside them .*a\.mp4"):

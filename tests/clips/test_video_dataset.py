@@ -525,6 +525,9 @@ class TestWrongFiles:
         """Their files, without classes."""
         dataset = ps.VideoDataset([folder / "ant", folder / "bee", folder / "cat/d.mp4"], frames=2, shuffle="none")
         assert [os.path.relpath(dataset[row][1]["path"], folder) for row in range(4)] == list(LENGTHS)[:4]
+        for nothing, words in (([], "the list is empty"), (3, "a source is a path"), ([3], "a source is a path")):
+            with pytest.raises(ConfigError, match=words):
+                ps.VideoDataset(nothing)  # type: ignore[arg-type]
 
     def test_a_playlist_opens_no_other_file(self, tmp_path: Path, numbered: list[str]) -> None:
         shutil.copy(numbered[0], tmp_path / "secret.mp4")

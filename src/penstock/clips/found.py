@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from penstock.clips.media import place_of
 from penstock.errors import ConfigError
@@ -59,27 +59,47 @@ def files_of(files: Urls, endings: tuple[str, ...], storage: Storage | None = No
         ConfigError: a folder without such files, or with some beside folders of classes; or nothing is named.
         ShardIOError, StorageNotFoundError: a pattern that nothing matches.
     """
-    if isinstance(files, str | os.PathLike) and os.path.isdir(files):
-        archives = sorted(entry.path for entry in os.scandir(files) if entry.name.lower().endswith(".tar"))
-        if not archives:
-            return _in_folder(os.fspath(files), endings)
-        beside = next(_walk(os.fspath(files), endings), None)
-        if beside is not None:
-            raise ConfigError(
-                f"{files} holds tar archives, and beside them {beside[1]!r}: give a list of one or the other"
-            )
-        return _in_archives(archives, endings, storage)
-    names = []
-    for one in [files] if isinstance(files, str | os.PathLike) else files:
-        names += files_of(one, endings, storage).paths if os.path.isdir(one) else expand(one, storage)
-    if isinstance(files, str | os.PathLike) and names == [os.fspath(files)] and not _is_there(names[0]):
-        raise ConfigError(f"{names[0]} does not exist: give a folder, a file, a pattern, or a list of these")
+    if _is_folder(files):
+        archives = _archives_in(os.fspath(files), endings)
+        return _in_archives(archives, endings, storage) if archives else _in_folder(os.fspath(files), endings)
+    if isinstance(files, str | os.PathLike | bytes) or not isinstance(files, Iterable):
+        names = expand(files, storage)
+        if len(names) == 1 and not _is_there(names[0]):
+            raise ConfigError(f"{names[0]} does not exist: give a folder, a file, a pattern, or a list of these")
+    else:
+        names = [name for one in files for name in _listed(one, endings, storage)] or expand(files, storage)
     archives = [name for name in names if _is_archive(name)]
     if len(archives) == len(names):
         return _in_archives(names, endings, storage)
     if archives:
         raise ConfigError(f"{shown(archives[0])!r} is a tar archive, and others are none: give a list of either")
     return Found(names, [], [])
+
+
+def _listed(one: Any, endings: tuple[str, ...], storage: Storage | None) -> list[str]:
+    """The files, or archives, that an element of a list means."""
+    if not _is_folder(one):
+        return expand(one, storage)
+    return _archives_in(os.fspath(one), endings) or _in_folder(os.fspath(one), endings).paths
+
+
+def _is_folder(one: Any) -> TypeGuard[str | os.PathLike[str]]:
+    return isinstance(one, str | os.PathLike) and os.path.isdir(one)
+
+
+def _archives_in(folder: str, endings: tuple[str, ...]) -> list[str]:
+    """The tar archives in a folder.
+
+    Raises:
+        ConfigError: other files of this kind are beside them.
+    """
+    archives = sorted(entry.path for entry in os.scandir(folder) if entry.name.lower().endswith(".tar"))
+    beside = next(_walk(folder, endings), None) if archives else None
+    if beside is not None:
+        raise ConfigError(
+            f"{folder} holds tar archives, and beside them {beside[1]!r}: give a list of one or the other"
+        )
+    return archives
 
 
 def _is_there(name: str) -> bool:
