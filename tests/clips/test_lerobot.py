@@ -623,3 +623,29 @@ def test_pickles_hold_what_was_asked_for(written: Written) -> None:
     assert again[0]["action"].shape == dataset[0]["action"].shape == (2, 2)
     with pytest.raises(ConfigError, match="episodes belong to LeRobotFiles"):
         ps.LeRobotDataset(dataset.files, episodes=np.array([0, 1]))
+
+
+def test_lerobots_own_library_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its windows, masks, tasks and pictures; colours as its decoder rounds them."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    library = pytest.importorskip("lerobot.datasets.lerobot_dataset", exc_type=ImportError)
+    written = write_lerobot(tmp_path / "arm", LENGTHS)
+    windows = {
+        "action": [0.0, 1 / FPS, 2 / FPS],
+        "observation.state": [-1 / FPS, 0.0],
+        TOP: [-1 / FPS, 0.0],
+    }
+    theirs = library.LeRobotDataset("arm/arm", root=written.root, delta_timestamps=windows, video_backend="torchcodec")
+    ours = ps.LeRobotDataset(written.root, delta_timestamps=windows, shuffle="none")
+    assert len(ours) == len(theirs) == N
+    for row in range(N):
+        expected, found = theirs[row], ours[row]
+        for name, value in expected.items():
+            if name in written.cameras:
+                assert value.shape == found[name].shape
+                assert (value - found[name] / 255).abs().max() < 3 / 255
+            elif isinstance(value, torch.Tensor):
+                assert torch.equal(value.double(), torch.as_tensor(found[name]).double()), name
+            else:
+                assert value == found[name], name

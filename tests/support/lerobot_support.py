@@ -233,8 +233,15 @@ def _write_meta(written: Written, version: str, task_column: str) -> None:
     (meta / "info.json").write_text(json.dumps(info))
     stats = {"action": {"mean": [1.0, 2.0], "std": [0.5, 0.25], "count": [3]}}
     (meta / "stats.json").write_text(json.dumps(stats))
-    tasks = {"task_index": list(range(len(TASKS))), task_column: list(TASKS)}
-    pq.write_table(pa.table(tasks), meta / "tasks.parquet")
+    tasks = pa.table({"task_index": list(range(len(TASKS))), task_column: list(TASKS)})
+    # What pandas writes of a table that has the texts as its index.
+    kinds = {"task_index": ("int64", "int64"), task_column: ("unicode", "object")}
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
+        for name, (kind, dtype) in kinds.items()
+    ]
+    index = {"index_columns": [task_column], "column_indexes": [], "columns": columns, "pandas_version": "2.3.0"}
+    pq.write_table(tasks.replace_schema_metadata({"pandas": json.dumps(index)}), meta / "tasks.parquet")
 
 
 def _write_episodes(folder: Path, episodes: list[dict[str, Any]]) -> None:
