@@ -160,7 +160,7 @@ class _Process:
 
     def _started(self, theirs: Connection) -> subprocess.Popen[bytes]:
         with theirs:
-            program = _PROGRAM.format(path=sys.path, fd=theirs.fileno(), parent=os.getpid())
+            program = _PROGRAM.format(path=list(map(str, sys.path)), fd=theirs.fileno(), parent=os.getpid())
             # In a group of its own: Ctrl-C is the affair of the process that asks.
             return subprocess.Popen(
                 [get_executable(), "-c", program],
