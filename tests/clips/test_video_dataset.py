@@ -13,6 +13,7 @@ from typing import Any
 
 import cli_support
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from interpreter_support import METHODS
@@ -286,6 +287,19 @@ class TestIndex:
             ps.VideoDataset([path], index=index)[0]
         cli_support.said("clips", "index", path, "--out", index)
         assert ps.VideoDataset([path], index=index, frames=40)[0][0].shape[0] == 40
+        # One of an older version, too, which no data set takes.
+        with pa.memory_map(str(index)) as file:
+            table = pa.ipc.open_file(file).read_all()
+        with pa.ipc.new_file(str(index), table.schema.with_metadata({"penstock": "videos 1"})) as out:
+            out.write_table(table)
+        with pytest.raises(DataFileError, match="make it again"):
+            ps.VideoDataset([path], index=index)
+        cli_support.said("clips", "index", path, "--out", index)
+        assert len(ps.VideoDataset([path], index=index)) == 1
+        with pa.ipc.new_file(str(tmp_path / "table"), pa.schema([("a", pa.int64())])):
+            pass
+        with pytest.raises(DataFileError, match="is no index of videos: it is not overwritten"):
+            cli_support.said("clips", "index", path, "--out", tmp_path / "table")
         (tmp_path / "words").write_text("no index")
         with pytest.raises(DataFileError):
             cli_support.said("clips", "index", path, "--out", tmp_path / "words")

@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.layout import App
 from penstock.cli.manifest_options import Json, byte_size, console, duration, pairs, print_json, shown
 from penstock.wording import counted
+
+if TYPE_CHECKING:
+    from penstock.clips.clip_index import ClipIndex
 
 __all__ = ["app"]
 
@@ -62,31 +65,28 @@ def index(
     errors = [error for error in found.column("error") if error]
     if len(errors) == len(found):
         raise ClipError(f"{errors[0]}; and so it is with all {len(found):,} files" if len(errors) > 1 else errors[0])
-    size = os.path.getsize(found.path)
-    frames, nbytes = int(found.lengths.sum()), sum(found.column("nbytes"))
-    if as_json:
-        print_json(
-            {
-                "files": len(found),
-                "samples" if sound else "frames": frames,
-                "bytes": nbytes,
-                "seconds": seconds,
-                "output": found.path,
-                "output_bytes": size,
-                "broken": len(errors),
-                "errors": errors[:examples],
-            }
-        )
-    else:
-        rows = [
-            ("files", f"{len(found):,}, {byte_size(nbytes)}, in {duration(seconds)}"),
-            ("samples" if sound else "frames", f"{frames:,}"),
-            ("index", f"{shown(found.path)} ({byte_size(size)})"),
-        ]
-        console().print(pairs(shown(files[0] if len(files) == 1 else counted(len(paths), "file")), rows))
-        for error in errors[:examples]:
-            console().print(shown(error))
-        if errors:
-            console().print(f"{len(errors):,} of {counted(len(found), 'file')} have no clips", style="red")
+    name = shown(files[0] if len(files) == 1 else counted(len(paths), "file"))
+    _report(found, name, seconds, errors[:examples], "samples" if sound else "frames", as_json=as_json)
     if errors:
+        if not as_json:
+            console().print(f"{len(errors):,} of {counted(len(found), 'file')} have no clips", style="red")
         raise typer.Exit(1)
+
+
+def _report(found: ClipIndex, name: str, seconds: float, errors: list[str], unit: str, *, as_json: bool) -> None:
+    """Print what was indexed, and examples of what is wrong with files."""
+    size, total = os.path.getsize(found.path), int(found.lengths.sum())
+    nbytes = sum(found.column("nbytes"))
+    if as_json:
+        broken = sum(map(bool, found.column("error")))
+        said = {"files": len(found), unit: total, "bytes": nbytes, "seconds": seconds, "output": found.path}
+        print_json({**said, "output_bytes": size, "broken": broken, "errors": errors})
+        return
+    rows = [
+        ("files", f"{len(found):,}, {byte_size(nbytes)}, in {duration(seconds)}"),
+        (unit, f"{total:,}"),
+        ("index", f"{shown(found.path)} ({byte_size(size)})"),
+    ]
+    console().print(pairs(name, rows))
+    for error in errors:
+        console().print(shown(error))

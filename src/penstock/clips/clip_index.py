@@ -23,7 +23,7 @@ from penstock.clips.sound import SoundCoding, SoundPackets
 from penstock.errors import DataFileChangedError, DataFileError, DataFileIOError, ManifestChangedError
 from penstock.storage.files import SourceFile
 
-__all__ = ["FILES_OF_BATCH", "INDEX_VERSION", "SOUND", "VIDEO", "ClipIndex", "Kind"]
+__all__ = ["FILES_OF_BATCH", "INDEX_VERSION", "SOUND", "VIDEO", "ClipIndex", "Kind", "check_is_index"]
 
 INDEX_VERSION = 4
 FILES_OF_BATCH = 256
@@ -78,6 +78,21 @@ class Kind(NamedTuple):
 
 VIDEO = Kind("videos", Coding, Packets, (np.int64, np.uint32, np.uint32, np.uint32, np.float64), "scan")
 SOUND = Kind("recordings", SoundCoding, SoundPackets, (np.int64, np.uint32, np.int64, np.float64), "sound_scan")
+
+
+def check_is_index(path: str | os.PathLike[str], kind: Kind) -> None:
+    """Refuse what is no index of this kind, of any version.
+
+    Raises:
+        DataFileError: it is something else.
+    """
+    try:
+        with pa.memory_map(os.fspath(path)) as file:
+            said = (pa.ipc.open_file(file).schema.metadata or {}).get(b"penstock", b"")
+    except (pa.ArrowException, OSError):
+        said = b""
+    if not said.startswith(kind.name.encode() + b" "):
+        raise DataFileError(f"{os.fspath(path)} is no index of {kind.name}: it is not overwritten")
 
 
 class ClipIndex:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from penstock.clips.clip_index import FILES_OF_BATCH, INDEX_VERSION, VIDEO, ClipIndex, Kind
+from penstock.clips.clip_index import FILES_OF_BATCH, INDEX_VERSION, VIDEO, ClipIndex, Kind, check_is_index
 from penstock.clips.media import open_file
 from penstock.clips.scan_process import ScanProcesses
 from penstock.cores import cores
@@ -67,8 +67,9 @@ def open_index(
         renew: make it again if it is at ``path``, or has files that cannot be read.
 
     Raises:
+        ConfigError: PyAV is not installed.
         DataFileError: at ``path`` is something else, or the index of other files.
-        DataFileIOError: the index cannot be written.
+        DataFileIOError: the index cannot be written, or files cannot be scanned on this machine.
         StorageError: a store does not answer.
 
     Costs: all files are read once; later one look at each, or with ``path`` none.
@@ -81,36 +82,55 @@ def open_index(
         found = ClipIndex(place, kind, named.root, exact=path is None, addresses=named.signed)
         return found if path is None else _of_files(found, named)
 
-    if path is not None and os.path.exists(path):
-        if not renew:
-            return opened(path)
-        ClipIndex(path, kind, named.root)  # nothing else is overwritten
+    def made(place: Path) -> ClipIndex:
+        with write_kept(place) as out:
+            _write(out, kind, named, storage=storage, progress=progress)
+        return opened(place)
+
     if path is not None:
-        place = Path(path)
-    else:
-        place = kept_path("clips", f"{_key(kind, named, _versions(named.addresses, storage))}.arrow")
-    try:
-        found = _kept(place, opened) if path is None else None
+        return _at(Path(path), kind, opened, made, renew=renew)
+    place = kept_path("clips", f"{_key(kind, named, _versions(named.addresses, storage))}.arrow")
+    return _in_cache(place, opened, made, renew=renew)
+
+
+_Make = Callable[[Path], ClipIndex]
+
+
+def _at(place: Path, kind: Kind, opened: _Make, made: _Make, *, renew: bool) -> ClipIndex:
+    """The index that lies where the user says."""
+    if place.exists() and not renew:
+        return opened(place)
+    if place.exists():
+        check_is_index(place, kind)  # nothing else is overwritten
+    with _wrapped(place, ()), file_lock(place):
+        # Somebody may have made it meanwhile.
+        return opened(place) if place.exists() and not renew else made(place)
+
+
+def _in_cache(place: Path, opened: _Make, made: _Make, *, renew: bool) -> ClipIndex:
+    """The index that is kept in the cache."""
+    with _wrapped(place, (*UNWRITABLE, errno.ENOENT)):
+        found = _kept(place, opened)
         if found is not None and not (renew and any(found.column("error"))):
             return found
-        if path is None:
-            place.parent.mkdir(exist_ok=True)
+        place.parent.mkdir(exist_ok=True)
         with file_lock(place):
-            if path is not None and place.exists() and not renew:  # somebody has made it meanwhile
-                return opened(place)
             found = None if renew else _kept(place, opened)
-            if found is None:
-                with write_kept(place) as out:
-                    _write(out, kind, named, storage=storage, progress=progress)
-                found = opened(place)
+            return made(place) if found is None else found
+
+
+@contextlib.contextmanager
+def _wrapped(place: Path, expected: Collection[int]) -> Iterator[None]:
+    """Say of errors of the disk, if they are expected, or any are, that the index cannot be written."""
+    try:
+        yield
     except (StorageError, DataFileIOError):
         raise
     except OSError as error:
-        if path is None and error.errno not in (*UNWRITABLE, errno.ENOENT):
+        if expected and error.errno not in expected:
             raise
         said = io_error(place, error, "the index of clips cannot be written:", "say with index= where it is to be")
         raise DataFileIOError(str(said)) from error
-    return found
 
 
 class _Named(NamedTuple):
