@@ -23,9 +23,9 @@ from store_server import Store
 
 import penstock as ps
 from _common import arguments, folder, parse, table
-from penstock.planning.store import Fetched, StoreJob, plan_store
 from penstock.shards.writer import ShardWriter
 from penstock.storage import Cache, Storage
+from penstock.tools.planning.store import Fetched, StoreJob, plan_store
 
 NODES, PART = 4, 8
 _ORDER = {"shuffle": "block", "window": 2, "seed": 0}

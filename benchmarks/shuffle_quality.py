@@ -24,8 +24,8 @@ import numpy as np
 from _common import parse, table
 from penstock.hashing import derive_key
 from penstock.order import make_order
-from penstock.quality import Invertible, ShuffleBuffer, TableOrder, measure, sorted_labels
 from penstock.samplers import BatchSampler, DistributedSampler, GroupedBatchSampler
+from penstock.tools.quality import Invertible, ShuffleBuffer, TableOrder, measure, sorted_labels
 
 CLASSES, BATCH = 1000, 256
 

@@ -24,7 +24,7 @@ LAYERS = (
     {"opening"},
     {"loader"},
     {"compat", "integrations", "wds"},
-    {"__main__", "cli", "diagnosis", "planning", "profiling", "quality", "tokenizing"},
+    {"__main__", "tokenizing", "tools"},
 )
 """Packages and files, from the bottom up; each imports its own layer and those before it. "" is penstock itself."""
 

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset
 import penstock as ps
 from penstock import wds
 from penstock.errors import PenstockError, StateError
-from penstock.integrations.dealing import DealtBatches
+from penstock.integrations.dispatch_batches import DealtBatches
 from penstock.plan.cursor import STATE_VERSION
 from penstock.samplers import BatchSampler, RandomSampler
 

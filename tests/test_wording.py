@@ -7,8 +7,8 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli.app import app
 from penstock.manifest import Manifest
+from penstock.tools.cli.app import app
 from penstock.wording import counted
 
 

@@ -1,7 +1,7 @@
 """Files of video or sound that are changed at random, through an index and a worker process: `test_clip_fuzz.py` runs
 this, in a process of its own.
 
-    python tests/clips/clip_fuzz.py KIND SEED COUNT
+    python tests/tools/clips/clip_fuzz.py KIND SEED COUNT
 
 Prints a JSON object: how many files were `refused` when they were indexed, and how many took their process along
 (`ended`); how many `clips` came, and how many were `skipped` by the loader, of which error types (`errors`); the most

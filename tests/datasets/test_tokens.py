@@ -22,7 +22,7 @@ from loader_conformance import check_elastic, check_end_of_pass, check_load_into
 from loader_support import EXECUTORS
 
 import penstock as ps
-from penstock.datasets.rows_ahead import RowsAhead
+from penstock.datasets.row_cache import RowsAhead
 from penstock.datasets.tokens import TokenDataset
 from penstock.errors import (
     ConfigError,
@@ -181,7 +181,7 @@ def test_documents(tmp_path_factory: pytest.TempPathFactory, tokens: list[int], 
     path = tmp_path_factory.mktemp("documents") / "a.npy"
     np.save(path, np.array(tokens, np.int16))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.tokens.kept._SCAN", scan)
+        patch.setattr("penstock.tokens.derived_tables._SCAN", scan)
         dataset = TokenDataset(path, length, end_token=0, pad_token=-1, shuffle="none")
     assert [dataset[i].tolist() for i in range(len(dataset))] == expected
     batch = next(iter(ps.DataLoader(dataset, batch_size=len(expected))))
@@ -218,7 +218,7 @@ def test_rows_ahead_are_those_of_each_index(files: list[str], data: st.DataObjec
     places = [share.shown._replace(epoch=e, mini_epoch=m) for e in range(2) for m in range(2)]
     slices = [share.make_view(place) for place in places]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.datasets.rows_ahead._BLOCK", data.draw(st.integers(1, 12)))
+        patch.setattr("penstock.datasets.row_cache._BLOCK", data.draw(st.integers(1, 12)))
         ahead = RowsAhead()
         for _ in range(data.draw(st.integers(1, 8))):
             number, begin = data.draw(st.integers(0, 3)), data.draw(st.integers(-3, 9))

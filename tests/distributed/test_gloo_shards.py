@@ -15,7 +15,7 @@ from store_server import Store
 import penstock as ps
 from penstock.errors import StorageUnavailableError
 from penstock.shards import arriving_source
-from penstock.shards.finding import build, write_indexes
+from penstock.shards.find_handles import build, write_indexes
 from penstock.shards.handles import LocalShard
 from penstock.storage import Cache, Storage
 

@@ -22,7 +22,13 @@ PACKAGES = (
     *("penstock", "penstock.manifest", "penstock.order", "penstock.samplers", "penstock.datasets", "penstock.loader"),
     *("penstock.shards", "penstock.shards.mds", "penstock.wds", "penstock.images.decode", "penstock.images.sizes"),
     *("penstock.images.region", "penstock.images.backends", "penstock.images.transforms", "penstock.storage"),
-    *("penstock.server", "penstock.profiling", "penstock.planning", "penstock.quality", "penstock.errors"),
+    *(
+        "penstock.server",
+        "penstock.tools.profiling",
+        "penstock.tools.planning",
+        "penstock.tools.quality",
+        "penstock.errors",
+    ),
     *("penstock.integrations.accelerate", "penstock.integrations.transformers"),
     *("penstock.compat.rank_dataset", "penstock.compat.mpdataset"),
 )

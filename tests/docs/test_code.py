@@ -1,11 +1,11 @@
 """Every code block of README and docs runs: Python blocks as one script a document, shell blocks line by line.
 
-Commands that measure are tested in tests/cli, and are run here with ``PENSTOCK_TEST_FULL=1``; else only understood.
-A block runs in a folder that holds ``train.txt`` (200 rows, class-sorted), ``val.txt`` (50 rows), the images they
-name under ``data/``, and text with a tokenizer. Shell lines that set up or build something are known by their first
-word and are not run. A server is started, asked to stop once it listens, and has to end well. Configuration files name
-commands and options that are there. Blocks marked ``py`` show programs of other libraries, or of a cluster: they
-compile, and are not run.
+Commands that measure are tested in tests/tools/cli, and are run here with ``PENSTOCK_TEST_FULL=1``; else only
+understood. A block runs in a folder that holds ``train.txt`` (200 rows, class-sorted), ``val.txt`` (50 rows), the
+images they name under ``data/``, and text with a tokenizer. Shell lines that set up or build something are known by
+their first word and are not run. A server is started, asked to stop once it listens, and has to end well. Configuration
+files name commands and options that are there. Blocks marked ``py`` show programs of other libraries, or of a cluster:
+they compile, and are not run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def run(command: str, folder: Path) -> None:
     command = re.sub(r"--seconds \d+", "--seconds 0.2", command)
     how: dict[str, Any] = {"cwd": folder, "env": environment(), "timeout": HANG}
     if command.startswith("penstock ") and not set(command) & set("|&;<>()$`*?[]{}~="):
-        done = interpreter_support.run(["-m", *shlex.split(command)], imports=["penstock.cli.app"], **how)
+        done = interpreter_support.run(["-m", *shlex.split(command)], imports=["penstock.tools.cli.app"], **how)
     else:
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, **how)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -197,7 +197,7 @@ def understood(arguments: list[str]) -> None:
     """Raise what `penstock` would end with if there were no such command or option."""
     from typer.main import get_command
 
-    from penstock.cli.app import app
+    from penstock.tools.cli.app import app
 
     command: Any = get_command(app)
     name = "penstock"

@@ -11,7 +11,7 @@ from plan_support import bound
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.integrations.dealing import DealtBatches
+from penstock.integrations.dispatch_batches import DealtBatches
 from penstock.plan.reader import PlanReader
 
 

@@ -96,7 +96,7 @@ def test_a_first_batch_needs_few_modules(by_executor: list[set[str]]) -> None:
     assert not {name.partition(".")[0] for name in modules} & HEAVY
     executors = {f"penstock.loader.{name}" for name in OTHER_EXECUTORS}
     assert not modules & executors
-    rare = {"penstock.integrations.dealing", "penstock.samplers.grouped", "penstock.storage.remote"}
+    rare = {"penstock.integrations.dispatch_batches", "penstock.samplers.grouped", "penstock.storage.remote"}
     assert not modules & rare
     assert len(modules) < 115, sorted(modules)  # 113, as this was written
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.opening import door
+from penstock.opening import signatures
 from penstock.opening.options import ACCEPTED, IMAGES, OF_IMAGES, READS_MANIFESTS, ImageOptions
 from penstock.plan.share_options import ShareOptions
 
@@ -60,7 +60,7 @@ def test_options_of_images() -> None:
 
 
 def test_every_kind_has_a_signature() -> None:
-    assert [each.__annotations__["return"] for each in get_overloads(door.open)] == [
+    assert [each.__annotations__["return"] for each in get_overloads(signatures.open)] == [
         "SourceDataset | Any",
         "RankDataset",
         "ShardDataset",

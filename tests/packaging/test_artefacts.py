@@ -39,7 +39,7 @@ import simplejpeg
 
 image = np.full((16, 16, 3), 200, np.uint8)
 assert abs(int(decode(simplejpeg.encode_jpeg(image)).mean()) - 200) < 3
-from penstock.cli.demo import _find
+from penstock.tools.cli.demo import _find
 
 assert all(path.is_file() and path.is_relative_to(sys.argv[1]) for path in _find(None))
 print(native.is_available())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.diagnosis import services
+from penstock.tools.doctor import services
 
 
 def test_a_cluster_that_answers(cluster: Any) -> None:

@@ -12,10 +12,10 @@ from torch.utils.data import Dataset
 
 from penstock import RankServerDataset, ServerDataset
 from penstock.compat import rank_dataset
-from penstock.diagnosis.services import server as ask
 from penstock.errors import ConfigError
 from penstock.server import TLS, Client, Server
 from penstock.server.address import Address, parse_address
+from penstock.tools.doctor.services import server as ask
 
 
 @pytest.mark.parametrize("tls", [False, True])

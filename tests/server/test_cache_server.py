@@ -22,13 +22,13 @@ from store_server import Store
 import penstock as ps
 from penstock.errors import ConfigError, PenstockError, TicketError
 from penstock.server import CacheClient, Server
+from penstock.server.cache_service import ABSENT
 from penstock.server.connections import FAILURES
-from penstock.server.copies import ABSENT
 from penstock.server.protocol import Block, decode_block, encode_block, is_block
 from penstock.shards.writer import ShardWriter
 from penstock.storage import Cache, RemoteSource, Storage
 from penstock.storage.backend import Cancel
-from penstock.storage.fill import PIECE
+from penstock.storage.download import PIECE
 
 SHARDS, SAMPLES = 12, 8
 DATA = os.urandom(5 * PIECE + 1000)

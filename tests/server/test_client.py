@@ -38,7 +38,7 @@ from penstock.server import Client, Limits, Server, Slice
 from penstock.server.connections import _Found, _look_for_grpc
 from penstock.server.connections import process as this_process
 from penstock.server.reading import RowReader
-from penstock.server.remote import RemoteManifest
+from penstock.server.remote_manifest import RemoteManifest
 
 KINDS = ["text", "odd", "unlabelled", "csv", "jsonl", "parquet", "several", "view"]
 

@@ -22,9 +22,9 @@ from busy_support import HANG
 from full_run import full_only
 from interpreter_support import SERVES, Popen, run
 
-from penstock.cli.serve import named_files
 from penstock.errors import ConfigError, PenstockError, ServerAuthError, ServerError, ServerUnavailableError
 from penstock.server import Client, Slice
+from penstock.tools.cli.serve import named_files
 
 DEADLINE = 120
 MANY, FOREVER = 1_000_000, 3600  # seconds of grace that nobody waits for
@@ -226,7 +226,7 @@ class TestServes:
         (tmp_path / "prometheus_client.py").write_text("raise ImportError('not installed')\n")
         program = (
             "import sys; sys.path.insert(0, '.'); sys.argv[1:] = ['serve', 'train.txt', '--metrics-port', '0']\n"
-            "from penstock.cli import main; main()"
+            "from penstock.tools.cli import main; main()"
         )
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)

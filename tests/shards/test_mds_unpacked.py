@@ -17,11 +17,11 @@ from busy_support import HANG
 from mds_writer import write_mds
 from typer.testing import CliRunner
 
-from penstock.cli.app import app
 from penstock.errors import ShardError, StorageError
 from penstock.shards.mds import MDSFolder
 from penstock.shards.mds.compression import COMPRESSIONS
 from penstock.storage import Cache, Storage
+from penstock.tools.cli.app import app
 
 SIMPLE = {"image": "bytes", "label": "int", "name": "str"}
 

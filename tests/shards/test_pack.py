@@ -20,13 +20,13 @@ from PIL import Image
 from shard_support import by_tarfile, make_tar, samples, write_shards
 from typer.testing import CliRunner
 
-from penstock.cli.app import app
 from penstock.errors import ConfigError, ImageError, ManifestError, ShardError, ShardIOError
 from penstock.manifest import Manifest
 from penstock.shards import ShardSet
 from penstock.shards.check import rewrite, verify
 from penstock.shards.pack import pack
 from penstock.storage import file_lock
+from penstock.tools.cli.app import app
 
 
 def jpeg(width: int, height: int, seed: int) -> bytes:

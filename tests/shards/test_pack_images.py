@@ -20,7 +20,6 @@ from full_run import full_only
 from jpeg_support import SUBSAMPLINGS, by_opencv, jpeg, noise
 from typer.testing import CliRunner
 
-from penstock.cli.app import app
 from penstock.errors import ConfigError, ShardIOError
 from penstock.images import native
 from penstock.images.decode import MAX_PIXELS, decode
@@ -31,6 +30,7 @@ from penstock.shards.index import load_or_build
 from penstock.shards.pack import PackReport, pack
 from penstock.shards.writer import TarWriter
 from penstock.storage import Cache, Storage
+from penstock.tools.cli.app import app
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
 

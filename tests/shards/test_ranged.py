@@ -13,10 +13,10 @@ from shard_support import make_tar, write_shards
 from typer.testing import CliRunner
 
 import penstock as ps
-from penstock.cli.app import app
 from penstock.errors import ConfigError, ShardError, StorageChangedError, StorageNotFoundError
 from penstock.shards import ShardSet, handles
 from penstock.storage import Cache, Storage
+from penstock.tools.cli.app import app
 
 COUNTS = [40, 3, 25]
 

@@ -21,7 +21,7 @@ import penstock as ps
 from penstock.errors import PenstockError, ShardChangedError, StorageChangedError
 from penstock.shards.writer import ShardWriter
 from penstock.storage import Cache, Storage
-from penstock.storage.fill import PIECE
+from penstock.storage.download import PIECE
 
 SHARDS, SAMPLES, BATCH = 12, 8, 4
 EXECUTORS: dict[str, dict[str, Any]] = {

@@ -21,11 +21,11 @@ from busy_support import HANG
 from full_run import full_only
 from typer.testing import CliRunner
 
-from penstock.cli.app import app
 from penstock.errors import ConfigError, StorageChangedError, StorageError, StorageUnavailableError
 from penstock.storage import Cache, Storage, local_path, open_source
-from penstock.storage.fill import ENTRY, PIECE
+from penstock.storage.download import ENTRY, PIECE
 from penstock.storage.futures import Future, Uses
+from penstock.tools.cli.app import app
 
 DATA = os.urandom(3 * PIECE + 777)
 SMALL = os.urandom(100_000)

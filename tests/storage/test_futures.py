@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import NotCachedError
-from penstock.storage import Cache, RemoteSource, Storage, room
+from penstock.storage import Cache, RemoteSource, Storage, eviction
 from penstock.storage.futures import NEVER, Future, Futures, Uses, object_name
 
 SIZE = 100_000
@@ -100,9 +100,9 @@ class TestEviction:
             cache.open(source)
             os.utime(tmp_path / "objects" / cache.key(source) / ".entry.json", (number, number))
         cache.limit()
-        seen = room._seen[tmp_path]
+        seen = eviction._seen[tmp_path]
         # As if looking had taken long.
-        room._seen[tmp_path] = room._Seen({e.folder.name: e for e in cache.entries()}, seen.until + 1000)
+        eviction._seen[tmp_path] = eviction._Seen({e.folder.name: e for e in cache.entries()}, seen.until + 1000)
         os.utime(tmp_path / "objects" / cache.key(sources[0]) / ".entry.json")  # as another process does
         cache.open(sources[100])
         assert held(cache) == {0, *range(2, 101)}

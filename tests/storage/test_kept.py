@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 from video_support import write_video
 
 import penstock as ps
-from penstock.cli.app import app
 from penstock.errors import DataFileIOError
 from penstock.images.learning import LearnedIndex
 from penstock.storage import cache_root, file_lock, kept_path, write_kept
-from penstock.storage.kept import KINDS, KeptFile, _Room, clear, keep_bound, kept_files
+from penstock.storage.derived import KINDS, KeptFile, _Room, clear, keep_bound, kept_files
+from penstock.tools.cli.app import app
 
 Disk = namedtuple("Disk", "total used free")
 WHOLE: dict[str, Any] = {"rank": 0, "world_size": 1}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from penstock.cli.app import app
+from penstock.tools.cli.app import app
 
 _NUMBERS = itertools.count()
 

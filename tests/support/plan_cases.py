@@ -12,7 +12,7 @@ import torch.utils.data
 from state_support import IteratorSampler, StatefulBatches, StatefulSampler
 
 import penstock as ps
-from penstock.integrations.dealing import DealtBatches
+from penstock.integrations.dispatch_batches import DealtBatches
 from penstock.manifest import Manifest
 from penstock.plan.reader import Plan
 from penstock.samplers import (
@@ -27,7 +27,7 @@ from penstock.samplers import (
     WeightedRandomSampler,
 )
 from penstock.samplers.batch import batch_plan_of
-from penstock.samplers.plans import plan_of
+from penstock.samplers.plan_of import plan_of
 
 __all__ = ["BATCHES", "CASES", "SAMPLES", "Case", "N", "Told", "of_generator"]
 

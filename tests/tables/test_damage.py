@@ -14,7 +14,7 @@ from PIL import Image
 
 import penstock as ps
 from penstock.errors import DataFileError, ImageError
-from penstock.tables.kept import Kept
+from penstock.tables.lru import Kept
 
 LISTS: list[Any] = [[7, 7, 7], None, [7, 7], [7] * 9]
 

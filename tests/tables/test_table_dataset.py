@@ -23,8 +23,6 @@ from loader_support import EXECUTORS, plain
 from PIL import Image
 
 import penstock as ps
-from penstock.cli.manifest_options import Reading
-from penstock.cli.profile_source import load_path
 from penstock.errors import (
     ConfigError,
     DataFileChangedError,
@@ -37,6 +35,8 @@ from penstock.errors import (
 )
 from penstock.storage import Storage
 from penstock.tables.files import table_files
+from penstock.tools.cli.manifest_options import Reading
+from penstock.tools.cli.profile_source import load_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

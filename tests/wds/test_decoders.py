@@ -18,14 +18,14 @@ from wds_support import write_tar
 import penstock
 import penstock.wds as wds
 from penstock.errors import NotAllowedError
-from penstock.wds import allow as allow_function
+from penstock.wds import trust as allow_function
 
 
 @pytest.fixture(autouse=True)
 def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
-    monkeypatch.setattr(importlib.import_module("penstock.wds.allow"), "_allowed", set())
+    monkeypatch.setattr(importlib.import_module("penstock.wds.trust"), "_allowed", set())
 
 
 def encoded(array: Any, format: str) -> bytes:

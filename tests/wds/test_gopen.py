@@ -22,7 +22,7 @@ from penstock.errors import NotAllowedError
 
 @pytest.fixture(autouse=True)
 def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("penstock.wds.allow"), "_allowed", set())
+    monkeypatch.setattr(importlib.import_module("penstock.wds.trust"), "_allowed", set())
 
 
 def test_commands_have_to_be_allowed(tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ from penstock.errors import (
 from penstock.progress import progress_bar
 from penstock.shards.urls import local_path
 from penstock.storage import Storage
-from penstock.storage.ahead import in_threads
 from penstock.storage.cache import UNWRITABLE, file_lock
+from penstock.storage.derived import kept_path, write_kept
 from penstock.storage.files import io_error
-from penstock.storage.kept import kept_path, write_kept
+from penstock.storage.parallel_requests import in_threads
 from penstock.storage.urls import is_remote, shown, unsigned
 
 __all__ = ["open_index"]

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.clips.frame_transforms import draw_clip
 from penstock.clips.lerobot import FrameRecord, StoredImages, VideoTimes
 from penstock.clips.open_files import OpenFile
 from penstock.clips.packets import Ints
-from penstock.clips.pictures import draw_clip
 from penstock.clips.reading import FrameReader
 from penstock.errors import ClipError, ImageError
 from penstock.images.transforms import Compose
 from penstock.stages import stage
 from penstock.storage.urls import shown
-from penstock.tables.pictures import make_image
+from penstock.tables.image_columns import make_image
 
 __all__ = ["LoadFrame", "nearest"]
 

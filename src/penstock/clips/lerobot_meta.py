@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.clips.found import LEROBOT_INFO
+from penstock.clips.discovery import LEROBOT_INFO
 from penstock.clips.packets import Ints
 from penstock.errors import DataFileError, DataFileIOError
 

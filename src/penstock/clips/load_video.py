@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from penstock.clips.clip_files import ClipRecord, FrameRule
-from penstock.clips.pictures import draw_clip
+from penstock.clips.frame_transforms import draw_clip
 from penstock.clips.reading import FrameReader
 from penstock.errors import ClipError, ConfigError, ImageError
 from penstock.images.transforms import Compose, HorizontalFlip, Resize

@@ -20,7 +20,7 @@ import torch
 import xxhash
 
 from penstock.datasets.raw import item_of
-from penstock.datasets.rows_ahead import RowsAhead
+from penstock.datasets.row_cache import RowsAhead
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import DataFileError, DataFileIOError
 from penstock.manifest import Record

@@ -15,7 +15,7 @@ import torch
 
 from penstock.clips.clip_files import SoundRule
 from penstock.clips.clip_index import SOUND, ClipIndex
-from penstock.clips.found import SOUND_ENDINGS
+from penstock.clips.discovery import SOUND_ENDINGS
 from penstock.datasets.clips import ClipDataset, check_start, clips_of
 from penstock.errors import ConfigError
 from penstock.plan.share_options import ShareOptions, check_share

@@ -11,7 +11,7 @@ import torch
 
 from penstock.clips.clip_files import ClipFiles, ClipRecord, Rule
 from penstock.clips.clip_index import ClipIndex, Kind
-from penstock.clips.found import Found, files_of
+from penstock.clips.discovery import Found, files_of
 from penstock.clips.indexing import open_index
 from penstock.clips.listed_clips import ClipTable, ListedClips
 from penstock.clips.packets import Ints

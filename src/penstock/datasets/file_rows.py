@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.datasets.delegation import Around
 from penstock.datasets.packed import PackedDataset
-from penstock.datasets.passed_on import Around
 from penstock.datasets.rows import rows_behind
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.subset import Subset

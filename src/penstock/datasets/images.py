@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from penstock.datasets.delegation import OF_THE_SOURCE, Around
 from penstock.datasets.loading import Item, LoadImage
-from penstock.datasets.passed_on import OF_THE_SOURCE, Around
 from penstock.datasets.rank import RankDataset
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.stream import MPDataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.datasets.passed_on import Around
+from penstock.datasets.delegation import Around
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices

@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from penstock.plan.share import EpochView, MiniEpoch
 from penstock.shards.stored import StoredShard
 from penstock.storage import UNWRITABLE, RemoteSource
-from penstock.storage.choice import come_and_go, stay, usable
+from penstock.storage.copy_choice import come_and_go, stay, usable
 from penstock.storage.futures import NEVER, object_name
 from penstock.storage.prefetch import CopiesAhead, Use
 from penstock.threads import Daemon

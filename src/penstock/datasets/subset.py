@@ -24,8 +24,8 @@ import xxhash
 from torch.utils.data import IterableDataset
 from torch.utils.data import Subset as TorchSubset
 
+from penstock.datasets.delegation import Around
 from penstock.datasets.keep import Filterable, kept_rows
-from penstock.datasets.passed_on import Around
 from penstock.datasets.rows import load_rows
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from penstock.datasets.rows_ahead import RowsAhead
+from penstock.datasets.row_cache import RowsAhead
 from penstock.datasets.shards_ahead import ShardsAhead
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
@@ -30,8 +30,8 @@ from penstock.storage import Storage, is_remote
 from penstock.storage.urls import listed
 from penstock.tables.arriving_lines import ArrivingLines
 from penstock.tables.files import are_json, table_files
+from penstock.tables.image_columns import ImageRecord
 from penstock.tables.json_files import JsonFiles
-from penstock.tables.pictures import ImageRecord
 from penstock.tables.table import TableFiles
 from penstock.tables.values import as_array, is_text, shaped
 

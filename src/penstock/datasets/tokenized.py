@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from penstock.datasets.passed_on import OF_THE_SOURCE, Around
+from penstock.datasets.delegation import OF_THE_SOURCE, Around
 from penstock.datasets.rows import has_rows, load_rows
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.datasets.rows_ahead import RowsAhead
+from penstock.datasets.row_cache import RowsAhead
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError
 from penstock.plan.share import MiniEpoch, SharePlan

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.clips.clip_files import FrameRule
 from penstock.clips.clip_index import VIDEO, ClipIndex
-from penstock.clips.found import VIDEO_ENDINGS
+from penstock.clips.discovery import VIDEO_ENDINGS
 from penstock.datasets.clips import ClipDataset, check_pixels, check_start, clips_of
 from penstock.errors import ConfigError
 from penstock.images.transforms import Compose

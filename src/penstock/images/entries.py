@@ -37,8 +37,8 @@ import xxhash
 from penstock.errors import ConfigError, ImageError, ManifestError, ManifestIOError, StateError
 from penstock.images import native
 from penstock.images.decode import read_bytes
-from penstock.images.once import Once
 from penstock.images.threads import map_blocks
+from penstock.images.warn_once import Once
 from penstock.manifest import Manifest, Record
 from penstock.storage import SourceFile, Storage, io_error, write_atomically
 

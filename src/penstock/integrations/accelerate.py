@@ -34,7 +34,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from penstock.errors import ConfigError
-from penstock.integrations.dealing import DealtBatches
+from penstock.integrations.dispatch_batches import DealtBatches
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.ranks import splits_by_rank
 from penstock.samplers.base import EpochBatchSampler

@@ -53,7 +53,7 @@ from penstock.loader.statistics import Statistics
 from penstock.plan.cursor import State
 from penstock.plan.epoch import BatchEpochPlan
 from penstock.samplers.identity import own_order
-from penstock.samplers.of_share import SequentialSamplerOfShare
+from penstock.samplers.share_sampler import SequentialSamplerOfShare
 
 if TYPE_CHECKING:
     from penstock.loader.autotune import Autotuner

@@ -10,7 +10,7 @@ Accelerate reads the attributes of a loader and makes torch's of them: `AskedByA
     for args, function in record of assignments: function(new, *args)       `Assignments` says which
 
 Lightning asks ``isinstance(loader.sampler, DistributedSampler)`` first, and leaves such a loader alone: therefore the
-samplers of a share are of that class, see `penstock.samplers.of_share`.
+samplers of a share are of that class, see `penstock.samplers.share_sampler`.
 """
 
 from __future__ import annotations

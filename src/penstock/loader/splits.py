@@ -45,9 +45,9 @@ from penstock.plan.source import Source
 from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.distributed import DistributedSampler
 from penstock.samplers.identity import data_identity, holds_a_share, own_order, parts_of
-from penstock.samplers.of_share import RandomSamplerOfShare, SequentialSamplerOfShare
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.sequential import SequentialSampler
+from penstock.samplers.share_sampler import RandomSamplerOfShare, SequentialSamplerOfShare
 from penstock.samplers.shares import dealer
 from penstock.sources.batched import BatchedDataset
 

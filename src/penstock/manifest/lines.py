@@ -30,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ManifestError
-from penstock.manifest.ends import ExactRecords, StrayQuote
 from penstock.manifest.indices import as_arrow
+from penstock.manifest.row_splitter import ExactRecords, StrayQuote
 from penstock.manifest.scan import BOM, BUFFER, CR, MULTILINE, SKIPPED, LineRules, Scanner, check_is_text, line_number
 from penstock.manifest.sidecar import DATA, Header, Sidecar, load_or_build
 from penstock.progress import progress_bar

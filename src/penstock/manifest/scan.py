@@ -20,8 +20,8 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.errors import ManifestError
-from penstock.manifest.ends import ExactRecords, Lines, ParityRecords, Positions, RowFinder, Unclosed
 from penstock.manifest.options import Blank
+from penstock.manifest.row_splitter import ExactRecords, Lines, ParityRecords, Positions, RowFinder, Unclosed
 from penstock.storage import SourceFile
 
 __all__ = [

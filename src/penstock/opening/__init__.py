@@ -24,7 +24,7 @@ manifest that names them, and ``load=penstock.LoadBytes()``.
 
 from __future__ import annotations
 
-from penstock.opening.door import open
 from penstock.opening.kinds import folder_manifest, kind_of, shards_in
+from penstock.opening.signatures import open
 
 __all__ = ["folder_manifest", "kind_of", "open", "shards_in"]

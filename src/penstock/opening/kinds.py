@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.clips.found import LEROBOT_INFO, SOUND_ENDINGS, VIDEO_ENDINGS, is_lerobot_folder
+from penstock.clips.discovery import LEROBOT_INFO, SOUND_ENDINGS, VIDEO_ENDINGS, is_lerobot_folder
 from penstock.errors import ConfigError
 from penstock.images.files import is_image
 from penstock.manifest.formats import EXTENSIONS, format_of

@@ -42,7 +42,7 @@ def _images(found: Found, options: dict[str, Any], how: dict[str, Any]) -> Image
 
 def _check_columns(table: Any, found: Found, how: Collection[str]) -> None:
     """Refuse tables without images, and those whose label nobody knows, before the first batch does."""
-    from penstock.tables.pictures import label_column
+    from penstock.tables.image_columns import label_column
 
     if not getattr(table, "image_columns", None):
         columns, options = ", ".join(table.columns), ", ".join(f"{name}=" for name in how)

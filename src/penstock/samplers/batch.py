@@ -12,10 +12,10 @@ from penstock.order.permutation import MAX_N, Indices
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Batch, BatchEpochPlan, CountedIterable, Dealt, EpochPlan, length_of
 from penstock.plan.iteration import BatchIterator, batch_blocks, batches
-from penstock.plan.outer import OuterPlan
+from penstock.plan.wrapper import OuterPlan
 from penstock.samplers.base import EpochBatchSampler, EpochSampler
 from penstock.samplers.external import ExternalSampler
-from penstock.samplers.plans import plan_of
+from penstock.samplers.plan_of import plan_of
 
 __all__ = ["BatchSampler", "batch_plan_of"]
 

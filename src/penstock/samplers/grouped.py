@@ -28,7 +28,7 @@ from penstock.samplers.external import said_epoch
 from penstock.samplers.grouping import Groups, Rows, batch_count, by_completion, by_first, deal, fill
 from penstock.samplers.identity import data_of, fingerprint_identity, fingerprint_of, holds_a_share
 from penstock.samplers.infinite import InfiniteSampler
-from penstock.samplers.plans import plan_of
+from penstock.samplers.plan_of import plan_of
 from penstock.samplers.random import RandomSampler
 from penstock.samplers.shares import dealer, is_share, refuse_chance, refuse_share
 from penstock.samplers.streams import ExternalStream, JobStream, Stream

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.server.client import Client, DataSetInfo
     from penstock.server.options import Limits, Observer
     from penstock.server.protocol import Slice
-    from penstock.server.remote import RemoteManifest
+    from penstock.server.remote_manifest import RemoteManifest
     from penstock.server.service import Server
 
 __getattr__, __dir__ = lazy.names(
@@ -25,7 +25,7 @@ __getattr__, __dir__ = lazy.names(
         "DataSetInfo": "client",
         "Limits": "options",
         "Observer": "options",
-        "RemoteManifest": "remote",
+        "RemoteManifest": "remote_manifest",
         "Server": "service",
         "Slice": "protocol",
         "TLS": "auth",

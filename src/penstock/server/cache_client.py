@@ -25,12 +25,12 @@ import xxhash
 from penstock.errors import PenstockError, ServerError
 from penstock.server.access import Access
 from penstock.server.address import Address
+from penstock.server.cache_service import read_answer
 from penstock.server.connections import FAILURES, Call, Released
-from penstock.server.copies import read_answer
 from penstock.server.failures import explain
 from penstock.server.protocol import Block, encode_block
 from penstock.storage.backend import Cancel
-from penstock.storage.fill import PIECE
+from penstock.storage.download import PIECE
 
 __all__ = ["CacheClient"]
 

@@ -39,7 +39,7 @@ from penstock.server.protocol import MAX_ROWS, Slice, as_numbers, encode_key, en
 from penstock.server.reading import BatchReader, RowReader, SliceReader
 
 if TYPE_CHECKING:
-    from penstock.server.remote import RemoteManifest
+    from penstock.server.remote_manifest import RemoteManifest
 
 __all__ = ["Client", "DataSetInfo"]
 
@@ -137,7 +137,7 @@ class Client:
 
     def manifest(self, name: str | None = None, fingerprint: str | None = None) -> RemoteManifest:
         """The data set as a `Manifest`, whose rows are read from the servers."""
-        from penstock.server.remote import RemoteManifest
+        from penstock.server.remote_manifest import RemoteManifest
 
         found = self._flight_info(name, fingerprint)
         info, layout = _info(found)

@@ -25,7 +25,7 @@ from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION, SHUFFLES, Order, Partition, make_order
 from penstock.order.permutation import MAX_N, Indices
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
-from penstock.storage.fill import PIECE
+from penstock.storage.download import PIECE
 
 __all__ = [
     "MAX_ROWS",

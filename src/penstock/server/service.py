@@ -41,11 +41,10 @@ from penstock.manifest import Manifest
 from penstock.manifest.lines import TooMuch
 from penstock.order.permutation import Indices
 from penstock.server.auth import TLS, BearerToken, check_exposure, check_token
+from penstock.server.cache_service import ABSENT, CACHE, Copies, Held
 from penstock.server.catalog import Catalog, Served, Version
 from penstock.server.connections import process
-from penstock.server.copies import ABSENT, CACHE, Copies, Held
 from penstock.server.options import Limits, Observer, Silent
-from penstock.server.pages import Pages, Sized, cut
 from penstock.server.protocol import (
     Block,
     Slice,
@@ -58,6 +57,7 @@ from penstock.server.protocol import (
     encode_error,
     is_block,
 )
+from penstock.server.record_batches import Pages, Sized, cut
 from penstock.server.streams import Streams, cut_connections
 from penstock.storage import Cache
 

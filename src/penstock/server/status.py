@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.errors import ConfigError
 from penstock.server.logs import Log
 from penstock.server.metrics import Served, registry
-from penstock.server.page import body, page
+from penstock.server.status_html import body, page
 from penstock.server.traffic import Traffic
 
 if TYPE_CHECKING:

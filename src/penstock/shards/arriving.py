@@ -12,7 +12,7 @@ from penstock.order.permutation import Indices
 from penstock.shards.arriving_source import ArrivingSource
 from penstock.shards.exchange import agree_on
 from penstock.shards.facts import ToldFacts
-from penstock.shards.finding import build, find_handles, has_index, open_handles
+from penstock.shards.find_handles import build, find_handles, has_index, open_handles
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import CopiedShard, Handle
 from penstock.shards.opened import OpenShards

@@ -20,7 +20,7 @@ from penstock.errors import ManifestError, ManifestIOError, ShardIOError, StateE
 from penstock.images import native
 from penstock.images.entries import STEP, ImageIndex, IndexWriter, Origin, find_entries
 from penstock.images.files import is_image
-from penstock.images.once import Once
+from penstock.images.warn_once import Once
 from penstock.shards.files import ShardFile
 from penstock.shards.index import ShardIndex, load_or_build
 from penstock.storage import io_error, write_atomically

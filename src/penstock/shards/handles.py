@@ -16,7 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ShardChangedError, ShardError, StorageNotFoundError
-from penstock.images.once import Once
+from penstock.images.warn_once import Once
 from penstock.manifest.sidecar import places
 from penstock.shards.files import ShardFile, file_of
 from penstock.shards.grouping import KEY, URL, Sample

@@ -14,8 +14,8 @@ from penstock.shards.grouping import KEY, URL, Sample, group
 from penstock.shards.index import ShardIndex
 from penstock.shards.tar import walk, walk_stream
 from penstock.storage import RemoteSource
-from penstock.storage.ahead import ObjectsAhead
 from penstock.storage.backend import Cancel
+from penstock.storage.parallel_requests import ObjectsAhead
 from penstock.storage.urls import shown
 
 __all__ = ["RangedShard", "SampleSource", "read_samples"]

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.images.once import Once
 from penstock.images.sample_record import SampleRecord
+from penstock.images.warn_once import Once
 from penstock.manifest.indices import Indices, to_rows
 from penstock.shards.counted_source import CountedSource
-from penstock.shards.finding import open_handles
+from penstock.shards.find_handles import open_handles
 from penstock.shards.grouping import Sample
 from penstock.shards.handles import CopiedShard, Handle, OpenShard
 from penstock.shards.index import ShardIndex

@@ -27,8 +27,8 @@ from penstock.shards.urls import Urls, expand
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
+from penstock.tokens.derived_tables import document_ends, kept_array, said_of
 from penstock.tokens.folder import INDEX, NAME, TokenFolder
-from penstock.tokens.kept import document_ends, kept_array, said_of
 from penstock.tokens.megatron import MegatronIndex, is_index, read_header
 from penstock.tokens.offsets import OffsetIndex
 from penstock.wording import counted

@@ -26,7 +26,7 @@ from penstock.shards.urls import Urls, expand
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
-from penstock.tokens.kept import document_ends, kept_array, said_of
+from penstock.tokens.derived_tables import document_ends, kept_array, said_of
 from penstock.wording import counted
 
 __all__ = ["TokenFiles"]

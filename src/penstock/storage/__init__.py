@@ -38,9 +38,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
-    from penstock.storage.copies import CachedFile
+    from penstock.storage.cache_entry import CachedFile
+    from penstock.storage.derived import grown, kept_path, write_kept
     from penstock.storage.files import SourceFile, io_error
-    from penstock.storage.kept import grown, kept_path, write_kept
     from penstock.storage.remote import (
         FileSource,
         RemoteSource,
@@ -59,7 +59,7 @@ __getattr__, __dir__ = lazy.names(
     {
         "UNWRITABLE": "cache",
         "Cache": "store",
-        "CachedFile": "copies",
+        "CachedFile": "cache_entry",
         "FileSource": "remote",
         "RemoteSource": "remote",
         "Source": "remote",
@@ -67,16 +67,16 @@ __getattr__, __dir__ = lazy.names(
         "Storage": "remote",
         "cache_root": "cache",
         "file_lock": "cache",
-        "grown": "kept",
+        "grown": "derived",
         "io_error": "files",
         "is_remote": "urls",
         "is_writable": "cache",
-        "kept_path": "kept",
+        "kept_path": "derived",
         "list_objects": "remote",
         "local_path": "remote",
         "open_source": "remote",
         "read_object": "remote",
         "write_atomically": "cache",
-        "write_kept": "kept",
+        "write_kept": "derived",
     },
 )

@@ -28,7 +28,7 @@ import xxhash
 
 from penstock.errors import ConfigError, DataFileIOError
 from penstock.storage.cache import UNWRITABLE, file_lock
-from penstock.storage.kept import kept_path, write_kept
+from penstock.storage.derived import kept_path, write_kept
 
 __all__ = ["ClassIndex", "Keys", "digest_of"]
 

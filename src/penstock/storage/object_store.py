@@ -22,7 +22,7 @@ from penstock.errors import (
     StorageNotFoundError,
 )
 from penstock.storage.backend import Cancel, Guarded, Receiver, Stat, Transient, call_in_thread
-from penstock.storage.forked import obstore
+from penstock.storage.fork_safe import obstore
 from penstock.storage.stores import NO_CREDENTIALS, Stores
 from penstock.storage.urls import WEB, scheme, shown
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from penstock.errors import NotCachedError
 from penstock.storage.backend import Cancel, Stat
-from penstock.storage.copies import CachedFile
-from penstock.storage.fill import PIECE
+from penstock.storage.cache_entry import CachedFile
+from penstock.storage.download import PIECE
 from penstock.storage.futures import NEVER, Future, Uses
 from penstock.storage.remote import RemoteSource, Storage
 from penstock.threads import Daemon

@@ -30,13 +30,13 @@ from penstock.errors import (
     StorageError,
     StorageNotFoundError,
 )
-from penstock.storage.ahead import ObjectsAhead
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.backends import backend_for
 from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream, Fetch, read_parallel
 from penstock.storage.cache import put_file
-from penstock.storage.copies import CachedFile
+from penstock.storage.cache_entry import CachedFile
 from penstock.storage.futures import object_name
+from penstock.storage.parallel_requests import ObjectsAhead
 from penstock.storage.peer import Peer
 from penstock.storage.store import Cache
 from penstock.storage.transfer import Patience, find_objects, put_object, stat_object, transfer

@@ -36,10 +36,10 @@ from penstock import errors
 from penstock.errors import ConfigError, NotCachedError, PenstockError, StorageError, StorageUnavailableError
 from penstock.progress import progress_bar
 from penstock.storage.cache import cache_root
-from penstock.storage.copies import CachedFile, Entry
-from penstock.storage.fill import ENTRY, Download, fill, hash_blocks, read_entry, write_entry
+from penstock.storage.cache_entry import CachedFile, Entry
+from penstock.storage.download import ENTRY, Download, fill, hash_blocks, read_entry, write_entry
+from penstock.storage.eviction import FULL, POLL, Room
 from penstock.storage.futures import Futures, object_name
-from penstock.storage.room import FULL, POLL, Room
 from penstock.storage.urls import basename, shown
 
 __all__ = ["Cache"]

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from penstock.errors import ConfigError, StorageAuthError, StorageError
-from penstock.storage.forked import obstore
+from penstock.storage.fork_safe import obstore
 from penstock.storage.urls import WEB, scheme, shown, through_gateway
 
 __all__ = ["NO_CREDENTIALS", "Stores"]

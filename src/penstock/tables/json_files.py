@@ -26,8 +26,8 @@ from penstock.shards.stored import StoredShard
 from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
-from penstock.storage.ahead import in_threads
 from penstock.storage.mapped import FilesTable
+from penstock.storage.parallel_requests import in_threads
 from penstock.tables.files import Found, table_files
 from penstock.tables.lines import LineFiles
 from penstock.tables.ranged import TableParts, open_parts

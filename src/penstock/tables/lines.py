@@ -20,14 +20,14 @@ import numpy.typing as npt
 
 from penstock.errors import DataFileError
 from penstock.order.permutation import Indices
-from penstock.storage.ahead import ObjectsAhead
 from penstock.storage.backend import Cancel
+from penstock.storage.parallel_requests import ObjectsAhead
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import shown
 from penstock.tables.frames import decode_frame, stream
-from penstock.tables.kept import Kept
 from penstock.tables.line_index import LineIndex, open_index
 from penstock.tables.line_shard import find_index_of, make_index_of
+from penstock.tables.lru import Kept
 from penstock.tables.ranged import TableParts
 
 __all__ = ["LineFiles"]

@@ -20,9 +20,9 @@ import xxhash
 from penstock.errors import DataFileError
 from penstock.shards.stored import StoredShard
 from penstock.storage import CachedFile, SourceFile, Storage, is_remote
-from penstock.storage.ahead import in_threads
 from penstock.storage.backend import Stat
 from penstock.storage.mapped import MOST_OPEN, MappedFile, MappedFiles, changed, look_at
+from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import scheme
 

@@ -28,14 +28,13 @@ from penstock.shards.stored import StoredShard
 from penstock.shards.urls import Urls
 from penstock.stages import stage
 from penstock.storage import Storage
-from penstock.storage.ahead import in_threads
 from penstock.storage.backend import Stat
 from penstock.storage.mapped import FilesTable
+from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
 from penstock.tables.arrow import Layout, scan_arrow
 from penstock.tables.files import table_files
-from penstock.tables.parquet import scan_parquet
-from penstock.tables.pictures import (
+from penstock.tables.image_columns import (
     IMAGES,
     ImageRecord,
     encoded,
@@ -44,8 +43,9 @@ from penstock.tables.pictures import (
     label_column,
     make_image,
 )
-from penstock.tables.pieces import Located, NotText, Pieces
+from penstock.tables.parquet import scan_parquet
 from penstock.tables.ranged import TableParts, is_stored_parquet, open_parts
+from penstock.tables.row_groups import Located, NotText, Pieces
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
 from penstock.wording import counted
 

@@ -28,7 +28,7 @@ from penstock.datasets.source_dataset import SourceDataset
 from penstock.errors import ConfigError, DataFileIOError, PenstockError
 from penstock.progress import progress_bar
 from penstock.storage import file_lock
-from penstock.tokenizing.work import Work
+from penstock.tokenizing.task import Work
 from penstock.tokenizing.workers import check_executor, start
 from penstock.tokens.folder import INDEX, NAME, Shard, TokenFolder
 from penstock.tokens.megatron import CODES

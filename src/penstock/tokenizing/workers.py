@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import ConfigError, WorkerError
 from penstock.processes import process_pool
-from penstock.tokenizing.work import Encoded, Work
+from penstock.tokenizing.task import Encoded, Work
 from penstock.tokens.tokenizer import NO_THREADS
 
 __all__ = ["Run", "check_executor", "start"]

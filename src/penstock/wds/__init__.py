@@ -20,7 +20,6 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.wds import autodecode, compat, extradatasets, mix, pytorch
-from penstock.wds.allow import allow
 from penstock.wds.autodecode import (
     Continue,
     Decoder,
@@ -69,6 +68,7 @@ from penstock.wds.handlers import (
     warn_and_continue,
     warn_and_stop,
 )
+from penstock.wds.iterators import memoryless
 from penstock.wds.mix import RandomMix, RoundRobin
 from penstock.wds.pipeline import DataPipeline
 from penstock.wds.retired import RETIRED, RetiredError
@@ -86,8 +86,8 @@ from penstock.wds.shardlists import (
     split_by_worker,
 )
 from penstock.wds.shuffling import detshuffle, shuffle
-from penstock.wds.steps import memoryless
 from penstock.wds.tariterators import DamagedTarError, tarfile_samples, tarfile_to_samples
+from penstock.wds.trust import allow
 from penstock.wds.utils import PipelineStage, repeatedly
 from penstock.wds.writer import ShardWriter, TarWriter, numpy_dumps, torch_dumps
 

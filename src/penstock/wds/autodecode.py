@@ -5,7 +5,7 @@
     dataset.decode("torchrgb", only=["jpg", "cls"], handler=wds.warn_and_continue)
 
 A decoder is called as ``f(".ext", data)``; the first that returns something else than None wins. Pickles and torch
-objects are refused unless they are allowed, see `penstock.wds.allow`.
+objects are refused unless they are allowed, see `penstock.wds.trust`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from penstock.errors import NotAllowedError, PenstockError
 from penstock.shards.decode import load_array, load_arrays
 from penstock.storage.urls import shown
-from penstock.wds.allow import allowed, checked, refuse
 from penstock.wds.curried import FilterFunction, _map, _matches
 from penstock.wds.handlers import Handler, reraise_exception
 from penstock.wds.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler
-from penstock.wds.steps import memoryless
+from penstock.wds.iterators import memoryless
+from penstock.wds.trust import allowed, checked, refuse
 
 __all__ = [
     "IMAGE_EXTENSIONS",

@@ -10,7 +10,7 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.wds.curried import RestCurried
-from penstock.wds.steps import Context, Expanded, Stage, Step, memoryless
+from penstock.wds.iterators import Context, Expanded, Stage, Step, memoryless
 
 __all__ = ["Unpack", "batched", "default_collation_fn", "listed", "unbatched", "unlisted"]
 

@@ -10,7 +10,6 @@ from penstock.errors import ConfigError
 from penstock.loader import DataLoader
 from penstock.plan.stream import ResumableDataset, Stream
 from penstock.shards.urls import local_path
-from penstock.wds.allow import checked
 from penstock.wds.fluid import FluidInterface, FluidWrapper
 from penstock.wds.folders import PATTERN, DirectoryShardList, shards_in
 from penstock.wds.handlers import Handler, reraise_exception
@@ -24,6 +23,7 @@ from penstock.wds.shardlists import (
     split_by_worker,
 )
 from penstock.wds.tariterators import tarfile_to_samples
+from penstock.wds.trust import checked
 
 __all__ = ["FluidInterface", "FluidWrapper", "WebDataset", "WebLoader", "check_empty"]
 
@@ -51,7 +51,7 @@ class WebDataset(DataPipeline, FluidInterface):
         select_files, rename_files: which members count, and under which names.
         empty_check: a worker without samples is an error.
         seed: of all orders, 0 by default.
-        allow: of ``"pipe"``, ``"pickle"``, ``"torch"``, see `penstock.wds.allow`.
+        allow: of ``"pipe"``, ``"pickle"``, ``"torch"``, see `penstock.wds.trust`.
 
     Raises:
         ConfigError: (a ValueError) arguments that make no sense.

@@ -11,7 +11,7 @@ from functools import update_wrapper
 from typing import Any
 
 from penstock.wds.handlers import Handler, reraise_exception, settle
-from penstock.wds.steps import Context, Replayed, Stage, Step, Through, memoryless
+from penstock.wds.iterators import Context, Replayed, Stage, Step, Through, memoryless
 
 __all__ = ["FilterFunction", "RestCurried", "map", "pipelinefilter"]
 

@@ -23,8 +23,8 @@ from penstock.wds.batching import _batched, batched, default_collation_fn, liste
 from penstock.wds.caching import Cached, LMDBCached
 from penstock.wds.curried import FilterFunction, RestCurried, _each, _matches, map, pipelinefilter
 from penstock.wds.handlers import Handler, reraise_exception
+from penstock.wds.iterators import Context, Counted, Given, Stage, Step, context_here, memoryless
 from penstock.wds.shuffling import Shuffle, detshuffle, shuffle
-from penstock.wds.steps import Context, Counted, Given, Stage, Step, context_here, memoryless
 
 __all__ = [
     "Cached",

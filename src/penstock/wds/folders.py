@@ -32,7 +32,7 @@ from penstock.errors import ConfigError, ShardIOError, StateError
 from penstock.hashing import mix
 from penstock.shards.urls import braces, local_path
 from penstock.storage import io_error
-from penstock.wds.steps import Context, Given, Source, Step
+from penstock.wds.iterators import Context, Given, Source, Step
 
 __all__ = ["PATTERN", "DirectoryShardList", "shards_in"]
 

@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, ShardIOError
 from penstock.shards.files import CheckedFile
 from penstock.shards.urls import local_path
 from penstock.storage import is_remote, open_source
-from penstock.wds.allow import allowed, check_local, refuse
+from penstock.wds.trust import allowed, check_local, refuse
 
 __all__ = ["Pipe", "gopen", "gopen_schemes"]
 

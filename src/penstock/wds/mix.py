@@ -11,7 +11,7 @@ from penstock.hashing import derive_key, mix
 from penstock.plan.cursor import STATE_VERSION, State, check_state, read_int
 from penstock.plan.opening import Opening
 from penstock.plan.stream import Stream
-from penstock.wds.steps import Step, choose_epoch, context_here, open_source
+from penstock.wds.iterators import Step, choose_epoch, context_here, open_source
 from penstock.wds.stream import EpochDataset, EpochStream
 
 __all__ = ["RandomMix", "RoundRobin"]

@@ -26,9 +26,9 @@ from penstock.plan.opening import Opening
 from penstock.plan.source_stream import keeps_position
 from penstock.plan.stream import Stream
 from penstock.wds import utils
-from penstock.wds.allow import KINDS, allow, allowed
-from penstock.wds.steps import Context, Step, choose_epoch, open_steps
+from penstock.wds.iterators import Context, Step, choose_epoch, open_steps
 from penstock.wds.stream import EpochDataset, EpochStream
+from penstock.wds.trust import KINDS, allow, allowed
 from penstock.wds.utils import PipelineStage
 
 __all__ = ["DataPipeline"]

@@ -21,7 +21,7 @@ from penstock.hashing import mix
 from penstock.order import make_order
 from penstock.shards.urls import braces, expand
 from penstock.wds.folders import DirectoryShardList
-from penstock.wds.steps import Context, Counted, Source, Stage, Step, context_here, read_count
+from penstock.wds.iterators import Context, Counted, Source, Stage, Step, context_here, read_count
 
 __all__ = [
     "DirectoryShardList",

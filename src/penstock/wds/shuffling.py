@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix_array
-from penstock.wds.steps import Context, Given, Stage, Step, context_here, read_count
+from penstock.wds.iterators import Context, Given, Stage, Step, context_here, read_count
 
 __all__ = ["Shuffle", "detshuffle", "shuffle"]
 

@@ -26,10 +26,10 @@ from penstock.shards.urls import local_path
 from penstock.storage import Cache, Storage, file_lock, is_remote, write_atomically
 from penstock.storage import local_path as copy_of
 from penstock.storage.urls import shown
-from penstock.wds.allow import check_local
 from penstock.wds.gopen import gopen, has_own_opener
 from penstock.wds.handlers import Handler, reraise_exception, settle
-from penstock.wds.steps import Context, Expanded, Stage, Step
+from penstock.wds.iterators import Context, Expanded, Stage, Step
+from penstock.wds.trust import check_local
 
 __all__ = [
     "DamagedTarError",

@@ -18,7 +18,7 @@ class TarWriter(shards.TarWriter):
     """Samples into one tar archive.
 
     Args:
-        fileobj: a path, an open file, or a ``pipe:`` command that `penstock.wds.allow` allows. After an exception the
+        fileobj: a path, an open file, or a ``pipe:`` command that `penstock.wds.trust` allows. After an exception the
             command is ended, see `Pipe`: it does not see an end of its input, and so uploads no part of an archive.
         user, group, mode, compress, encoder, keep_meta, mtime: see `penstock.TarWriter`.
         format: for compatibility: names and sizes of any length are written whatever it says.

@@ -9,6 +9,7 @@ change uint8 images (height, width, 3), RGB, until `ToTensor`.
 
 from __future__ import annotations
 
+from penstock.images.transforms.albumentations_names import CoarseDropout, Rotate
 from penstock.images.transforms.base import Transform
 from penstock.images.transforms.colour import ColorJitter
 from penstock.images.transforms.compose import Compose
@@ -25,7 +26,6 @@ from penstock.images.transforms.mixing import CutMix, MixUp
 from penstock.images.transforms.padding import SquarePad
 from penstock.images.transforms.policies import AutoAugment, RandAugment, TrivialAugment
 from penstock.images.transforms.tensors import Normalize, ToTensor
-from penstock.images.transforms.zoo import CoarseDropout, Rotate
 
 __all__ = [
     "AutoAugment",

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform
 from penstock.images.transforms.canvas import Canvas
-from penstock.images.transforms.foreign import adapt
+from penstock.images.transforms.external import adapt
 from penstock.images.transforms.output import Form
 
 __all__ = ["Compose"]

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigError, ManifestError
-from penstock.manifest.ends import ExactRecords, Unclosed
 from penstock.manifest.fields import BadRow, convert
 from penstock.manifest.formats.base import Context, LinePart, open_lines
 from penstock.manifest.options import Column, Options
+from penstock.manifest.row_splitter import ExactRecords, Unclosed
 from penstock.manifest.scan import BOM, LineRules, check_is_text, shorten
 from penstock.storage import SourceFile
 

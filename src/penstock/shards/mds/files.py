@@ -33,8 +33,8 @@ from penstock.shards.mds.index import Part, ShardInfo
 from penstock.shards.mds.shard import shard_errors
 from penstock.shards.stored import StoredShard
 from penstock.storage import Cache, CachedFile, FileSource, RemoteSource, SourceFile, Storage
-from penstock.storage.ahead import in_threads
 from penstock.storage.backend import Cancel, Stat
+from penstock.storage.parallel_requests import in_threads
 
 __all__ = ["HASHES", "Files", "check_hash"]
 

@@ -1,0 +1,168 @@
+"""`DealtBatches`: the batches of one sampler, dealt whole to ranks, as Hugging Face Accelerate deals them.
+
+    batches of the epoch   0 1 2 3 4 5 6 ...
+    rank 0 of 3            0     3     6          a round is one batch for each rank
+    rank 1 of 3              1     4
+    rank 2 of 3                2     5
+
+Samples keep their global positions, so their random draws are those of a run on one rank; the state is that of the
+sampler after whole rounds, so a job of any size resumes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.plan.cursor import Cursor
+from penstock.plan.epoch import Batch, BatchEpochPlan, length_of
+from penstock.plan.wrapper import OuterPlan
+from penstock.samplers.base import EpochBatchSampler
+
+__all__ = ["DealtBatches"]
+
+
+class DealtBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
+    """One rank's batches of a batch sampler that is the same on all ranks.
+
+    Args:
+        batches: one of our batch samplers.
+        rank, world: which rank this is, of how many.
+        split: cut each batch in ``world`` equal parts instead of dealing whole ones.
+        even: in the last round fill up with samples from the beginning of the epoch, so that all ranks have equally
+            many batches of equal size. Without it they may differ, and the last ones may have one batch less. A sampler
+            with ``drop_last`` drops that round.
+
+    Raises:
+        ConfigError: even or split, and the batch sampler does not say its ``batch_size``.
+    """
+
+    def __init__(self, batches: EpochBatchSampler, rank: int, world: int, *, split: bool, even: bool) -> None:
+        super().__init__()
+        if (even or split) and not getattr(batches, "batch_size", None):
+            raise ConfigError(
+                f"{type(batches).__name__} has no batch_size to fill the last batches up to: use "
+                "DataLoaderConfiguration(even_batches=False), without split_batches"
+            )
+        self.batch_sampler = batches
+        self.sampler: Any = getattr(batches, "sampler", None)
+        self.batch_size: int = getattr(batches, "batch_size", 0)
+        self.drop_last = bool(getattr(batches, "drop_last", False))
+        self.process_index = rank
+        self.num_processes = world  # this name and the next two are those that Accelerate reads
+        self.split_batches = split
+        self.even_batches = even
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass. The epoch of a state just loaded keeps its position."""
+        self.batch_sampler.set_epoch(epoch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of any number of ranks at the next ``iter()``.
+
+        Raises:
+            StateError: the state belongs to other data or to another order.
+        """
+        self.batch_sampler.load_state_dict(state)
+
+    def _epoch_shown(self) -> int:
+        return self.batch_sampler.epoch
+
+    # As a plan.
+
+    @property
+    def inner(self) -> EpochBatchSampler:
+        """The batches of all ranks."""
+        return self.batch_sampler
+
+    def inside(self, run: BatchEpochPlan) -> BatchEpochPlan:
+        """Return the batches of all ranks in an epoch."""
+        assert isinstance(run, _Dealt)
+        return run.run
+
+    def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
+        """Return this rank's batches of the cursor's epoch, from the cursor on."""
+        inner = self.batch_sampler
+        return _Dealt(self, inner.bind(cursor, entropy), inner.bind(inner.whole(cursor), entropy))
+
+
+class _Dealt(BatchEpochPlan):
+    """One rank's batches of one epoch.
+
+    Args:
+        run: the batches of all ranks.
+        whole: those of the whole epoch, to fill up from.
+    """
+
+    def __init__(self, dealt: DealtBatches, run: BatchEpochPlan, whole: BatchEpochPlan) -> None:
+        self._dealt = dealt
+        self.run = run
+        self._whole = whole
+        self._round = 1 if dealt.split_batches else dealt.num_processes
+        self.seed, self.epoch = run.seed, run.epoch
+        self.per_rank, self.one_by_one = run.per_rank, run.one_by_one
+
+    @property
+    def place(self) -> Any:
+        """Where the data set stands."""
+        return self.run.place
+
+    def __len__(self) -> int:
+        rounds, rest = divmod(len(self.run), self._round)
+        if not rest or self._dealt.drop_last:
+            return rounds
+        return rounds + (self._dealt.even_batches or self._dealt.process_index < rest)
+
+    def cursor(self, count: int) -> Cursor:
+        return self.run.cursor(self.before(count))
+
+    def before(self, count: int) -> int:
+        """Return how many batches of the plan inside all ranks have had, when this one has had so many."""
+        return min(count * self._round, length_of(self.run))
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = iter(self.run)
+        now = list(itertools.islice(batches, self._round))
+        while now:
+            following = list(itertools.islice(batches, self._round))
+            batch = self._mine(now, last=not following)
+            if batch is not None:
+                yield batch
+            now = following
+
+    def _mine(self, batches: list[Batch], *, last: bool) -> Batch | None:
+        """This rank's batch of a round; None if it has none."""
+        dealt = self._dealt
+        rank, world = dealt.process_index, dealt.num_processes
+        size = dealt.batch_size // world if dealt.split_batches else dealt.batch_size
+        part = slice(rank * size, (rank + 1) * size)
+        if last and sum(len(indices) for indices, _ in batches) < world * size:
+            if dealt.drop_last:
+                return None
+            if dealt.even_batches:
+                return _cut(self._filled(batches, world * size), part)
+        if dealt.split_batches:
+            batch = _cut(batches[0], part)
+        else:
+            batch = batches[rank] if rank < len(batches) else ([], np.empty(0, np.int64))
+        return batch if batch[0] else None
+
+    def _filled(self, batches: list[Batch], size: int) -> Batch:
+        """All samples of a round, filled up from the beginning of the epoch, over and over if that is short."""
+        indices: list[Any] = []
+        positions = []
+        for more, places in itertools.chain(batches, itertools.chain.from_iterable(itertools.repeat(self._whole))):
+            indices += more
+            positions.append(places)
+            if len(indices) >= size:
+                break
+        return indices, np.concatenate(positions)
+
+
+def _cut(batch: Batch, part: slice) -> Batch:
+    indices, positions = batch
+    return indices[part], positions[part]

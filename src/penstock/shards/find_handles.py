@@ -1,0 +1,104 @@
+"""The handles of a set's shards: found by their indexes, many at a time, and made where there are none.
+
+find_handles([("s3://bucket/000.tar", stat), ...], storage, None, copy=True)
+build(handles)                                      indexes those that have none
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from penstock.errors import ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
+from penstock.progress import progress_bar
+from penstock.shards.handles import CopiedShard, Handle, LocalShard, RemoteShard, index_url
+from penstock.shards.index import SUFFIX
+from penstock.shards.urls import local_path
+from penstock.storage import RemoteSource, Storage, io_error, is_remote, write_atomically
+from penstock.storage.backend import Stat
+from penstock.storage.parallel_requests import in_threads
+
+__all__ = ["build", "find_handles", "has_index", "open_handles", "write_indexes"]
+
+_COPIES = 4  # shards copied at a time
+
+
+def has_index(url: str, storage: Storage | None) -> bool:
+    """Return whether a shard in a store has its index beside it there. Costs one request."""
+    try:
+        RemoteSource(index_url(url), storage)
+    except (StorageNotFoundError, StorageAuthError):  # stores say "no access" where one may not list
+        return False
+    return True
+
+
+def write_indexes(shards: Iterable[LocalShard | CopiedShard], folder: Path) -> None:
+    """Write the indexes of shards as ``NAME.pidx`` into a folder, to be put beside their shards elsewhere.
+
+    Raises:
+        ShardError: two shards have the same name.
+        ShardIOError: the folder cannot be written to.
+    """
+    written: set[str] = set()
+    for shard in shards:
+        name = os.path.basename(local_path(shard.url) or shard.url.partition("?")[0]) + SUFFIX
+        if name in written:
+            raise ShardError(f"two shards have an index named {name}: write those of each folder into one of its own")
+        written.add(name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with write_atomically(folder / name) as file:
+                file.write(shard.index().path.read_bytes())
+        except OSError as error:
+            raise ShardIOError(str(io_error(folder / name, error, "cannot write the index"))) from error
+
+
+def find_handles(
+    found: Sequence[tuple[str, Stat | None]], storage: Storage | None, cache_dir: str | None, *, copy: bool
+) -> list[Handle]:
+    """Return handles of shards, given with their versions where these are known; without a header where no index is."""
+
+    def look(url: str, stat: Stat | None) -> RemoteShard | None:
+        try:
+            return RemoteShard(url, storage, stat)
+        except (StorageNotFoundError, StorageAuthError):  # stores say "no access" where one may not list
+            if not copy:
+                raise
+            return None
+
+    def handle_of(url: str, stat: Stat | None) -> Handle:
+        if not is_remote(url):
+            return LocalShard(url, cache_dir)
+        beside = look(url, stat)
+        return beside if beside is not None and not copy else CopiedShard(url, storage, cache_dir, beside, stat)
+
+    remote = {url: stat for url, stat in found if is_remote(url)}
+    made = dict(zip(remote, in_threads(lambda pair: handle_of(*pair), [*remote.items()]), strict=True))
+    return [made[url] if url in made else handle_of(url, stat) for url, stat in found]
+
+
+def open_handles(
+    found: Sequence[tuple[str, Stat | None]],
+    storage: Storage | None,
+    cache_dir: str | None,
+    *,
+    copy: bool,
+    progress: bool | None,
+) -> list[Handle]:
+    """Return the same, each with its header: what has no index is indexed."""
+    handles = find_handles(found, storage, cache_dir, copy=copy)
+    build([handle for handle in handles if not isinstance(handle, RemoteShard)], progress=progress)
+    return handles
+
+
+def build(shards: Sequence[LocalShard | CopiedShard], *, progress: bool | None = None) -> None:
+    """Index those that have no index; objects of stores are copied for that, several at a time."""
+    missing = [shard for shard in shards if shard.header is None]
+    if not missing:
+        return
+    with progress_bar("indexing", sum(shard.size for shard in missing), progress) as advance:
+        for local in [shard for shard in missing if isinstance(shard, LocalShard)]:
+            local.build(advance)
+        copied = [shard for shard in missing if isinstance(shard, CopiedShard)]
+        in_threads(lambda shard: shard.build(advance), copied, count=_COPIES)

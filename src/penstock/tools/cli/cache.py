@@ -1,0 +1,215 @@
+"""``penstock cache``: what is kept of remote objects and made of local data, how much of it, and whether it is sound.
+
+Results go to standard output, with ``--json`` as one JSON object. Exit code 1 of `verify` means damaged copies.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.tools.cli.layout import App
+from penstock.tools.cli.manifest_options import Json, byte_size, console, pairs, print_json, shown
+from penstock.wording import counted
+
+if TYPE_CHECKING:
+    from penstock.storage.cache_entry import Entry
+    from penstock.storage.derived import KeptFile
+    from penstock.storage.store import Cache
+
+__all__ = ["app"]
+
+app = App()
+
+_SHOWN = 10  # copies that a table lists
+
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", help="A cache of copies alone, instead of the user's cache folder.", show_default=False),
+]
+
+
+def _cache(folder: Path | None) -> Cache:
+    from penstock.errors import StorageError
+    from penstock.storage.store import Cache
+
+    if folder is not None and not (folder / "objects").is_dir():  # a slip of the pen should not become a cache
+        raise StorageError(f"{folder} is not a cache of Penstock: it holds no folder 'objects'")
+    return Cache(folder)
+
+
+def _describe(entry: Entry) -> dict[str, Any]:
+    return {
+        "url": entry.url,
+        "bytes": entry.size,
+        "used": entry.used,
+        "complete": entry.complete,
+        "folder": str(entry.folder),
+    }
+
+
+def _describe_jobs(cache: Cache, complete: list[Entry]) -> list[dict[str, Any]]:
+    """Return what each running job wants of the cache."""
+    import numpy as np
+
+    there = np.array([entry.name for entry in complete], np.uint64)
+    return [
+        {
+            "pid": job.pid,
+            "objects": len(job.name),
+            "copies": int(job.whole.sum()),
+            "here": int(np.isin(job.name[job.whole != 0], there).sum()),
+            "position": job.position,
+            "seconds_per_position": job.pace,
+        }
+        for job in cache.futures().jobs
+    ]
+
+
+def _job_in_words(job: dict[str, Any]) -> str:
+    ranges = job["objects"] - job["copies"]
+    others = f", and ranges of {ranges:,} others" if ranges else ""
+    return f"process {job['pid']} at {job['position']:,} wants {job['copies']:,} copies ({job['here']:,} here){others}"
+
+
+def _kept(folder: Path | None) -> dict[str, list[KeptFile]]:
+    """Return what is made of local data, by kind; nothing of it lies in a cache of copies."""
+    from penstock.storage.derived import KINDS, kept_files
+
+    found: dict[str, list[KeptFile]] = {kind: [] for kind in KINDS}
+    if folder is None:
+        for file in kept_files():
+            found[file.kind].append(file)
+    return found
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "just now" if seconds < 60 else "a minute ago"
+
+
+@app.command(epilog="Example:  penstock cache info --json")
+def info(
+    *,
+    folder: Folder = None,
+    as_json: Json = False,
+    every: Annotated[bool, typer.Option("--all", help="List all copies, not only the largest.")] = False,
+) -> None:
+    """Show where the cache is, what it holds, how much it may hold, and what running jobs want of it.
+
+    It holds copies of remote objects, and what is made of local data once, such as where the lines of a file are.
+    """
+    from penstock.storage.derived import KINDS, bound
+
+    cache, kept = _cache(folder), _kept(folder)
+    made = sum(file.size for files in kept.values() for file in files)
+    entries = sorted(cache.entries(), key=lambda entry: -entry.size)
+    complete = [entry for entry in entries if entry.complete]
+    held, limit, jobs = sum(entry.size for entry in complete), cache.limit(), _describe_jobs(cache, complete)
+    if as_json:
+        print_json(
+            {
+                "folder": str(cache.folder),
+                "objects": len(complete),
+                "bytes": held,
+                "max_bytes": limit,
+                "partial": len(entries) - len(complete),
+                "jobs": jobs,
+                "entries": [_describe(entry) for entry in entries],
+                "made": {
+                    kind: {"count": len(files), "bytes": sum(file.size for file in files)}
+                    for kind, files in kept.items()
+                    if files
+                },
+                "made_bytes": made,
+                "made_max_bytes": bound(made),
+            }
+        )
+        return
+    rows = [
+        ("objects", f"{len(complete):,}, {byte_size(held)}"),
+        ("limit", f"{byte_size(limit)}{'' if cache.max_bytes else ' (half of what the disk has free)'}"),
+    ]
+    if len(entries) > len(complete):
+        rows.append(("unfinished", f"{counted(len(entries) - len(complete), 'download')}, under way or to be resumed"))
+    rows += [("running job", _job_in_words(job)) for job in jobs]
+    now = time.time()
+    for entry in entries if every else entries[:_SHOWN]:
+        state = "" if entry.complete else ", unfinished"
+        rows.append((byte_size(entry.size), f"{shown(entry.url)} (used {_age(now - entry.used)}{state})"))
+    out = console()
+    out.print(pairs(shown(str(cache.folder)), rows))
+    if not every and len(entries) > _SHOWN:
+        out.print(f"{len(entries) - _SHOWN:,} more (--all)")
+    if made:
+        rows = [("limit", f"{byte_size(bound(made))} (half of what the disk has free)")]
+        for kind, files in kept.items():
+            if files:
+                size, used = sum(file.size for file in files), max(file.used for file in files)
+                rows.append((byte_size(size), f"{kind}, {len(files):,}: {KINDS[kind]} (used {_age(now - used)})"))
+        out.print(pairs("made of local data", rows))
+
+
+@app.command(epilog="Example:  penstock cache clear --unused-days 30")
+def clear(
+    *,
+    folder: Folder = None,
+    unused_days: Annotated[
+        float, typer.Option(min=0, help="Only what was not used for so many days.", show_default=False)
+    ] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Remove copies, and what is made of local data. It is downloaded and made again when it is needed.
+
+    Whoever has a copy open keeps it, and downloads under way go on. Of what is made of local data, files that a
+    process of this machine has mapped stay.
+    """
+    from penstock.storage import derived
+
+    cache, unused = _cache(folder), unused_days * 86400
+    count, size = cache.clear(unused_for=unused)
+    made, made_size, stay = derived.clear(unused_for=unused) if folder is None else (0, 0, 0)
+    if as_json:
+        about = {"folder": str(cache.folder), "removed": count, "bytes": size}
+        print_json({**about, "made_removed": made, "made_bytes": made_size, "made_in_use": stay})
+        return
+    out = console()
+    out.print(f"removed {counted(count, 'copy')}, {byte_size(size)}, from {shown(str(cache.folder))}")
+    if folder is None:
+        left = f"; {counted(stay, 'file')} in use stayed" if stay else ""
+        out.print(f"removed {counted(made, 'file')}, {byte_size(made_size)}, made of local data{left}")
+
+
+@app.command(epilog="Example:  penstock cache verify --remove")
+def verify(
+    *,
+    folder: Folder = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove damaged copies.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Read all copies and compare them with the checksums of their download.
+
+    The exit code is 1 when one is damaged.
+    """
+    cache = _cache(folder)
+    count, bad = cache.verify(remove=remove, progress=False if as_json else None)
+    if as_json:
+        damaged = [{**_describe(entry), "reason": reason} for entry, reason in bad]
+        print_json({"folder": str(cache.folder), "objects": count, "removed": remove, "damaged": damaged})
+    else:
+        out = console()
+        for entry, reason in bad:
+            out.print(f"{shown(entry.url)}: {reason} ({shown(str(entry.folder))})", style="red")
+        what = (
+            f", {len(bad):,} damaged{' and removed' if remove else ' (--remove removes them)'}"
+            if bad
+            else ", all sound"
+        )
+        out.print(f"{counted(count, 'copy')} read{what}")
+    if bad:
+        raise typer.Exit(1)

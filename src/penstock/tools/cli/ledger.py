@@ -1,0 +1,139 @@
+"""``penstock ledger``: which rows were in a step of a job, or in which steps a row came, from the plan alone.
+
+The answer goes to standard output, with ``--json`` as one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.errors import ConfigError, StateError
+from penstock.tools.cli.manifest_options import Json, console, pairs, print_json, shown
+
+if TYPE_CHECKING:
+    from penstock.loader.ledger import Ledger
+
+__all__ = ["command"]
+
+_SHOWN = 16  # rows of a step
+
+
+def command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:LOADER",
+            help="The job's loader in a module or a .py file, or a function that returns it.",
+            show_default=False,
+        ),
+    ],
+    *,
+    step: Annotated[int | None, typer.Option(min=0, help="What did it have? Counted from 0, over all epochs.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Of the step: this rank's batch alone.")] = None,
+    row: Annotated[int | None, typer.Option(min=0, help="In which steps does it come?")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Of the row, in a mixture: the name of its source, or the number.")
+    ] = None,
+    epoch: Annotated[int | None, typer.Option(min=0, help="Of the row.", show_default="the loader's")] = None,
+    until: Annotated[int | None, typer.Option(min=0, help="Of the row: how often was it had before this step?")] = None,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of the job.", show_default="the loader's")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="A state of the loader: JSON, or a torch checkpoint with one in it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which rows were in step N of a job, and where a row comes. Nothing was logged."""
+    from penstock.loader.dataloader import DataLoader
+    from penstock.loader.ledger import Ledger
+    from penstock.tools.cli.profile_source import load, names_a_loader
+
+    if (step is None) == (row is None):
+        raise typer.BadParameter("give either --step or --row")
+    if not names_a_loader(target):
+        raise ConfigError(
+            f"{target} names no loader: write FILE.py:NAME, of a DataLoader or a function that returns one"
+        )
+    loader = load(target)
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(f"{target} is a {type(loader).__name__}, and a ledger knows the order of penstock.DataLoader")
+    ledger = Ledger(loader, state=None if state is None else _read_state(state), world_size=world_size)
+    answer = _step(ledger, step, rank) if step is not None else _row(ledger, row, _source(source), epoch, until)
+    if as_json:
+        print_json(answer)
+        return
+    lines = [(name, _in_words(value)) for name, value in answer.items() if value is not None]
+    console().print(pairs(shown(target), lines))
+
+
+def _step(ledger: Ledger, step: int, rank: int | None) -> dict[str, Any]:
+    found = ledger.rows(step, rank=rank)
+    mixed = bool(len(found.sources)) and int(found.sources.max()) >= 0
+    return {
+        "step": step,
+        "epoch": found.epoch,
+        "world_size": ledger.layout(step).ranks,
+        "batch_size": ledger.layout(step).batch_size,
+        "skipped": found.skipped,
+        "rows": found.rows.tolist(),
+        "ranks": found.ranks.tolist(),
+        "sources": found.sources.tolist() if mixed else None,
+        "keys": found.keys,
+    }
+
+
+def _source(given: str | None) -> int | str:
+    """Return the source in numbers where it is one."""
+    if given is None:
+        return -1
+    return int(given) if given.isdecimal() else given
+
+
+def _row(ledger: Ledger, row: int | None, source: int | str, epoch: int | None, until: int | None) -> dict[str, Any]:
+    assert row is not None
+    found = ledger.steps(row, source=source, epoch=epoch)
+    seen = None if until is None else ledger.seen(row, until=until, source=source)
+    return {
+        "row": row,
+        "steps": [occurrence.step for occurrence in found],
+        "ranks": [occurrence.rank for occurrence in found],
+        "skipped": [occurrence.step for occurrence in found if ledger.skipped(occurrence.step)],
+        "seen": seen,
+    }
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, list):
+        return f"{value:,}"
+    rest = f" ... {len(value):,} in all" if len(value) > _SHOWN else ""
+    return ", ".join(map(str, value[:_SHOWN])) + rest if value else "none"
+
+
+def _read_state(path: Path) -> Mapping[str, Any]:
+    """Return the state of a loader in a file: the file itself, or the first one anywhere inside of it."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        import torch
+
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    found = _loader_state(content)
+    if found is None:
+        raise StateError(f"{path} holds no state of a loader: save loader.state_dict() in it, as JSON or by torch.save")
+    return found
+
+
+def _loader_state(content: Any) -> Mapping[str, Any] | None:
+    if not isinstance(content, Mapping):
+        return None
+    if {"version", "sampler"} <= content.keys():
+        return content
+    return next((found for value in content.values() if (found := _loader_state(value)) is not None), None)

@@ -1,0 +1,374 @@
+"""``penstock plan``: what a run will need, before it is paid for.
+
+The arithmetic is `penstock.tools.planning`; this prints it, tables on standard output or with ``--json`` one JSON
+object, and draws it with ``--plot``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.tools.cli.data_options import DataOptions
+from penstock.tools.cli.manifest_options import (
+    Json,
+    byte_size,
+    console,
+    duration,
+    given_options,
+    pairs,
+    print_figures,
+    print_json,
+    spread,
+)
+from penstock.tools.cli.plan_options import AssumedOptions, JobOptions, PackingOptions, StoreOptions
+from penstock.tools.cli.plots import check_plot
+from penstock.tools.cli.quantities import count
+from penstock.wording import counted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from penstock.tools.planning import Epoch, Job, Plan, TokenBatches
+    from penstock.tools.planning.data import DataPlan
+
+__all__ = ["command"]
+
+_STORE = {"samples", "sample_bytes", "ranks", "epochs", "cache", "shuffle", "block_size", "window", "seed"}
+"""Options of a job that a plan of a store has, too."""
+
+_LAYOUT = {"ranks", "batch_size", "epochs"}
+_SHARE = {"drop_last", "shuffle", "block_size", "window", "mini_epochs", "remainder", "seed"}
+"""Options of a job that its data have an answer to, if a program makes them."""
+
+
+@spread("assumed", AssumedOptions)
+@spread("run", JobOptions)
+@spread("packing", PackingOptions)
+@spread("store", StoreOptions)
+@spread("sources", DataOptions)
+def command(
+    context: typer.Context,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:NAME]",
+            help="A data set with an order of its own, or a loader, in a module or .py file: what a run has of it.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    run: JobOptions,
+    sources: DataOptions,
+    assumed: AssumedOptions,
+    packing: PackingOptions,
+    store: StoreOptions,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the plan into this file (matplotlib).")] = None,
+    lengths: Annotated[
+        Path | None, typer.Option("--lengths", help="Tokens of each sample, an .npy file, for --max-tokens.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", parser=count, metavar="N", help="Plan batches of so many tokens, too.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan a run: batches, memory, cache, what limits it, how well it mixes, how soon it resumes.
+
+    Nothing is read and nothing is measured but the order itself, which is looked at in its real size. With --packing,
+    say what packs of documents waste, and what they cost ranks. With --source, or of a program's data set, say how much
+    a run has of each source, through filters and weights that change. With --shards, say what is fetched from a store.
+    """
+    if store.is_given:
+        from penstock.tools.cli.plan_store import print_store
+
+        if data is not None or sources.is_given or packing.is_given:
+            raise typer.BadParameter("--shards plans what is fetched of these shards alone: leave other data out")
+        others = given_options(context, JobOptions, AssumedOptions, but=_STORE)
+        if plot is not None or packing.html is not None or lengths is not None or max_tokens is not None or others:
+            told = ", ".join(others) or "--plot, --html, --lengths and --max-tokens"
+            raise typer.BadParameter(f"{told}: not for a plan with --shards, leave them out")
+        print_store(store, run, _ranks(context, run), as_json=as_json)
+        return
+    if plot is not None:
+        from penstock.tools.cli.plan_plot import check_matplotlib
+
+        check_matplotlib()  # said now, not after everything else
+        check_plot(plot)
+    if packing.is_given:
+        from penstock.tools.cli.plan_packing import print_packing
+
+        if data is not None or sources.is_given:
+            raise typer.BadParameter("--packing compares packs alone: leave the data out, or plan them apart")
+        if lengths is not None or max_tokens is not None:
+            raise typer.BadParameter(
+                "--lengths and --max-tokens belong to the plan of a job, --packing is one of its own"
+            )
+        others = given_options(context, JobOptions, AssumedOptions, but={"ranks"})
+        print_packing(packing, _ranks(context, run), others, plot, as_json=as_json)
+        return
+    if data is not None or sources.is_given:
+        planned = _data_plan(context, data, sources, run)
+        if lengths is not None or max_tokens is not None:
+            raise typer.BadParameter("--lengths and --max-tokens belong to the plan of a job without sources")
+        _show_data(planned, run, assumed, packing.html, plot, as_json=as_json)
+        return
+    if packing.html is not None:
+        raise typer.BadParameter("--html pages belong to --packing FILE, to --source and to data of a program")
+    _plan_job(run, assumed, lengths, max_tokens, plot, as_json=as_json)
+
+
+def _plan_job(
+    run: JobOptions,
+    assumed: AssumedOptions,
+    lengths: Path | None,
+    max_tokens: int | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from penstock.tools.planning import make_plan
+
+    job, assumptions = run.job(), assumed.assumptions()
+    batches = _token_batches(job, lengths, max_tokens)
+    plan = make_plan(job, assumptions)
+    if as_json:
+        more = {} if batches is None else {"token_batches": asdict(batches)}
+        print_json({**_report(plan), **more})
+    else:
+        _print(plan)
+        if batches is not None:
+            console().print(pairs(f"Batches of {batches.max_tokens:,} tokens", _token_rows(batches)))
+    if plot is not None:
+        from penstock.tools.cli.plan_plot import draw
+
+        draw(plot, plan)
+
+
+def _report(plan: Plan) -> dict[str, Any]:
+    return {**asdict(plan), "nodes": plan.job.nodes, "check": {**asdict(plan.check), "ok": plan.check.ok}}
+
+
+def _ranks(context: typer.Context, run: JobOptions) -> int | None:
+    """Return the number of ranks, if the command line says one."""
+    return run.ranks if given_options(context, "ranks") else None
+
+
+def _data_plan(context: typer.Context, data: str | None, sources: DataOptions, run: JobOptions) -> DataPlan:
+    """Return the plan of a program's data, or of the sources on the command line.
+
+    Raises:
+        BadParameter: both, or options that the data have an answer to.
+    """
+    from penstock.tools.cli.data_options import as_loader, with_rows
+    from penstock.tools.planning.data import data_plan
+
+    run.check_layout()
+    if data is None:
+        if run.samples is not None:
+            raise typer.BadParameter("--samples: how many samples an epoch has follows from the sources")
+        others = given_options(context, JobOptions, AssumedOptions, but=_LAYOUT | _SHARE)
+        if others and run.sample_bytes is None:
+            raise typer.BadParameter(f"{', '.join(others)}: for the plan of the job give --bytes SIZE, too")
+        loader, rows = sources.loader(run.batch_size, drop_last=run.drop_last, **run.share())
+        return with_rows(data_plan(loader, epochs=run.epochs), rows)
+    if sources.is_given:
+        raise typer.BadParameter(f"--source describes data, and so does {data}: give one of the two")
+    if others := given_options(context, JobOptions, AssumedOptions, but=_LAYOUT):
+        raise typer.BadParameter(f"{', '.join(others)}: of {data} what a run has of each source is planned alone")
+    planned = data_plan(as_loader(data, run.batch_size), epochs=run.epochs, ranks=_ranks(context, run))
+    if given_options(context, "batch_size") and planned.batch_size != run.batch_size:
+        raise typer.BadParameter(f"--batch-size: the loader {data} has batches of {planned.batch_size}")
+    return planned
+
+
+def _show_data(
+    planned: DataPlan,
+    run: JobOptions,
+    assumed: AssumedOptions,
+    html: Path | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what a run has of its data, and the plan of the job, too, where the size of a sample is known."""
+    from penstock.tools.cli.plan_data import draw_data, print_data, write_page
+    from penstock.tools.cli.plan_page import check_page
+    from penstock.tools.planning import make_plan
+
+    check_page(html)
+    plan = None
+    if run.sample_bytes is not None:
+        plan = make_plan(replace(run, samples=planned.samples).job(), assumed.assumptions())
+    if as_json:
+        print_json({"data": asdict(planned), **({} if plan is None else _report(plan))})
+    else:
+        print_data(planned)
+        if plan is not None:
+            _print(plan)
+    if html is not None:
+        write_page(html, planned)
+    if plot is not None:
+        draw_data(plot, planned)
+
+
+def _print(plan: Plan) -> None:
+    job = plan.job
+    out = console()
+    size = byte_size(job.samples * job.sample_bytes)
+    out.print(
+        f"{counted(job.samples, 'sample')} of {byte_size(job.sample_bytes)} ({size}), {counted(job.ranks, 'rank')} on "
+        f"{counted(job.nodes, 'node')}, {job.shuffle} shuffle"
+    )
+    out.print(pairs("An epoch", _epoch_rows(plan)))
+    out.print(pairs("Memory", _memory_rows(plan)))
+    out.print(pairs("Time", _time_rows(plan)))
+    if plan.needs.samples_per_s is not None:
+        out.print(pairs("What training asks for, a node", _need_rows(plan)))
+    print_figures(_rates(plan))
+    print_figures(_shuffles(plan))
+    for note in plan.notes:
+        out.print(note)
+    out.print("Memory of processes, start-up and hand-over are assumed as measured on a small machine: see --help.")
+
+
+def _token_batches(job: Job, lengths: Path | None, max_tokens: int | None) -> TokenBatches | None:
+    """Return the batches within a budget of tokens, if both options for them are there."""
+    from penstock.tools.planning import token_batches
+
+    if lengths is None or max_tokens is None:
+        if lengths is not None or max_tokens is not None:
+            raise typer.BadParameter("--lengths FILE and --max-tokens N belong together")
+        return None
+    found = token_batches(lengths, max_tokens, ranks=job.ranks, remainder=job.remainder)
+    if found.samples + found.too_long != job.samples:
+        told = f"{lengths} has {found.samples + found.too_long:,} lengths, and --samples says {job.samples:,}"
+        raise typer.BadParameter(told)
+    return found
+
+
+def _token_rows(found: TokenBatches) -> list[tuple[str, str]]:
+    samples = found.samples / found.batches if found.batches else 0
+    rows = [
+        ("batches of a rank", f"{found.batches_rank:,} of {found.batches:,}, with {samples:,.1f} samples on average"),
+        ("padding", f"{found.padding:.2%} at most, with {counted(found.classes, 'class')} of lengths"),
+        ("of the budget", f"{found.use:.1%} are tokens of samples"),
+    ]
+    if found.too_long:
+        rows.append(("too long", f"{counted(found.too_long, 'sample')}, which are left out here"))
+    return rows
+
+
+def _time(seconds: float) -> str:
+    """As `duration`, and longer ones in hours or days."""
+    if seconds < 3600:
+        return duration(seconds)
+    hours = seconds / 3600
+    return f"{hours:,.1f} h" if hours < 48 else f"{hours / 24:,.1f} days"
+
+
+def _epoch_rows(plan: Plan) -> list[tuple[str, str]]:
+    job, dealing, check = plan.job, plan.dealing, plan.check
+    parts = f" in {job.mini_epochs:,} mini-epochs of {dealing.batches_mini_epoch:,}" if job.mini_epochs > 1 else ""
+    last = f"the last of each with {counted(dealing.last_batch, 'sample')}"
+    rows = [("batches of a rank", f"{dealing.batches:,}{parts}, {last}")]
+    if dealing.batches_fewest < dealing.batches:
+        rows.append(("fewest of a rank", f"{dealing.batches_fewest:,}"))
+    if dealing.padded > job.samples:
+        rows.append(("come again", f"each sample, {dealing.padded / job.samples + 1:,.1f} times in all"))
+    else:
+        rows.append(("come twice", counted(dealing.padded, "sample")))
+    rows.append(("left out", counted(dealing.dropped + dealing.dropped_last, "sample")))
+    counts = "counts differ by one at most" if job.remainder == "uneven" else "equal counts"
+    disjoint = "disjoint before padding" if dealing.padded else "disjoint"
+    held = f"{disjoint}, complete, {counts}" if check.ok else "FAILED"
+    looked = f"{counted(check.ranks, 'rank')}, {counted(check.samples, 'row')} of the real order"
+    rows.append(("checked", f"{looked}: {held}"))
+    return rows
+
+
+def _memory_rows(plan: Plan) -> list[tuple[str, str]]:
+    job, memory = plan.job, plan.memory
+    return [
+        ("a rank", f"{byte_size(memory.rank)} private, without its model"),
+        ("a worker", f"{byte_size(memory.worker)} private; {job.workers} a rank"),
+        ("the ring", f"{byte_size(memory.ring)} a rank: {memory.slots} slots of {byte_size(memory.slot_bytes)}"),
+        ("a node", f"{byte_size(memory.node)} for {counted(job.ranks_here, 'rank')}"),
+        ("mapped", f"{byte_size(memory.node_mapped)}, once a node, given back when memory is short"),
+        ("index on disk", f"{byte_size(memory.index_bytes)} beside {byte_size(memory.manifest_bytes)} of manifest"),
+    ]
+
+
+def _time_rows(plan: Plan) -> list[tuple[str, str]]:
+    start = plan.start_up
+    return [
+        ("index", f"{_time(start.index)}, once"),
+        ("start", f"{_time(start.start)} to the first batch, which takes {_time(start.first_batch)} of it"),
+        ("resume", f"{_time(start.resume)}, anywhere in an epoch, on any number of ranks"),
+        ("by reading again", f"{_time(start.replay)} more on average, with a loader that has no positions"),
+    ]
+
+
+def _need_rows(plan: Plan) -> list[tuple[str, str]]:
+    needs = plan.needs
+    assert needs.samples_per_s is not None
+    assert needs.workers is not None
+    assert needs.bandwidth is not None
+    assert needs.bandwidth_cached is not None
+    assert needs.total_bandwidth is not None
+    total = f"{byte_size(needs.total_bandwidth)}/s for all nodes"
+    cached = f"{byte_size(needs.bandwidth_cached)}/s in epoch {plan.job.epochs}"
+    return [
+        ("samples", f"{needs.samples_per_s:,.0f}/s"),
+        ("bandwidth", f"{byte_size(needs.bandwidth)}/s in the first epoch, {cached}; {total}"),
+        ("cores", f"{needs.cores:,.1f}, so {counted(needs.workers, 'worker')} a rank"),
+    ]
+
+
+def _rates(plan: Plan) -> Table:
+    """Epoch by epoch, what each thing allows."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title="Samples a second of a node", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    things = list(dict.fromkeys(name for epoch in plan.epochs for name in epoch.ceilings))
+    for name in ("epoch", "cache hits", "read", *things, "limit", "time", "waiting"):
+        table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
+    for number, epoch in enumerate(plan.epochs):
+        table.add_row(*_rate_row(number, epoch, things))
+    return table
+
+
+def _rate_row(number: int, epoch: Epoch, things: list[str]) -> list[str]:
+    ceilings = [f"{epoch.ceilings[name]:,.0f}" if name in epoch.ceilings else "" for name in things]
+    times = [_time(epoch.seconds), f"{epoch.waiting:.0%}"]
+    return [f"{number + 1}", f"{epoch.hit_rate:.1%}", byte_size(epoch.read_bytes), *ceilings, epoch.limit, *times]
+
+
+def _shuffles(plan: Plan) -> Table:
+    """Kind by kind: how well it mixes, what the cache makes of it, what it reads."""
+    from rich import box
+    from rich.table import Table
+
+    classes = plan.job.classes is not None
+    last = plan.job.epochs
+    table = Table(title="Shuffles", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    names = ["displacement", *["classes a batch"] * classes, "hits, epoch 1", f"hits, epoch {last}", "runs read"]
+    table.add_column("", style="bold", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for kind, rates in plan.hit_rates.items():
+        quality = plan.quality.get(kind)
+        if quality is None:
+            cells = [""] * (1 + classes)
+        else:
+            cells = [f"{quality.displacement:.4f}", *[f"{quality.classes or 0:,.1f}"] * classes]
+        runs = "" if quality is None else f"{quality.runs:,.0f} in {counted(quality.window, 'row')}"
+        table.add_row(kind, *cells, f"{rates[0]:.1%}", f"{rates[-1]:.1%}", runs)
+    some = next(iter(plan.quality.values()), None)
+    if classes and some is not None:
+        table.add_section()
+        table.add_row("at random", "0.3333", f"{some.classes_random or 0:,.1f}", "", "", "", style="dim")
+    return table

@@ -1,0 +1,312 @@
+"""``penstock serve``: a server of manifests and of a cache in the foreground, for people, systemd and Kubernetes.
+
+Standard output tells people where it listens, with ``--json`` programs; standard error gets one JSON object a line.
+SIGTERM and Ctrl-C let streams finish, SIGHUP opens changed manifests again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+
+import typer
+
+from penstock.errors import ConfigError
+from penstock.tools.cli.interrupt import AtOnce
+from penstock.tools.cli.manifest_options import Reading, print_json, reading, shown
+from penstock.tools.cli.signals import Signals
+from penstock.wording import counted
+
+if TYPE_CHECKING:
+    from penstock.server.auth import TLS
+    from penstock.server.logs import Log
+    from penstock.server.service import Server
+    from penstock.server.status import Status
+    from penstock.server.traffic import Traffic
+    from penstock.storage import Cache
+
+__all__ = ["command", "named_files"]
+
+_RELOAD = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+_STOP = [signal.SIGTERM, signal.SIGINT]
+
+
+class _Level(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+def _option(text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **{"show_default": False, **more})
+
+
+_ACCESS, _WATCH = "Who may ask", "To watch it"
+_ADDRESS = {"show_default": True}
+
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="MANIFEST", help="Each is a data set with its stem as name.", show_default=False),
+]
+Names = Annotated[
+    list[str] | None,
+    _option("A data set of another name; FILE may be a quoted pattern. Repeat it.", "--name", metavar="NAME=FILE"),
+]
+Copies = Annotated[bool, _option("Serve the copies of objects in this machine's cache, too.", "--cache")]
+CopiesFolder = Annotated[Path | None, _option("Serve those of the cache in this folder.", metavar="DIR")]
+Host = Annotated[str, _option("Address to listen on; others than loopback need a token.", **_ADDRESS)]
+Port = Annotated[int, _option("Port to listen on; 0 is any free one.", min=0, max=65535, **_ADDRESS)]
+Token = Annotated[Path | None, _option("File with the token that clients must send.", panel=_ACCESS)]
+Cert = Annotated[Path | None, _option("Certificate of the server and its chain (PEM).", panel=_ACCESS)]
+Key = Annotated[Path | None, _option("Its key (PEM).", panel=_ACCESS)]
+Roots = Annotated[Path | None, _option("Clients need a certificate of this authority (PEM).", panel=_ACCESS)]
+Insecure = Annotated[bool, _option("Listen on any address without a token.", "--insecure", panel=_ACCESS)]
+Ready = Annotated[Path | None, _option("Gets the address once the server listens; gone when it stops.", panel=_WATCH)]
+MetricsPort = Annotated[
+    int | None, _option("Serve status page, metrics and health over HTTP here.", min=0, max=65535, panel=_WATCH)
+]
+MetricsHost = Annotated[str | None, _option("Address for that; by default loopback.", panel=_WATCH)]
+Level = Annotated[_Level, _option("Least level of log lines; debug has every stream.", panel=_WATCH, **_ADDRESS)]
+Json = Annotated[bool, typer.Option("--json", help="Say where it listens as one JSON object.")]
+MaxStreams = Annotated[int, _option("Streams at once; who comes beyond that has to wait.", min=1, **_ADDRESS)]
+Grace = Annotated[float, _option("Seconds that streams get to finish when it stops.", min=0.0, **_ADDRESS)]
+
+
+class _Access(NamedTuple):
+    """Who may ask: arguments of `Server`."""
+
+    token: str | None
+    tls: TLS | None
+    insecure: bool
+
+    def weakness(self, address: str) -> str | None:
+        """What is to be said of it where the server listens."""
+        if self.insecure:
+            return "whoever reaches this address can read what is served"
+        if self.token and not self.tls and not _is_loopback(address):
+            return "the token crosses the network in clear: use TLS"
+        return None
+
+
+@reading
+def command(
+    files: Files = None,
+    *,
+    how: Reading,
+    name: Names = None,
+    cache: Copies = False,
+    cache_folder: CopiesFolder = None,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    grace: Grace = 20.0,
+    max_streams: MaxStreams = 1024,
+    token_file: Token = None,
+    tls_cert: Cert = None,
+    tls_key: Key = None,
+    tls_client_ca: Roots = None,
+    insecure: Insecure = False,
+    ready_file: Ready = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = None,
+    log_level: Level = _Level.info,
+    as_json: Json = False,
+) -> None:
+    """Serve manifests, and the copies of a cache, to training jobs, over Arrow Flight.
+
+    SIGTERM and Ctrl-C let streams finish, SIGHUP opens changed manifests again. Needs no state: servers of the same
+    files are interchangeable.
+    """
+    # gRPC's own lines are no JSON, and whoever connects can cause them at any rate. It reads this when it is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "none")
+    with AtOnce():
+        from penstock.server.cache_service import CACHE
+        from penstock.server.logs import Log, LogHandler
+        from penstock.server.options import Limits
+        from penstock.server.service import Server
+        from penstock.server.traffic import Traffic
+
+    copies = _cache(cache_folder) if cache or cache_folder is not None else None
+    sources = named_files(files or [], name or []) if files or name or copies is None else {}
+    access = _Access(_read_token(token_file), _tls(tls_cert, tls_key, tls_client_ca), insecure)
+    if metrics_host is not None and metrics_port is None:
+        raise ConfigError("--metrics-host says where to listen for --metrics-port: give that too")
+    _remove(ready_file)
+    log = Log(sys.stderr, log_level.value)
+    logging.getLogger().addHandler(LogHandler(log))
+    traffic, limits = Traffic(log), Limits(streams=max_streams)
+    with Signals(*_RELOAD) as signals:
+        manifests = {each: how.open(source, bars=not as_json) for each, source in sources.items()}
+        listen: dict[str, Any] = {"host": host, "port": port, **access._asdict()}
+        with Server(manifests, cache=copies, limits=limits, observer=traffic, **listen) as server:
+            traffic.serve([*manifests, *([CACHE] if copies else [])])
+            with _status(traffic, server, metrics_host or "127.0.0.1", metrics_port, log) as status:
+                signals.catch(*_STOP)
+                with _ready(ready_file, server.address):
+                    _announce(server, copies, status, log, as_json=as_json)
+                    if weakness := access.weakness(server.address):
+                        log.write("warning", "insecure", what=weakness)
+                    last = _until_stopped(signals, server, log)
+                log.write("info", "stopping", signal=last.name, streams=traffic.snapshot().active, grace=grace)
+                _stop(server, status, grace)
+    _end(last, traffic.snapshot().active, log)
+
+
+def named_files(files: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """What to serve, by name: ``train.txt`` as "train", ``NAME=FILE`` as NAME.
+
+    Raises:
+        ConfigError: nothing, a name twice, or one that is missing.
+    """
+    pairs = []
+    for file in files:
+        if any(character in file for character in "*?["):
+            raise ConfigError(f"{file!r} is a pattern, whose data set needs a name: --name 'train={file}'")
+        pairs.append((Path(file).stem, file))
+    for text in names:
+        given, equals, file = text.partition("=")
+        if not (equals and given.strip() and file.strip()):
+            raise ConfigError(f"--name {text!r}: expected NAME=FILE, as in --name train=lists/train.txt")
+        pairs.append((given.strip(), file.strip()))
+    if not pairs:
+        raise ConfigError("nothing to serve: give one or several manifests, or --name NAME=FILE, or --cache")
+    result: dict[str, str] = {}
+    for each, file in pairs:
+        if each in result:
+            raise ConfigError(f"{result[each]!r} and {file!r} would both be {each!r}: give one --name OTHER={file}")
+        result[each] = file
+    return result
+
+
+def _cache(folder: Path | None) -> Cache:
+    from penstock.storage import Cache
+
+    return Cache(folder)
+
+
+def _read_token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the token in {path}: {error}") from error
+    if not token:
+        raise ConfigError(f"{path} is empty: it has to hold the token")
+    return token
+
+
+def _tls(cert: Path | None, key: Path | None, client_roots: Path | None) -> TLS | None:
+    from penstock.server.auth import TLS
+
+    if cert is None and key is None and client_roots is None:
+        return None
+    if cert is None or key is None:
+        raise ConfigError("TLS needs both --tls-cert and --tls-key")
+    return TLS(cert, key, client_roots)
+
+
+@contextlib.contextmanager
+def _status(traffic: Traffic, server: Server, host: str, port: int | None, log: Log) -> Iterator[Status | None]:
+    """The status page, if there is a port for it."""
+    if port is None:
+        yield None
+        return
+    from penstock.server.status import Status
+
+    with Status(traffic, lambda: server.datasets, address=server.address, host=host, port=port, log=log) as status:
+        yield status
+
+
+def _announce(server: Server, cache: Cache | None, status: Status | None, log: Log, *, as_json: bool) -> None:
+    """Tell people, or the program that started it, and the log what is served and where."""
+    datasets = server.datasets
+    served = [{"name": one.name, "rows": one.rows, "fingerprint": one.fingerprint} for one in datasets]
+    said: dict[str, Any] = {"address": server.address, "datasets": served, "status": status and status.url}
+    said["cache"] = cache and str(cache.folder)
+    if as_json:
+        print_json(said)
+    else:
+        print(f"listening on {server.address}")
+        for one in datasets:
+            print(f"  {shown(one.name)}: {counted(one.rows, 'row')}, fingerprint {one.fingerprint}")
+        if cache is not None:
+            print(f"  the copies in {shown(str(cache.folder))}")
+        if status is not None:
+            print(f"status page and metrics on {status.url}")
+    sys.stdout.flush()
+    log.write("info", "listening", **said)
+
+
+def _is_loopback(address: str) -> bool:
+    return any(f"//{host}" in address for host in ("127.", "localhost", "[::1]"))
+
+
+def _remove(ready_file: Path | None) -> None:
+    """Whatever an earlier server left there says nothing of this one."""
+    from penstock.storage import io_error
+
+    if ready_file is not None:
+        try:
+            ready_file.unlink(missing_ok=True)
+        except OSError as error:
+            raise io_error(ready_file, error, "cannot remove") from error
+
+
+@contextlib.contextmanager
+def _ready(path: Path | None, address: str) -> Iterator[None]:
+    """The address is in the file, whole, as long as the block lasts."""
+    from penstock.storage import io_error, write_atomically
+
+    if path is None:
+        yield
+        return
+    try:
+        with write_atomically(path) as file:
+            file.write(f"{address}\n".encode())
+    except OSError as error:
+        raise io_error(path, error, "cannot write") from error
+    try:
+        yield
+    finally:
+        _remove(path)
+
+
+def _until_stopped(signals: Signals, server: Server, log: Log) -> signal.Signals:
+    """Reload at each SIGHUP; returns the signal that ends it."""
+    while (number := signals.wait()) in _RELOAD:
+        before = {one.name: one.fingerprint for one in server.datasets}
+        try:
+            server.reload()
+        except Exception as error:  # jobs depend on this server, and what it has is still good
+            reason = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
+            log.write("error", "reload failed", error="\n".join(reason))
+        now = {one.name: one.fingerprint for one in server.datasets}
+        log.write("info", "reloaded", changed={name: now[name] for name in now if now[name] != before[name]})
+    return number
+
+
+def _stop(server: Server, status: Status | None, grace: float) -> None:
+    """Let streams finish. Who sends another signal does not want to wait for them."""
+    for number in _STOP:
+        signal.signal(number, signal.SIG_DFL)
+    if status is not None:
+        status.stop()
+    server.close(grace=grace)
+
+
+def _end(last: signal.Signals, left: int, log: Log) -> NoReturn:
+    """End the program by the signal that it got; ``left`` streams did not finish."""
+    log.close()
+    log.write("info", "stopped", unfinished=left or None)
+    code = 130 if last == signal.SIGINT else 0
+    if left:
+        os._exit(code)  # the end of the interpreter would wait for the clients of these
+    raise typer.Exit(code)

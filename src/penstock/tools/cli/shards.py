@@ -1,0 +1,458 @@
+"""``penstock shards``: index, look at, check, pack, cut and join tar shards.
+
+Results go to standard output, with ``--json`` as one JSON object, progress bars to standard error. Exit code 1 means
+that problems were found in the data; a `PenstockError` is left to `penstock.tools.cli.app.main`, which exits with 1 as
+well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.errors import ConfigError
+from penstock.tools.cli import quantities
+from penstock.tools.cli.layout import App
+from penstock.tools.cli.manifest_options import Json, bar, byte_size, console, duration, pairs, print_json, shown, speed
+from penstock.wording import counted
+
+if TYPE_CHECKING:
+    from penstock.shards import ShardSet
+
+__all__ = ["app"]
+
+app = App()
+
+
+def _size(text: str) -> int:
+    size = quantities.size(text)
+    if size < 1:
+        raise typer.BadParameter(f"{text!r} is too small for a shard")
+    return size
+
+
+Urls = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SHARD", help="Shards: names, a folder of them, 'train-{000..099}.tar', a::b.", show_default=False
+    ),
+]
+
+Workers = Annotated[int, typer.Option(min=1, help="Processes.")]
+_SIZE_HELP = "Bytes of a shard at most: 500MB, 1GB, 2GiB."
+MaxBytes = Annotated[int, typer.Option("--maxsize", parser=_size, metavar="SIZE", show_default="1GB", help=_SIZE_HELP)]
+MaxCount = Annotated[int | None, typer.Option("--maxcount", min=1, help="Samples of a shard.", show_default=False)]
+
+
+def _open(urls: list[str], *, bars: bool = True) -> ShardSet:
+    from penstock.shards import ShardSet
+
+    return ShardSet(_shards_of(urls), progress=None if bars else False)
+
+
+def _shards_of(urls: list[str]) -> list[str | Path]:
+    """The shards that are named, or those in a folder.
+
+    Raises:
+        ConfigError: a folder of something else. It says which command tells of that.
+    """
+    if len(urls) != 1 or not os.path.isdir(urls[0]):
+        return list(urls)
+    from penstock.opening import kind_of, shards_in
+
+    folder = urls[0]
+    found = shards_in(folder)
+    if not found:
+        kind = kind_of(folder)
+        command = "manifest info" if kind.startswith("a folder of") else "profile"
+        raise ConfigError(f"{folder}: {kind}, and no .tar files: try `penstock {command} {folder}`")
+    return [Path(name) for name in found]
+
+
+@app.command(epilog="Example:  penstock shards index 'train-{000..099}.tar' --workers 8")
+def index(
+    urls: Urls,
+    *,
+    workers: Workers = 1,
+    force: Annotated[bool, typer.Option("--force", help="Build again what is up to date.")] = False,
+    images: Annotated[
+        bool, typer.Option("--images", help="Also write NAME.tar.entries: crops of JPEGs are decoded in less time.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the indexes here, as NAME.tar.pidx.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Index shards, so that the first training job need not.
+
+    Those in a store that have no index there are read once, several at a time, and each index is written beside its
+    shard, or into --out. Called again, it goes on where it was.
+    """
+    from penstock.shards.find_handles import build, write_indexes
+    from penstock.shards.handles import CopiedShard, LocalShard
+    from penstock.shards.index import index_path
+    from penstock.shards.parallel import build_all
+    from penstock.shards.store_shard import StoreShard, write_beside
+    from penstock.shards.urls import expand_versions, local_path
+    from penstock.storage.urls import is_remote
+
+    found = expand_versions(_shards_of(urls))
+    names = [name for name, _ in found]
+    for name in names if images else ():
+        _local(name)  # raises now, not after an hour of work
+    todo = []
+    for path in filter(None, map(local_path, names)):
+        where = index_path(path) if Path(path).exists() else None
+        if where is not None and force:
+            where.unlink(missing_ok=True)
+        if where is None or force:
+            todo.append(path)
+    started = time.perf_counter()
+    with bar("indexing", show=not as_json) as show:
+        for done, _ in enumerate(build_all(todo, workers), 1):
+            show(done, len(todo))
+    seconds = time.perf_counter() - started
+    shards = [
+        CopiedShard(name, None, None, None, stat) if is_remote(name) else LocalShard(name, None)
+        for name, stat in found
+        if out is not None or not is_remote(name)
+    ]
+    build(shards, progress=False if as_json else None)
+    stored = [] if out is not None else [StoreShard(name, None, None, stat) for name, stat in found if is_remote(name)]
+    written = write_beside(stored, force=force, progress=False if as_json else None)
+    samples = sum(shard.header.samples for shard in shards if shard.header is not None)
+    samples += sum(shard.facts.samples for shard in stored if shard.facts is not None)
+    entries = _index_images(names, workers, force=force, bars=not as_json) if images else None
+    if out is not None:
+        write_indexes(shards, out)
+    size = sum(Path(path).stat().st_size for path in todo)
+    if as_json:
+        built = {"indexed": len(todo), "bytes": size, "seconds": seconds, "out": out, "indexed_images": entries}
+        built |= {"written_to_store": written}
+        print_json({"shards": len(names), "samples": samples, **built})
+        return
+    rows = [("shards", f"{len(names):,}"), ("samples", f"{samples:,}")]
+    if stored:
+        rows.append(("indexes in the store", f"{written:,} written, {len(stored) - written:,} were there"))
+    if todo:
+        rows.append(("indexed", f"{len(todo):,}, {byte_size(size)} in {duration(seconds)}: {speed(size, seconds)}"))
+    elif len(stored) < len(names):
+        rows.append(("indexed", "no files, all up to date (--force builds again)"))
+    if entries is not None:
+        rows.append(("entries", f"written for {counted(entries, 'image')}"))
+    if out is not None:
+        rows.append(("written to", shown(str(out))))
+    console().print(pairs(_title(names), rows))
+
+
+def _local(name: str) -> str:
+    """The path of a shard whose images are to be indexed.
+
+    Raises:
+        ConfigError: it is in a store.
+    """
+    from penstock.shards.urls import local_path
+
+    path = local_path(name)
+    if path is None:
+        raise ConfigError(f"{name} is in a store, and entries are used of local shards alone: leave --images out")
+    return path
+
+
+def _index_images(names: list[str], workers: int, *, force: bool, bars: bool) -> int:
+    """Write the indexes of entries of shards that have none; of how many images."""
+    from penstock.shards.entries import has_entries
+    from penstock.shards.parallel import index_images_of_all
+
+    paths = [path for path in map(_local, names) if force or not has_entries(path)]
+    images = 0
+    with bar("indexing images", show=bars) as show:
+        for done, count in enumerate(index_images_of_all(paths, workers), 1):
+            images += count
+            show(done, len(paths))
+    return images
+
+
+@app.command(epilog="Example:  penstock shards info 'train-*.tar'")
+def info(urls: Urls, *, as_json: Json = False) -> None:
+    """Show how many samples there are, how large, and what they are made of."""
+    import numpy as np
+
+    shards = _open(urls, bars=not as_json)
+    counts = np.array(shards.counts)
+    parts: dict[str, tuple[int, int]] = {}
+    for number in range(len(counts)):
+        one = shards.index(number)
+        which, sizes = np.frombuffer(one.extension, np.int32), np.frombuffer(one.size, np.int64)
+        for k, name in enumerate(one.extensions):
+            files, size = parts.get(name, (0, 0))
+            mine = which == k
+            parts[name] = files + int(mine.sum()), size + int(sizes[mine].sum())
+    if as_json:
+        report = {"shards": len(counts), "bytes": shards.nbytes, "samples": len(shards)}
+        more = {"fewest": int(counts.min()), "most": int(counts.max()), "fingerprint": shards.fingerprint}
+        files_of = {name: {"files": files, "bytes": size} for name, (files, size) in parts.items()}
+        print_json({**report, **more, "parts": files_of})
+        return
+    each = f"{counts.min():,} to {counts.max():,} in a shard"
+    rows = [
+        ("shards", f"{len(counts):,}, {byte_size(shards.nbytes)}"),
+        ("samples", f"{len(shards):,}; {each}"),
+        ("fingerprint", shards.fingerprint),
+    ]
+    if len(shards):
+        rows.append(("keys", f"{shown(shards.key(0))} to {shown(shards.key(len(shards) - 1))}"))
+    for name, (files, size) in parts.items():
+        note = "" if files == len(shards) else f" (not in every sample: {files:,})"
+        rows.append((f".{shown(name)}", f"{byte_size(size)}, {byte_size(size / max(1, files))} each{note}"))
+    console().print(pairs(_title(shards.urls), rows))
+
+
+@app.command(name="ls", epilog="Example:  penstock shards ls train-000.tar --long | head")
+def list_samples(
+    urls: Urls,
+    *,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also sizes, and where in the shard.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each sample, a line each.")
+    ] = False,
+) -> None:
+    """List the samples: one line each, key and parts."""
+    shards = _open(urls, bars=not as_json)
+    for number, count in enumerate(shards.counts):
+        one = shards.index(number)
+        for sample in range(count):
+            files = range(one.first[sample], one.first[sample + 1])
+            names = [one.extensions[one.extension[k]] for k in files]
+            if as_json:
+                parts = {
+                    name: {"offset": int(one.offset[k]), "bytes": int(one.size[k])}
+                    for name, k in zip(names, files, strict=True)
+                }
+                print_json({"shard": shards.urls[number], "key": one.key(sample), "parts": parts})
+                continue
+            if long:
+                names = [f"{name} ({one.size[k]:,} at {one.offset[k]:,})" for name, k in zip(names, files, strict=True)]
+            sys.stdout.write(shown(f"{one.key(sample)}  {' '.join(names)}") + "\n")
+
+
+@app.command(epilog="Example:  penstock shards cat train-000.tar 0007.jpg > 7.jpg")
+def cat(
+    url: Annotated[str, typer.Argument(help="A shard, or several of them.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Key and extension of a file, KEY.EXTENSION.", show_default=False)],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print where the file is instead: one JSON object.")] = False,
+) -> None:
+    """Write one file of a sample to standard output."""
+    from penstock.errors import ShardError
+    from penstock.shards import split_name
+
+    parts = split_name(name)
+    if parts is None:
+        raise typer.BadParameter(f"{name!r} has no extension: write KEY.EXTENSION")
+    shards = _open([url], bars=not as_json)
+    key, extension = parts
+    for number, count in enumerate(shards.counts):
+        shard = shards.shard(number)
+        for sample in range(count):
+            if shard.index.key(sample) == key:
+                found = shard.sample(sample)
+                if extension in found and as_json:
+                    one = shard.index
+                    files = range(one.first[sample], one.first[sample + 1])
+                    k = next(k for k in files if one.extensions[one.extension[k]] == extension)
+                    place = {"offset": int(one.offset[k]), "bytes": int(one.size[k])}
+                    print_json({"shard": shards.urls[number], "key": key, "extension": extension, **place})
+                    return
+                if extension in found:
+                    sys.stdout.buffer.write(found[extension])
+                    return
+    raise ShardError(f"no file {name!r} in {url}; `penstock shards ls` lists them")
+
+
+@app.command(epilog="Example:  penstock shards verify 'shards/*.tar' --decode --workers 8")
+def verify(
+    urls: Urls,
+    *,
+    decode: Annotated[bool, typer.Option("--decode", help="Also decode every image, number and text.")] = False,
+    workers: Workers = 1,
+    as_json: Json = False,
+) -> None:
+    """Read every byte and list what is wrong: structure, duplicates, missing parts, index, checksum.
+
+    The exit code is 1 when there are problems.
+    """
+    from penstock.shards import expand
+    from penstock.shards.files import file_of
+    from penstock.shards.parallel import verify_all
+
+    paths = [file_of(url) for url in expand(_shards_of(urls))]
+    started = time.perf_counter()
+    reports = []
+    with bar("verifying", show=not as_json) as show:
+        for report in verify_all(paths, workers, decode=decode):
+            reports.append(report)
+            show(len(reports), len(paths))
+    seconds = time.perf_counter() - started
+    problems = [
+        problem if report.path in problem else f"{report.path}: {problem}"
+        for report in reports
+        for problem in report.problems
+    ]
+    size, samples = sum(report.nbytes for report in reports), sum(report.samples for report in reports)
+    bad = sum(not report.ok for report in reports)
+    if as_json:
+        numbers = {"shards": len(reports), "samples": samples, "bytes": size, "seconds": seconds}
+        print_json({"ok": not bad, **numbers, "bad_shards": bad, "problems": problems})
+        raise typer.Exit(int(bad > 0))
+    out = console()
+    for problem in problems:
+        out.print(shown(problem), style="red")
+    said = f"{counted(len(reports), 'shard')}, {counted(samples, 'sample')}, {byte_size(size)} in {duration(seconds)}"
+    out.print(f"{said}: {f'{bad:,} with problems' if bad else 'no problems'}", style="red" if bad else "green")
+    if bad:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example:  penstock shards pack train.txt shards --root /data/imagenet --workers 8 --shuffle")
+def pack(
+    source: Annotated[str, typer.Argument(help="A manifest, or a folder with one folder a class.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="The folder for the shards.", show_default=False)],
+    *,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that relative paths are joined to.", show_default=False)
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="What the names of shards begin with.")] = "train",
+    workers: Workers = 1,
+    maxsize: MaxBytes = 1_000_000_000,
+    maxcount: MaxCount = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Put the samples into a random order.")] = False,
+    seed: Annotated[int, typer.Option(callback=quantities.check_seed, help="Of that order.")] = 0,
+    resize_max_side: Annotated[
+        int | None, typer.Option(min=1, help="Make images smaller whose longer side is longer.", show_default=False)
+    ] = None,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of those.")] = 90,
+    restart_markers: Annotated[
+        bool, typer.Option("--restart-markers", help="Put restart markers into JPEGs: crops are decoded in less time.")
+    ] = False,
+    index_images: Annotated[
+        bool, typer.Option("--index-images", help="The same by an index beside each shard; images stay as they are.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Pack single files into shards, with indexes and checksums. Run it again to go on after a kill.
+
+    Pixels stay the same with --restart-markers (0.8 % more bytes of photographs) and --index-images (3 %).
+    """
+    from penstock.shards.pack import pack as pack_files
+
+    started = time.perf_counter()
+    report = pack_files(
+        source,
+        out,
+        root=root,
+        prefix=prefix,
+        workers=workers,
+        max_bytes=maxsize,
+        max_count=maxcount,
+        shuffle=shuffle,
+        seed=seed,
+        resize_max_side=resize_max_side,
+        quality=quality,
+        restart_markers=restart_markers,
+        index_images=index_images,
+        progress=False if as_json else None,
+    )
+    seconds = time.perf_counter() - started
+    if as_json:
+        numbers = {"samples": report.samples, "bytes": report.nbytes, "kept": report.kept, "seconds": seconds}
+        images = {"marked": report.marked, "unmarked": report.unmarked, "indexed": report.indexed}
+        print_json({"folder": out, "shards": report.shards, **numbers, **images})
+        return
+    kept = f", {report.kept:,} of them were there" if report.kept else ""
+    rows = [
+        ("shards", f"{len(report.shards):,}, {byte_size(report.nbytes)}{kept}"),
+        ("samples", f"{report.samples:,} in {duration(seconds)}"),
+    ]
+    if restart_markers:
+        left = f"; {report.unmarked:,} stay as they are: not baseline, damaged, or no JPEG" if report.unmarked else ""
+        rows.append(("re-marked", f"{counted(report.marked, 'image')}{left}"))
+    if index_images:
+        rows.append(("entries", f"written for {counted(report.indexed, 'image')}"))
+    console().print(pairs(shown(str(out)), rows))
+
+
+@app.command(epilog="Example:  penstock shards split big.tar 'small-%04d.tar' --maxcount 1000")
+def split(
+    urls: Urls,
+    pattern: Annotated[str, typer.Argument(help="Names of the new shards, with a place for a number.")],
+    *,
+    maxsize: MaxBytes = 1_000_000_000,
+    maxcount: MaxCount = None,
+    as_json: Json = False,
+) -> None:
+    """Copy samples into more, or fewer, shards of a size. The files of a sample stay together, byte for byte."""
+    try:
+        distinct = pattern % 0 != pattern % 1
+    except (TypeError, ValueError):
+        distinct = False
+    if not distinct:
+        raise typer.BadParameter(f"{pattern!r} needs one place for the number of the shard, such as %04d")
+    _rewrite(urls, (pattern % number for number in itertools.count()), maxsize, maxcount, as_json=as_json)
+
+
+@app.command(epilog="Example:  penstock shards merge a.tar b.tar all.tar")
+def merge(
+    urls: Urls,
+    out: Annotated[str, typer.Argument(help="The new shard.", show_default=False)],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Copy the samples of shards into one."""
+    _rewrite(urls, iter([out]), None, None, as_json=as_json)
+
+
+def _rewrite(
+    urls: list[str], names: Iterator[str], maxsize: int | None, maxcount: int | None, *, as_json: bool
+) -> None:
+    from penstock.shards.check import rewrite
+    from penstock.shards.index import load_or_build
+
+    shards = _open(urls, bars=not as_json)
+    with bar("copying", show=not as_json) as show:
+        done = itertools.count(1)
+        written = rewrite(
+            shards,
+            map(_new, names),
+            max_count=maxcount,
+            max_bytes=maxsize,
+            progress=lambda _: show(next(done), len(shards)),
+        )
+        for name in written:
+            load_or_build(name)
+    if as_json:
+        print_json({"samples": len(shards), "shards": written})
+        return
+    out = console()
+    for name in written:
+        out.print(shown(name))
+
+
+def _new(name: str) -> str:
+    """A name that nothing has yet: one argument too few, and the last shard would be what is written to."""
+    from penstock.errors import ConfigError
+
+    if Path(name).exists():
+        raise ConfigError(f"{name} is there already: choose another name, or remove it first")
+    return name
+
+
+def _title(urls: list[str]) -> str:
+    return shown(urls[0]) + (f" and {len(urls) - 1:,} more" if len(urls) > 1 else "")

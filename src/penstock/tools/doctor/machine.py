@@ -1,0 +1,116 @@
+"""Cores, memory, /dev/shm and the limit of open files: what this process may have of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.cores import cores as usable_cores
+from penstock.loader.memory import available_memory
+from penstock.tools.doctor.result import Advice
+
+__all__ = ["Cores", "Memory", "OpenFiles", "SharedMemory", "cores", "memory", "open_files", "shared_memory"]
+
+_ROOT = Path("/")
+_LITTLE_MEMORY = 2 << 30
+_LITTLE_SHARED = 1 << 30  # Docker's default is 64 MiB
+_FEW_FILES = 4096
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Of the machine, of those that the process may run on, and how many that is with a container's quota."""
+
+    machine: int
+    affinity: int
+    usable: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: of the machine; not used; and what a process can get, which a container's limit may make less."""
+
+    total: int | None
+    available: int | None
+    usable: int | None
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """/dev/shm, in bytes."""
+
+    size: int
+    free: int
+
+
+@dataclass(frozen=True)
+class OpenFiles:
+    """Descriptors of a process: the limit, and up to where it can raise that itself. None is no limit."""
+
+    soft: int | None
+    hard: int | None
+
+
+def cores(root: Path = _ROOT) -> tuple[Cores, list[Advice]]:
+    """How many this process may use, and why not all."""
+    machine = os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
+    found = Cores(machine, affinity, min(affinity, usable_cores(root)))
+    if found.usable > 1:
+        return found, []
+    what = "there is one core, and workers take it from the training loop"
+    return found, [Advice("cores", what, "ask for more, or make images smaller ahead (penstock shards pack)")]
+
+
+def memory(root: Path = _ROOT) -> tuple[Memory, list[Advice]]:
+    """What can be had without swapping, or being killed by a container's limit."""
+    try:
+        lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+        said = {name.rstrip(":"): int(value) * 1024 for name, value, *_ in lines}
+    except (OSError, ValueError):
+        said = {}
+    available, usable = said.get("MemAvailable"), available_memory(root)
+    if available is not None and usable is not None:
+        usable = min(usable, available)  # which it read, too, a moment later
+    found = Memory(said.get("MemTotal"), available, usable)
+    if found.usable is None or found.usable >= _LITTLE_MEMORY:
+        return found, []
+    what = f"{found.usable / 1e9:.1f} GB can be had: torch takes about 0.2 GB in each rank, and batches come on top"
+    return found, [Advice("memory", what, "fewer workers, smaller batches, or a higher limit of the container")]
+
+
+def shared_memory(folder: str = "/dev/shm") -> tuple[SharedMemory | None, list[Advice]]:
+    """The folder through which torch's own loader hands over tensors. Ours needs none: its memory has no name."""
+    try:
+        state = os.statvfs(folder)
+    except OSError:
+        return None, []
+    found = SharedMemory(state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail)
+    if found.free >= _LITTLE_SHARED:
+        return found, []
+    what = (
+        f"{found.free / 1e6:,.0f} MB are free: workers of torch's own DataLoader die of a bus error where batches do "
+        "not fit, and Ray puts its object store on disk. penstock.DataLoader does not use it"
+    )
+    do = "docker run --shm-size=8g; in Kubernetes an emptyDir of medium Memory at /dev/shm"
+    return found, [Advice("/dev/shm", what, do)]
+
+
+def open_files() -> tuple[OpenFiles | None, list[Advice]]:
+    """The limit of descriptors; None on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None, []
+    soft, hard = (None if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    found = OpenFiles(soft, hard)
+    if soft is None or soft >= _FEW_FILES:
+        return found, []
+    what = (
+        f"a process may open {soft:,} files: {soft // 8:,} shards are kept open at a time, and a server or torch's own "
+        "loader, which takes a descriptor a tensor, may run out"
+    )
+    wanted = 65536 if hard is None else min(65536, hard)
+    do = f"ulimit -n {wanted}" if wanted > soft else "raise the hard limit: LimitNOFILE in systemd, --ulimit in Docker"
+    return found, [Advice("open files", what, do)]

@@ -1,0 +1,175 @@
+"""What is installed: what Penstock requires, which has to work, and its extras, with what their absence costs."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from penstock.tools.doctor.result import Advice
+
+__all__ = ["Images", "Package", "Torch", "images", "packages", "torch"]
+
+_MODULES = {"opencv-python-headless": "cv2"}  # where it is not the package's name
+_EXTRAS = {
+    "ray": "executor='ray', which makes batches on the machines of a cluster",
+    "albumentations": "its augmentations; our own transforms need nothing",
+    "av": "clips of videos and of sound",
+    "soxr": "clips of sound at another sample rate",
+    "prometheus-client": "`penstock serve --metrics-port`, and a loader's metrics",
+    "lmdb": "LMDB databases as sources",
+    "tokenizers": "text by a tokenizer.json: TokenizedDataset, `penstock tokenize`",
+    "obstore": "s3://, gs://, az://, http:// and https:// addresses",
+    "botocore": "credentials and profiles of ~/.aws",
+    "fsspec": "addresses of other stores, and hf://",
+    "huggingface-hub": "hf:// addresses",
+}
+_REQUIREMENT = re.compile(
+    r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*(?:>=\s*([0-9.]+))?[^;]*(?:;.*extra == ['\"](\w+)['\"])?"
+)
+_NO_EXTENSION = (
+    "the C extension for JPEG is not built: crops decode the whole image, which takes about 1.4 times as long on "
+    "ImageNet's files, and twice as long at 11 megapixels"
+)
+_BUILD_EXTENSION = (
+    "install a C compiler and the headers of libjpeg-turbo (Debian: apt-get install gcc libjpeg62-turbo-dev), then "
+    "install penstock again"
+)
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that Penstock requires, or that an extra of it does.
+
+    Attributes:
+        version: the one that is installed; None if none is.
+        oldest: that will do.
+        extra: which has it; None if it is required.
+        needed_for: what is missing without it.
+        error: why it cannot be imported; of required ones only, others are not tried.
+    """
+
+    name: str
+    version: str | None
+    oldest: str | None
+    extra: str | None
+    needed_for: str
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Torch:
+    """How torch was built, and what it sees here."""
+
+    cuda: str | None
+    gpus: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Images:
+    """What decodes images: libraries by name, whether they are here, and our C extension."""
+
+    backends: dict[str, bool]
+    extension: bool
+
+
+def packages(progress: Callable[[int, int], object]) -> tuple[list[Package], list[Advice]]:
+    """Look at all of them; those that are required are imported, which takes seconds (torch)."""
+    try:
+        lines = requires("penstock") or []
+    except PackageNotFoundError:
+        lines = []
+    parsed = [match.groups() for match in map(_REQUIREMENT.match, lines) if match]
+    core = {name: oldest for name, oldest, extra in parsed if extra is None}
+    extras = {_normal(name): (oldest, extra) for name, oldest, extra in parsed if extra not in (None, "dev", "all")}
+    found = []
+    for done, (name, oldest) in enumerate(core.items()):
+        progress(done, len(core))
+        error = _import(_MODULES.get(name, name))
+        found.append(Package(name, _version(name, error), oldest, None, "all of Penstock", error))
+    for name, what in _EXTRAS.items():
+        oldest, extra = extras.get(name, (None, None))
+        if extra is not None:
+            found.append(Package(name, _version(name, ""), oldest, extra, what, None))
+    advice = [one for package in found for one in _judged(package)]
+    if not core:
+        advice.append(_not_installed())
+    return found, advice
+
+
+def _not_installed() -> Advice:
+    return Advice(
+        "penstock",
+        "it runs from a source tree and is not installed, so what it requires is not known, and was not looked at",
+        "install it: pip install -e CHECKOUT",
+    )
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def _import(module: str) -> str | None:
+    """The reason why it cannot be imported."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a broken package may raise anything: a missing library, another version of NumPy
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+    return None
+
+
+def _version(name: str, error: str | None) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # its module may come from a package of another name, such as opencv-python
+        return "unknown" if error is None else None
+
+
+def _judged(package: Package) -> list[Advice]:
+    spec = f"'{package.name}>={package.oldest}'" if package.oldest else package.name
+    if package.extra is None and package.error is not None:
+        state = "is not installed" if package.version is None else f"{package.version} cannot be imported"
+        what = f"it is required and {state}: {package.error}"
+        return [Advice(package.name, what, f"pip install --force-reinstall {spec}", failure=True)]
+    if package.version is None or not package.oldest or not _older(package.version, package.oldest):
+        return []
+    what = f"this is {package.version}, and {package.oldest} is the oldest that is tested"
+    return [Advice(package.name, what, f"pip install -U {spec}", failure=package.extra is None)]
+
+
+def _older(found: str, oldest: str) -> bool:
+    """By numbers: "2.10" is newer than "2.9"; what follows them ("rc1", "+cpu") does not count."""
+    numbers = [[int(part) for part in re.findall(r"\d+", re.split(r"[^0-9.]", text)[0])] for text in (found, oldest)]
+    return bool(numbers[0]) and numbers[0] < numbers[1]
+
+
+def torch(found: Sequence[Package]) -> tuple[Torch | None, list[Advice]]:
+    """What torch says of itself; None if it cannot be imported."""
+    if any(package.name == "torch" and package.error for package in found):
+        return None, []
+    import torch as module
+
+    gpus = module.cuda.device_count() if module.cuda.is_available() else 0
+    state = Torch(module.version.cuda, gpus, module.get_num_threads())
+    if gpus or not glob.glob("/dev/nvidia[0-9]*"):
+        return state, []
+    reason = "is built without CUDA" if state.cuda is None else f"is built for CUDA {state.cuda} and finds no GPU"
+    what = f"this machine has a GPU, and torch {reason}"
+    return state, [Advice("torch", what, "compare `nvidia-smi` with the builds on pytorch.org/get-started")]
+
+
+def images(found: Sequence[Package]) -> tuple[Images | None, list[Advice]]:
+    """What decodes images; None if what is required for that is missing."""
+    if any(package.error for package in found):
+        return None, []
+    from penstock.images import native
+    from penstock.images.backends import BACKENDS, installed
+
+    here = installed()
+    state = Images({name: name in here for name in BACKENDS}, native.is_available())
+    advice = [] if state.extension else [Advice("C extension", _NO_EXTENSION, _BUILD_EXTENSION)]
+    return state, advice

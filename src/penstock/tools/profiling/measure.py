@@ -1,0 +1,263 @@
+"""`profile`: the whole measurement, within the seconds that it is given."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from penstock.cores import cores, ticks
+from penstock.errors import ConfigError
+from penstock.loader.config import EXECUTORS, LoaderConfig
+from penstock.loader.messages import BatchRequest
+from penstock.loader.probe import Probe, as_ours, kept_generators
+from penstock.tools.profiling.advice import choose, judge, restated, storage_matters
+from penstock.tools.profiling.alone import Account, account, drop_from_page_cache, one_thread
+from penstock.tools.profiling.result import Profile, Setting, Stage, Trial
+from penstock.tools.profiling.together import rehearse, try_out
+
+__all__ = ["profile", "worker_counts"]
+
+_FIRST, _AGAIN, _TRIALS, _NEW, _REHEARSAL = 0.12, 0.12, 0.46, 0.1, 0.2  # shares of the time
+_SAMPLES = 4096  # measured alone at most; enough, however fast they are made
+_BATCHES = 64  # the same of batches
+_PLANNED = 4  # times as many are planned, so that later trials find samples that were not read before
+_WAITS = 0.5  # share of waiting from which more workers than cores are tried
+_SHORTEST = 0.2  # seconds of a trial
+
+
+def profile(
+    loader: TorchDataLoader[Any],
+    *,
+    seconds: float = 20.0,
+    step: float | None = None,
+    executors: Sequence[str] | None = None,
+    name: str = "",
+    progress: Callable[[int, int], object] | None = None,
+) -> Profile:
+    """Measure what a loader's pipeline can do here: stage by stage, alone and together, and beside a training step.
+
+    Args:
+        loader: ours or torch's. It stays as it is; no pass of it may be under way.
+        seconds: that the measurement may take, about; a batch that has begun is finished, and starting workers
+            comes on top.
+        step: seconds of a training step, without waiting. None: as fast as it goes.
+        executors: to try besides inline: "auto", "process", "thread". By default those that the data set is made for:
+            threads only where it says that it is ``pure``, or where the loader has threads already.
+        name: of what is measured, for the report.
+        progress: called with what is done and what there is to do, in milliseconds.
+
+    Raises:
+        ConfigError: no time or no end of it, a negative step, an unknown executor, or a loader without batches.
+        Exception: what the data set raises.
+    """
+    if not 0 < seconds < math.inf or (step is not None and not 0 <= step < math.inf):
+        raise ConfigError(f"seconds={seconds} must be positive, step={step} must not be negative, and both must end")
+    unknown = [one for one in executors or () if one not in EXECUTORS or one in ("inline", "ray")]
+    if unknown:
+        raise ConfigError(f"unknown executor {unknown[0]!r}: use 'auto', 'process' or 'thread'")
+    start = time.perf_counter()
+    ours = as_ours(loader)
+    with kept_generators(ours), one_thread():
+        session = _Session(
+            Probe(ours, batches=_PLANNED * _SAMPLES, samples=_PLANNED * _SAMPLES), seconds, step, executors, progress
+        )
+        found = session.measure(name or type(loader.dataset).__name__)
+    found = replace(found, seconds=time.perf_counter() - start)
+    return replace(found, verdict=replace(found.verdict, sentences=restated(found)))
+
+
+def worker_counts(cores: int, waiting: float) -> list[int]:
+    """Return the numbers of workers to try, for stages that wait for this share of their time."""
+    counts = {1, 2, cores} if cores <= 4 else {1, max(2, cores // 4), cores // 2, cores}
+    if waiting > _WAITS:
+        counts |= {2 * cores, 4 * cores}
+    return sorted(counts)
+
+
+class _Session:
+    """One measurement."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        seconds: float,
+        step: float | None,
+        executors: Sequence[str] | None,
+        progress: Callable[[int, int], object] | None,
+    ) -> None:
+        self.probe = probe
+        self.seconds = seconds
+        self.step = step
+        self.executors = probe.executors() if executors is None else list(dict.fromkeys(executors))
+        self.cores = cores()
+        self.dropped = 0
+        self._progress = progress
+        self._passed = 0.0
+        if not probe.stream and not probe.requests:
+            raise ConfigError(
+                f"{type(probe.samples).__name__}: the loader has no batches, so there is nothing to measure"
+            )
+        self.requests, self.size = self._divided()
+        self._next = 0  # of the requests, the first one that was not made yet
+
+    def measure(self, name: str) -> Profile:
+        """All of it."""
+        alone = self._limited(self.requests)
+        self.dropped = drop_from_page_cache(self.probe, alone)
+        first = self._account(alone, _FIRST)
+        if not first.samples:
+            raise ConfigError(f"{name}: the data set yields nothing, so there is nothing to measure")
+        self._next = first.batches
+        load = _Load()
+        again = self._account(alone[: first.batches], _AGAIN)
+        others = load.others(self.cores)
+        trials = self._trials(again.waiting)
+        stages = self._stages(first, again, trials)
+        needed = self.probe.batch_size / self.step if self.step else None
+        chosen = choose(trials, needed=needed)
+        if storage_matters(stages):
+            new = self._new_samples(chosen.setting, first.waiting)
+            trials += new
+            chosen = choose(new, needed=needed)
+        requests, cached = self._new(), not storage_matters(stages)
+        step = (self.step or 0.0) * self.size / self.probe.batch_size  # of what is measured as a batch
+        rehearsal = rehearse(
+            *(self.probe, chosen.setting, requests, _REHEARSAL * self.seconds), step=step, cached=cached
+        )
+        self._done(_REHEARSAL)
+        given = _setting_of(self.probe.config)
+        verdict = judge(
+            *(stages, chosen),
+            batch_size=self.probe.batch_size,
+            step=self.step or None,
+        )
+        return Profile(
+            *(name, self.cores, self.probe.batch_size, self.size, again.samples, self.dropped, given),
+            *(stages, trials, rehearsal, verdict, others, 0.0),
+        )
+
+    def _divided(self) -> tuple[list[BatchRequest], int]:
+        """What is made in the measurement, and of how many samples: the batches, or parts of them that take no more
+        than a quarter of the time for measuring them alone.
+        """
+        size, requests = self.probe.batch_size, self.probe.requests
+        if self.probe.stream or size == 1:
+            return requests, size
+        fetcher, last = self.probe.fetcher(), requests[-1]
+        for at in range(2):  # the first one finds files to open and modules to import
+            tried = account(fetcher, [last.part(at % len(last.indices), at % len(last.indices) + 1)], 0.0)
+        each = sum(map(tried.each, tried.wall))
+        most = max(1, int(_AGAIN * self.seconds / 4 / each)) if each > 0 else size
+        if most >= size:
+            return requests, size
+        parts = (request.part(at, at + most) for request in requests for at in range(0, len(request.indices), most))
+        cut = list(itertools.islice(parts, _PLANNED * _SAMPLES))
+        return cut, most
+
+    def _limited(self, requests: list[BatchRequest]) -> list[BatchRequest]:
+        """So many that their samples are enough."""
+        if self.probe.stream:
+            return []
+        return requests[: max(_BATCHES, _SAMPLES // self.size)]
+
+    def _account(self, requests: list[BatchRequest], share: float) -> Account:
+        limit = self.seconds * share
+        endless: Iterable[BatchRequest] = requests
+        if self.probe.stream:
+            endless = itertools.repeat(BatchRequest([], []), max(_BATCHES, _SAMPLES // self.size))
+        found = account(self.probe.fetcher(), endless, limit, done=self._show)
+        self._done(share)
+        return found
+
+    def _trials(self, waiting: float) -> list[Trial]:
+        """Inline and the executors with workers, over samples that were read before."""
+        seen = self.requests[: max(1, self._next)]
+        settings = [Setting("inline", 0)]
+        for count in worker_counts(self.cores, waiting):
+            for executor in self.executors:
+                if executor == "process" and count == 1 and "auto" in self.executors:
+                    continue  # one process with one thread, either way
+                settings.append(Setting(executor, count))
+        given = _setting_of(self.probe.config)
+        if given not in settings and given.executor != "ray":
+            settings.append(given)
+        share = _TRIALS / len(settings)
+        trials = []
+        for setting in settings:
+            limit = max(_SHORTEST, share * self.seconds)
+            trials.append(try_out(self.probe, setting, lambda: itertools.cycle(seen), limit, cached=True))
+            self._done(share)
+        if all(trial.error for trial in trials):
+            raise ConfigError(f"no executor can make batches of this loader: {trials[0].error}")
+        return trials
+
+    def _new_samples(self, setting: Setting, waiting: float) -> list[Trial]:
+        """The chosen setting, and more workers, over samples that were not read before."""
+        settings = [setting]
+        if self.executors:
+            executor = setting.executor if setting.workers else self.executors[0]
+            counts = worker_counts(self.cores, waiting) if waiting > _WAITS else [self.cores]
+            settings += [Setting(executor, count) for count in counts if count > setting.workers]
+        limit = max(_SHORTEST, _NEW * self.seconds / len(settings))
+        return [try_out(self.probe, one, self._new, limit, cached=False) for one in settings]
+
+    def _new(self) -> Iterator[BatchRequest]:
+        """Batches that were not made yet, as long as there are any; then from the beginning, their files dropped."""
+        if self.probe.stream:
+            return iter(())
+        begin, count = self._next % len(self.requests), len(self.requests)
+        ahead = self._limited([self.requests[(begin + k) % count] for k in range(count)])
+        self.dropped += drop_from_page_cache(self.probe, ahead)
+        return self._counted(begin)
+
+    def _counted(self, begin: int) -> Iterator[BatchRequest]:
+        for number in itertools.count(begin):
+            self._next = number + 1
+            yield self.requests[number % len(self.requests)]
+
+    def _stages(self, first: Account, again: Account, trials: list[Trial]) -> list[Stage]:
+        most = [t for t in trials if t.setting.workers == self.cores and t.setting.executor != "thread" and t.rate]
+        separate = [trial for trial in most if trial.setting.executor == "process"] or most
+        together = separate[0].stages if separate else {}
+        names = dict.fromkeys([*again.wall, *first.wall])
+        return [
+            Stage(name, first.each(name), again.each(name), together.get(name), again.waits(name), first.waits(name))
+            for name in names
+        ]
+
+    def _show(self, seconds: float) -> None:
+        if self._progress is not None:
+            self._progress(int(1000 * (self._passed + seconds)), int(1000 * self.seconds))
+
+    def _done(self, share: float) -> None:
+        self._passed += share * self.seconds
+        self._show(0.0)
+
+
+class _Load:
+    """How busy the cores are with other programs, from here on."""
+
+    def __init__(self) -> None:
+        self._ticks, self._mine = ticks(), time.process_time()
+        self._start = time.perf_counter()
+
+    def others(self, count: int) -> float:
+        """Cores that they used until now; 0 where the system does not say, or too little time has passed."""
+        before, now, passed = self._ticks, ticks(), time.perf_counter() - self._start
+        if before is None or now is None or now[1] <= before[1] or passed < _SHORTEST:
+            return 0.0
+        busy = count * (now[0] - before[0]) / (now[1] - before[1])
+        return max(0.0, busy - (time.process_time() - self._mine) / passed)
+
+
+def _setting_of(config: LoaderConfig) -> Setting:
+    """Return what a loader has, as its arguments would say it."""
+    if config.kind == "process" and config.workers == 1 and config.threads > 1:
+        return Setting("auto", config.threads)
+    return Setting(config.kind, config.workers)

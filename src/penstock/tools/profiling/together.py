@@ -1,0 +1,88 @@
+"""The pipeline together: batches by one executor and a number of workers, as fast as it can, or beside a training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+
+from penstock.loader.messages import BatchMetrics, BatchRequest
+from penstock.loader.probe import Probe
+from penstock.loader.throughput import ThroughputMeter
+from penstock.tools.profiling.result import Moment, Rehearsal, Setting, Trial
+
+__all__ = ["rehearse", "stages_of", "try_out"]
+
+_MOMENTS = 5000  # batches of a rehearsal at most: a page can show no more
+_HARD = 3  # times as long as it should take: then what there is has to do
+
+
+def try_out(
+    probe: Probe,
+    setting: Setting,
+    requests: Callable[[], Iterable[BatchRequest]],
+    seconds: float,
+    *,
+    cached: bool,
+) -> Trial:
+    """Make batches as fast as a setting can for about so many seconds, three times that at most.
+
+    Args:
+        requests: gives what is to be made, endless; of a stream it says nothing.
+        cached: what is said of the samples in the result.
+
+    An error is a result: the setting cannot make these batches, and says why.
+    """
+    meter = ThroughputMeter(setting.workers, seconds=seconds, warm=0.0, limit=_HARD * seconds)
+    try:
+        while _pass(probe, setting, requests(), meter):
+            pass
+    except Exception as error:  # whatever a data set, starting processes or pickling raises
+        text = str(error).strip().partition("\n")[0]
+        return Trial(setting, cached, error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    found = meter.found
+    each = {name: spent / max(1, found.samples) for name, spent in stages_of(found.metrics).items()}
+    return Trial(setting, cached, found.rate, found.batches, meter.first, each)
+
+
+def _pass(probe: Probe, setting: Setting, requests: Iterable[BatchRequest], meter: ThroughputMeter) -> bool:
+    """Measure one pass; return whether there is to be another one."""
+    meter.begin(time.perf_counter())
+    had_any = False
+    with closing(probe.run(setting.executor, setting.workers, requests)) as arrivals:
+        for arrival in arrivals:
+            had_any, metrics, asked, had = True, arrival.result.metrics, arrival.asked, arrival.had
+            del arrival
+            if meter.add(metrics, asked, had):
+                return False
+    meter.end()  # the stream has ended
+    return had_any and not meter.enough
+
+
+def rehearse(
+    probe: Probe, setting: Setting, requests: Iterable[BatchRequest], seconds: float, *, step: float, cached: bool
+) -> Rehearsal:
+    """Take batches as a training does that needs ``step`` seconds for each, for so many seconds or a few batches."""
+    moments: list[Moment] = []
+    start = time.perf_counter()
+    with closing(probe.run(setting.executor, setting.workers, requests)) as arrivals:
+        for arrival in arrivals:
+            moments.append(Moment(arrival.asked - start, arrival.had - start, arrival.ready))
+            passed = time.perf_counter() - start
+            if (
+                len(moments) == _MOMENTS
+                or passed >= _HARD * seconds
+                or (passed >= seconds and len(moments) > 2 * max(1, setting.workers))
+            ):
+                break
+            time.sleep(step)
+            del arrival
+    settled = min(len(moments) // 2, 2 * max(1, setting.workers))
+    return Rehearsal(setting, step, cached, moments, settled)
+
+
+def stages_of(metrics: BatchMetrics) -> dict[str, float]:
+    """Seconds of work by stage, each for itself."""
+    named = dict(metrics.stages)
+    rest = max(0.0, metrics.fetch - sum(named.values())) + named.pop("fetch", 0.0)
+    return {"fetch": rest, **named, "collate": metrics.collate, "hand-over": metrics.hand_over}

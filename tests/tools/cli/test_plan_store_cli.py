@@ -1,0 +1,104 @@
+"""``penstock plan --shards``: what it prints is what `penstock.tools.planning.store` computes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_support import refusal, said
+
+from penstock.errors import ConfigError
+from penstock.shards.writer import ShardWriter
+from penstock.tools.planning.store import StoreJob, plan_store
+
+invoke = functools.partial(said, "plan")
+
+ORDER = ("--shuffle", "block", "--block-size", 100, "--window", 4, "--seed", 3)
+SMALL = ("--shards", 100, "--samples", 10_010, "--bytes", "2kB", "--nodes", 2, "--cache", "4MB", *ORDER)
+PRICES = ("--gb-price", 0.09, "--request-price", 0.4)
+
+
+def planned(samples: Any, sizes: Any, **options: Any) -> dict[str, Any]:
+    job = StoreJob(
+        samples=samples,
+        sizes=sizes,
+        nodes=2,
+        cache_bytes=4_000_000,
+        shuffle="block",
+        block_size=100,
+        window=4,
+        seed=3,
+        **options,
+    )
+    ways = plan_store(job).ways.items()
+    return {
+        name: [{**e._asdict(), "cost": e.cost(gb_price=0.09, request_price=0.4)} for e in way] for name, way in ways
+    }
+
+
+def test_json_is_the_plan() -> None:
+    report = json.loads(invoke(*SMALL, *PRICES, "--ranks", 4, "--epochs", 4, "--json"))["store"]
+    bounds = np.arange(101) * 10_010 // 100
+    assert report["ways"] == planned(np.diff(bounds), np.diff(bounds) * 2000, ranks=4, epochs=4)
+    del report["ways"]
+    assert report == {
+        "shards": 100,
+        "samples": 10_010,
+        "bytes": 20_020_000,
+        "nodes": 2,
+        "ranks": 4,
+        "cache_bytes": 4_000_000,
+        "gb_price": 0.09,
+        "request_price": 0.4,
+        "shuffle": "block",
+        "block_size": 100,
+        "window": 4,
+        "seed": 3,
+    }
+
+
+def test_the_table() -> None:
+    text = invoke(*SMALL, *PRICES)
+    assert "100 shards with 10,010 samples (20 MB), 2 ranks on 2 nodes, a cache of 4 MB each, block shuffle" in text
+    assert re.search(r"plain, LRU +1 +40 MB +200 +0\.0%", text)
+    assert re.search(r"by node +1 +20\.\d MB +10\d +0\.0% +0\.\d\d", text)
+    assert re.search(r"2 to 3, each", text)
+    assert "cost" not in invoke(*SMALL)
+
+
+def test_shards_that_are_there(tmp_path: Path) -> None:
+    sizes = []
+    for number, samples in enumerate([30, 50, 40]):
+        with ShardWriter(str(tmp_path / f"s-{number}-%d.tar"), maxcount=100) as writer:
+            for key in range(samples):
+                writer.write({"__key__": f"{number}-{key}", "bin": bytes(700)})
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("s-*.tar"))]
+    report = json.loads(
+        invoke("--shards", tmp_path / "s-*.tar", "--nodes", 2, "--cache", "4MB", *ORDER, *PRICES, "--json")
+    )
+    assert report["store"]["ways"] == planned(np.array([30, 50, 40]), np.array(sizes))
+    (tmp_path / "rows.csv").write_text("path,label\na.jpg,1\n")
+    with pytest.raises(ConfigError, match=r"rows.csv is no set of tar shards and no MDS folder"):
+        invoke("--shards", tmp_path / "rows.csv")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--nodes", 2), "options of a store: give --shards"),
+        (("--shards", 10), "give --samples N and --bytes SIZE"),
+        (("--shards", 10, "--samples", 5, "--bytes", 1), "1 shard or more"),
+        (("--shards", "x.tar", "--samples", 5), "the shards say it"),
+        ((*SMALL, "--ranks", 3), "equally many on each node"),
+        ((*SMALL, "--step-ms", 3), "--step-ms: not for a plan with --shards"),
+        ((*SMALL, "--source", "web=10"), "leave other data out"),
+        (("--shards", 10, "--samples", 50, "--bytes", 1, "--shuffle", "none"), "not for 'none'"),
+    ],
+)
+def test_refusals(options: Any, words: str) -> None:
+    assert words in refusal("plan", *options)
