@@ -1,4 +1,4 @@
-"""Processor cores: how many this process may use, and how busy they are, with whatever runs on them."""
+"""CPU cores: how many this process may use, and how busy they are."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Ticks", "cores", "ticks"]
 _ROOT = Path("/")
 
 Ticks = tuple[int, int]
-"""Of the cores that this process may use, since the machine started: ticks of the clock with work, and all of them."""
+"""Busy clock ticks and all clock ticks since boot, of the cores that this process may use."""
 
 
 @functools.cache
 def cores(root: Path = _ROOT) -> int:
-    """Cores that this process may use: those it may run on, or fewer if its container has a quota.
+    """Return how many cores this process may use: its CPU affinity, limited by the quota of its container.
 
     Args:
-        root: where ``proc`` and ``sys`` are found.
+        root: the folder that holds ``proc`` and ``sys``.
     """
     count = len(_mine()) or os.cpu_count() or 1
     try:
@@ -37,7 +37,7 @@ def cores(root: Path = _ROOT) -> int:
 
 
 def ticks(root: Path = _ROOT) -> Ticks | None:
-    """What the cores have done so far; None where the system does not say. A fraction of a millisecond."""
+    """Return busy and all ticks so far, or None where the system does not tell; takes a fraction of a millisecond."""
     try:
         lines = (root / "proc/stat").read_text().splitlines()
     except OSError:
@@ -47,7 +47,8 @@ def ticks(root: Path = _ROOT) -> Ticks | None:
     for line in lines:
         name, *numbers = line.split()
         if name in mine:
-            spent = [int(number) for number in numbers[:8]]  # the guests' time behind these is in the user's
+            # The later columns are guests' time, which user time includes.
+            spent = [int(number) for number in numbers[:8]]
             everything += sum(spent)
             busy += sum(spent) - spent[3] - spent[4]  # idle, and idle while a disk works
     return (busy, everything) if everything else None

@@ -1,8 +1,8 @@
-"""Rank, world size and worker: the one place that finds them.
+"""Rank, world size and worker: the one place that determines them.
 
 Rank and world size come from the arguments, else from an initialised ``torch.distributed`` process group, else from
 the environment variables RANK and WORLD_SIZE (set by torchrun), else they are 0 and 1. They are resolved in the main
-process and travel as plain numbers to workers, which have no process group.
+process and sent as plain numbers to workers, which have no process group.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ __all__ = ["LateWorld", "Worker", "World", "current", "local_ranks", "node_count
 
 
 class World(NamedTuple):
-    """Which rank this is, of how many."""
+    """The rank of this process and the number of ranks."""
 
     rank: int
     world_size: int
 
 
 class Worker(NamedTuple):
-    """Which data-loading worker this is, of how many; ``(0, 1)`` outside of workers."""
+    """The number of this data-loading worker and the number of workers; ``(0, 1)`` outside of workers."""
 
     id: int
     total: int
 
 
 def current(rank: int | None = None, world_size: int | None = None, *, process_group: Any = None) -> World:
-    """This process's rank and the job's world size.
+    """Return the rank of this process and the world size of the job.
 
     Args:
-        rank, world_size: taken as given. Give both or neither.
-        process_group: a ``torch.distributed`` group or one-dimensional DeviceMesh whose ranks share out the data (the
-            data-parallel rank is not always the global one).
+        rank, world_size: used as they are. Give both or neither.
+        process_group: a ``torch.distributed`` group or one-dimensional DeviceMesh among whose ranks the data is split
+            (the data-parallel rank is not always the global rank).
 
     Raises:
-        PartitionError: only one of the two is given, the rank is outside the world, or RANK and WORLD_SIZE are no
-            numbers or only one of them is set, or this process is not in the group.
+        PartitionError: only one of rank and world_size is given; the rank is outside the world; RANK and WORLD_SIZE
+            are not integers, or only one of them is set; or this process is not in the group.
 
     >>> current(rank=1, world_size=4)
     World(rank=1, world_size=4)
@@ -57,7 +57,7 @@ def current(rank: int | None = None, world_size: int | None = None, *, process_g
     if process_group is not None:
         group = process_group.get_group() if hasattr(process_group, "get_group") else process_group
         if dist.get_rank(group) < 0:
-            raise PartitionError("this process is not in process_group: make the data set in the group's ranks only")
+            raise PartitionError("this process is not in process_group: create the dataset only in ranks of the group")
         return World(dist.get_rank(group), dist.get_world_size(group))
     if dist.is_available() and dist.is_initialized():
         return World(dist.get_rank(), dist.get_world_size())
@@ -69,7 +69,7 @@ def _from_environment() -> World:
     if not given:
         return World(0, 1)
     if len(given) == 1:
-        raise PartitionError(f"of RANK and WORLD_SIZE only {next(iter(given))} is set: set both or neither")
+        raise PartitionError(f"only {next(iter(given))} is set of RANK and WORLD_SIZE: set both or neither")
     try:
         rank, world_size = int(given["RANK"]), int(given["WORLD_SIZE"])
     except ValueError:
@@ -80,50 +80,50 @@ def _from_environment() -> World:
 
 
 def local_ranks() -> int:
-    """Return how many ranks of the job share this machine, as LOCAL_WORLD_SIZE says (torchrun sets it).
+    """Return how many ranks of the job run on this machine: LOCAL_WORLD_SIZE, which torchrun sets.
 
-    Where nothing says it, all ranks count as local: a rank then takes too little of the machine and never too much.
+    Without it all ranks count as local, so a rank may use too little of the machine, but never too much.
 
     Raises:
-        PartitionError: LOCAL_WORLD_SIZE is no positive integer, or `current` raises.
+        PartitionError: LOCAL_WORLD_SIZE is not a positive integer, or `current` raises.
     """
     ranks = current().world_size
-    told = None if ranks == 1 else _told("LOCAL_WORLD_SIZE")
-    return ranks if told is None else min(ranks, told)
+    local = None if ranks == 1 else _from_variable("LOCAL_WORLD_SIZE")
+    return ranks if local is None else min(ranks, local)
 
 
 def node_count(world: World) -> int:
-    """Return on how many nodes a job's ranks lie, as torchrun says: on all ranks the same.
+    """Return the number of nodes that the job's ranks run on, from torchrun's variables: the same on all ranks.
 
     Raises:
-        ConfigError: there are several ranks, and nothing says it; or nodes have unequally many of them.
-        PartitionError: GROUP_WORLD_SIZE, LOCAL_WORLD_SIZE or WORLD_SIZE is no positive integer.
+        ConfigError: there are several ranks and the number of nodes is unknown; or nodes run unequal numbers of ranks.
+        PartitionError: GROUP_WORLD_SIZE, LOCAL_WORLD_SIZE or WORLD_SIZE is not a positive integer.
     """
     if world.world_size == 1:
         return 1
-    nodes, local, job = (_told(name) for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    nodes, local, job = (_from_variable(name) for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     job = job or world.world_size
     if nodes is None and local == job:
         return 1
-    # How many ranks this node has says nothing of the others: each would count other nodes, and deal other rows.
+    # The rank count of this node says nothing about other nodes: guesses could differ between ranks, and so their rows.
     if nodes is None:
         raise ConfigError(
-            f"locality='node' does not know on how many nodes the {job} ranks are: give nodes=, or start the job with "
+            f"locality='node' cannot tell on how many nodes the {job} ranks run: pass nodes=, or start the job with "
             "torchrun, which sets GROUP_WORLD_SIZE"
         )
     if local is not None and nodes * local != job:
         raise ConfigError(
-            f"locality='node' needs equally many ranks on each node, and there are {local} of {job} on this one of "
-            f"{nodes}: start as many on each, or give nodes="
+            f"locality='node' needs the same number of ranks on each node, but {local} of {job} ranks run on this node "
+            f"of {nodes}: start the same number on each, or pass nodes="
         )
     return nodes
 
 
-def _told(name: str) -> int | None:
-    told = os.environ.get(name)
-    if told is not None and (not told.isdecimal() or int(told) < 1):
-        raise PartitionError(f"{name} must be a positive integer, got {told!r}")
-    return None if told is None else int(told)
+def _from_variable(name: str) -> int | None:
+    value = os.environ.get(name)
+    if value is not None and (not value.isdecimal() or int(value) < 1):
+        raise PartitionError(f"{name} must be a positive integer, got {value!r}")
+    return None if value is None else int(value)
 
 
 def _integer(given: Any) -> int:
@@ -140,22 +140,22 @@ def _checked(rank: int, world_size: int, source: str) -> World:
 
 
 def worker() -> Worker:
-    """The data-loading worker that this code runs in."""
+    """Return the data-loading worker that this code runs in."""
     info = get_worker_info()
     return Worker(0, 1) if info is None else Worker(info.id, info.num_workers)
 
 
 class LateWorld:
-    """Rank and world size of an object that may be made before the process group: resolved at first use, then fixed.
+    """Rank and world size of an object that may be created before the process group: resolved at first use, then fixed.
 
     Args:
-        rank, world_size: taken as given. What is not given is found when it is first asked for.
-        process_group: as for `current`; it exists already, so it is asked at once and not kept (it cannot be pickled).
-        each: one of rank and world_size may be given without the other, which is torch's rule.
-        of: what this belongs to, for the message.
+        rank, world_size: used as they are. A missing one is determined at first use.
+        process_group: as for `current`. It is read at once and not stored, since it cannot be pickled.
+        each: allow one of rank and world_size without the other, as torch does.
+        of: the object that this belongs to, for error messages.
 
     Raises:
-        PartitionError: as `current`, for what is given.
+        PartitionError: as `current`, for the given arguments.
     """
 
     def __init__(
@@ -177,22 +177,22 @@ class LateWorld:
         self._world = self._find(process_group) if self._fixed else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers on other machines have no process group: what rank this is has to travel.
+        # Workers on other machines have no process group, so the resolved rank is pickled.
         return {**self.__dict__, "_world": self.get()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LateWorld:
-        # Copies in this process are of the same rank. Copying one does not settle it.
+        # Copies in this process have the same rank. Copying must not resolve it.
         return self
 
     def peek(self) -> World:
-        """Rank and world size as they are at the moment; nothing is settled by asking."""
+        """Return rank and world size as of now, without fixing them."""
         return self._find(None) if self._world is None else self._world
 
     def get(self) -> World:
-        """Rank and world size.
+        """Return rank and world size, and fix them.
 
         Raises:
-            PartitionError: a process group was made since the first call, and disagrees with what that found.
+            PartitionError: a process group was created since the first call, and disagrees with its result.
         """
         if self._world is None:
             self._world = self._find(None)

@@ -1,11 +1,11 @@
 """The exception types of Penstock.
 
 Every error that Penstock raises on purpose is a `PenstockError` and also the built-in type that a program written for
-torch would catch (`ValueError`, `OSError`, `RuntimeError`), so ``except ValueError`` goes on working. Errors of *user*
-code (a dataset's ``__getitem__``, a ``collate_fn``) are not wrapped: they keep their own type and get context by
-`BaseException.add_note`.
+torch would catch (`ValueError`, `OSError`, `RuntimeError`), so ``except ValueError`` keeps working. Errors of *user*
+code (a dataset's ``__getitem__``, a ``collate_fn``) are not wrapped: they keep their type, and `BaseException.add_note`
+adds the context.
 
-Messages name the file, the line or row, the rank where it matters, and what to do about it.
+Messages name the file, the line or row, the rank where it matters, and the remedy.
 """
 
 from __future__ import annotations
@@ -59,31 +59,31 @@ class PenstockError(Exception):
 
 
 class ConfigError(PenstockError, ValueError):
-    """An argument, or a combination of arguments, that makes no sense."""
+    """An invalid argument, or an invalid combination of arguments."""
 
 
 class LengthUnknownError(PenstockError, TypeError):
-    """A length that nobody knows yet. To ``len`` it is what an object without a length raises."""
+    """A length that is not known yet. It is a `TypeError`, as ``len`` raises for objects without a length."""
 
 
 class UnknownClassesError(ConfigError, AttributeError):
-    """``classes`` of a data set whose source says no names. To ``hasattr`` there is no such attribute."""
+    """The classes of a dataset whose source does not name them. ``hasattr(dataset, "classes")`` is False."""
 
 
 class OrderError(PenstockError, ValueError):
-    """A permutation or shuffle that cannot be built, or an order version this build does not know."""
+    """A permutation or shuffle that cannot be built, or an order version that this release does not support."""
 
 
 class PartitionError(PenstockError, ValueError):
-    """A rank outside the world, a negative size, or a partition that cannot be resumed the way it was asked to."""
+    """A rank outside the world, a negative size, or a partition that cannot be resumed with the requested options."""
 
 
 class SamplerError(PenstockError, ValueError):
-    """Weights, groups or counts that no sampler can draw from."""
+    """Weights, groups or counts from which no sample can be drawn."""
 
 
 class StateError(PenstockError, ValueError):
-    """A state that belongs to other data, another order or another layout. The message says what differs."""
+    """A state of other data, another order or another layout. The message names the difference."""
 
 
 class ManifestError(PenstockError, ValueError):
@@ -99,7 +99,7 @@ class ManifestIOError(ManifestError, OSError):
 
 
 class NotAllowedError(PenstockError, ValueError):
-    """Something that would run code out of the data, and that the program has not allowed."""
+    """Data that would run code when it is read (a command, a pickle), which the program has not allowed."""
 
 
 class ShardError(PenstockError, ValueError):
@@ -123,47 +123,47 @@ class DataFileError(PenstockError, ValueError):
 
 
 class DataFileChangedError(DataFileError):
-    """Such a file that was truncated, rewritten or replaced since it was opened."""
+    """A data file that was truncated, rewritten or replaced since it was opened."""
 
 
 class DataFileIOError(DataFileError, OSError):
-    """Such a file that cannot be read: missing, a folder, no permission."""
+    """A data file that cannot be read: missing, a folder, no permission."""
 
 
 class ImageError(PenstockError, ValueError):
-    """An image that is missing, empty, too small for what is asked of it, or cannot be decoded."""
+    """An image that is missing, empty, too small for the requested crop, or cannot be decoded."""
 
 
 class ClipError(PenstockError, ValueError):
-    """A file of video or sound that is missing, damaged, of no known kind, or too short for what is asked of it."""
+    """A video or audio file that is missing, damaged, of an unknown format, or too short for the requested clip."""
 
 
 class TooManyErrors(PenstockError, RuntimeError):
-    """More samples could not be loaded than a loader's ``on_error`` allows."""
+    """More samples failed to load than a loader's ``on_error`` allows."""
 
 
 class RingError(PenstockError, MemoryError):
-    """Too little memory for the batches that a loader holds in flight. The message says how much is needed and left."""
+    """Too little memory for the batches in flight. The message says how much is needed and how much is free."""
 
 
 class ClusterError(PenstockError, RuntimeError):
-    """A cluster that cannot be reached, has no room for workers, or runs other versions. The message says which."""
+    """A cluster that is unreachable, has no room for workers, or runs other versions. The message says which."""
 
 
 class WorkerError(PenstockError, RuntimeError):
-    """A worker that was killed, ended, or does not answer in time. The message names the worker and its samples."""
+    """A worker that was killed, exited, or did not answer in time. The message names the worker and its samples."""
 
 
 class TicketError(PenstockError, ValueError):
-    """A request to a metadata server that is malformed, or asks for rows that cannot be."""
+    """A request to a metadata server that is malformed, or asks for rows that do not exist."""
 
 
 class ServerError(PenstockError, RuntimeError):
-    """What went wrong between a client and a metadata server. The message names the server."""
+    """A failure between a client and a metadata server. The message names the server."""
 
 
 class ServerUnavailableError(ServerError, ConnectionError):
-    """No server answered in time: not there, restarting, hung, or not reachable."""
+    """No server answered in time: none runs, or it restarts, hangs or cannot be reached."""
 
 
 class ServerLimitError(ServerError):
@@ -179,36 +179,36 @@ class ServerTLSError(ServerError, ConnectionError):
 
 
 class ServerForkError(ServerError):
-    """A client used in a process that was forked after gRPC had been used: gRPC would hang there."""
+    """A client used in a process that was forked after gRPC was used, where gRPC would hang."""
 
 
 class UnknownDataSetError(ServerError, LookupError):
-    """A name that the server does not serve. The message lists those that it does."""
+    """A dataset that the server does not serve. The message lists the names it serves."""
 
 
 class ServerChangedError(ServerError):
-    """A server that holds other data than the job began with, or that does not know its version (fingerprint)."""
+    """A server whose data differs from the data of the job, or that does not know that version (fingerprint)."""
 
 
 class StorageError(PenstockError, OSError):
-    """An object in a store that cannot be read, or a cache folder that cannot be used. The message names it."""
+    """An object in a store that cannot be read, or an unusable cache folder. The message names it."""
 
 
 class NotCachedError(StorageError):
-    """An object of which the cache keeps no copy, since that would displace copies that are needed sooner."""
+    """An object that the cache does not store, because it would evict copies that are needed sooner."""
 
 
 class StorageNotFoundError(StorageError, FileNotFoundError):
-    """There is no such object."""
+    """An object that does not exist."""
 
 
 class StorageAuthError(StorageError, PermissionError):
-    """Credentials that are missing, wrong, or not enough for this object."""
+    """Credentials that are missing, wrong, or lack permission for this object."""
 
 
 class StorageChangedError(StorageError):
-    """An object that was replaced while it was open. The message says what differs."""
+    """An object that was replaced while it was open. The message names the difference."""
 
 
 class StorageUnavailableError(StorageError, ConnectionError):
-    """A store that goes on failing, or does not answer in time. The message names object, attempt and rank."""
+    """A store that keeps failing, or does not answer in time. The message names object, attempt and rank."""

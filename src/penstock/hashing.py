@@ -1,7 +1,7 @@
 """Keys: 64-bit hashes of integers, the same on every machine and with every NumPy.
 
 The mixer is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied
-in a chain, so ``(seed 1, epoch 0)`` has nothing in common with ``(seed 0, epoch 1)``, as sums would.
+in a chain. So ``(seed 1, epoch 0)`` has nothing in common with ``(seed 0, epoch 1)``, unlike with sums of the two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _START = 0x70656E73746F636B  # "penstock"
 
 
 def splitmix64(x: int) -> int:
-    """One step of SplitMix64: a bijection on 64-bit integers with full avalanche."""
+    """Return one step of SplitMix64: a bijection on 64-bit integers with full avalanche."""
     x = (x + _GOLDEN) & MASK64
     x = ((x ^ (x >> 30)) * _M1) & MASK64
     x = ((x ^ (x >> 27)) * _M2) & MASK64
@@ -33,7 +33,7 @@ def splitmix64(x: int) -> int:
 
 
 def mix(*words: int) -> int:
-    """Hash integers (taken modulo 2**64) into 64 bits; the order of the words matters."""
+    """Return a 64-bit hash of integers (modulo 2**64); their order matters."""
     state = _START
     for word in words:
         state = splitmix64(state ^ (word & MASK64))
@@ -41,7 +41,7 @@ def mix(*words: int) -> int:
 
 
 def mix_array(key: int, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """``splitmix64(key ^ w)`` for every ``w`` of a uint64 array."""
+    """Return ``splitmix64(key ^ w)`` for each ``w`` of a uint64 array."""
     x = words ^ np.uint64(key)
     x += np.uint64(_GOLDEN)
     x ^= x >> np.uint64(30)
@@ -53,10 +53,10 @@ def mix_array(key: int, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]
 
 
 def checked_seed(seed: Any) -> int:
-    """Return a seed as Python's integer.
+    """Return a seed as a Python integer.
 
     Raises:
-        OrderError: it is no integer, or outside the range that torch accepts, -2**63 to 2**64 - 1.
+        OrderError: it is not an integer, or outside the range that torch accepts, -2**63 to 2**64 - 1.
     """
     try:
         found = operator.index(seed)
@@ -68,15 +68,15 @@ def checked_seed(seed: Any) -> int:
 
 
 def derive_key(seed: int, epoch: int = 0, stream: str = "order") -> int:
-    """The 64-bit key of one random stream of one epoch.
+    """Return the 64-bit key of one random stream of one epoch.
 
     Args:
         seed: see `checked_seed`.
         epoch: 0 or more.
-        stream: what the key is for; streams of other names are independent.
+        stream: the name of the stream; streams with different names are independent.
 
     Raises:
-        OrderError: a seed or epoch outside its range.
+        OrderError: the seed or the epoch is outside its range.
 
     >>> hex(derive_key(0, 0)), derive_key(0, 1) == derive_key(1, 0)
     ('0x3a6a9c6c7cc47df', False)

@@ -1,4 +1,4 @@
-"""`html_page`: the head and the look of our pages, light and dark. They need nothing else: no network, no files.
+"""`html_page`: the frame and style of our HTML pages, light and dark; self-contained, without network or files.
 
 A page has a line at the top, cards (``section``) in a grid of two columns (``main``), tables and plots.
 """
@@ -60,14 +60,14 @@ $body
 
 
 def html_page(title: str, style: str, body: str, *, head: str = "", nonce: str = "") -> str:
-    """Return a page.
+    """Return a whole HTML page.
 
     Args:
-        title: a text, of the browser's window.
-        style: rules of this page, in CSS, behind those that all pages have.
+        title: the title of the browser window, as text.
+        style: CSS rules of this page, after the common ones.
         body: HTML.
-        head: further lines of the head, in HTML, each with its end.
-        nonce: what allows its style, where the server's headers forbid others.
+        head: further lines of the head, in HTML, each with a line feed.
+        nonce: the value that allows the style under the server's Content-Security-Policy.
     """
     allowed = f' nonce="{escape(nonce)}"' if nonce else ""
     return _PAGE.substitute(title=escape(title), style=style.strip(), body=body.strip(), head=head, nonce=allowed)

@@ -1,4 +1,4 @@
-"""`names`: what a package offers, imported when it is first used, so that a worker has only what it needs in memory."""
+"""`names`: public names of a package, imported at first use, so that workers load only the modules they need."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["names"]
 
 
 def names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Return ``__getattr__`` and ``__dir__`` for a package.
 
     Args:
         package: its ``__name__``.
-        homes: of each name, the module in the package that has it.
+        homes: the module in the package that defines each name.
     """
 
     def getattr_(name: str) -> Any:

@@ -1,10 +1,10 @@
-"""Worker processes that end with the process that started them, however that one ended.
+"""Worker processes that end when their parent ends, even if it was killed.
 
     with process_pool(8) as pool:
         results = list(pool.map(work, items))
 
-A process that is killed cannot tell its workers. Each of them has a thread that waits for its end, so neither work nor
-waiting for work keeps one alive. The fork server and the resource tracker of `multiprocessing` end with the last one.
+A killed process cannot stop its workers. So each worker has a thread that waits for the end of the parent, whether the
+worker is busy or idle. The fork server and the resource tracker of `multiprocessing` end with the last worker.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["end_with_parent", "process_pool"]
 def process_pool(
     workers: int, begin: Callable[..., object] | None = None, *arguments: Any
 ) -> Iterator[ProcessPoolExecutor]:
-    """Give an executor of so many processes, and end them with the block.
+    """Yield an executor with this many processes, and end them with the block.
 
-    They are started by a fork server, so what they run is a function of a module.
+    A fork server starts them, so they can only run functions of importable modules.
 
     Args:
-        workers: processes.
-        begin: called in each of them first, with ``arguments``.
+        workers: number of processes.
+        begin: called first in each process, with ``arguments``.
     """
     context = get_context("forkserver")
-    told = os.getpid(), begin, arguments
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=told)
+    initial = os.getpid(), begin, arguments
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=initial)
     try:
         yield pool
     finally:
@@ -51,11 +51,11 @@ def _begin(parent: int, begin: Callable[..., object] | None, arguments: tuple[An
 
 
 def end_with_parent(parent: int, *, grace: float = 0.0) -> None:
-    """Start a thread that ends this process once its parent is gone, whatever this process is doing.
+    """Start a thread that ends this process when its parent has ended.
 
     Args:
-        parent: the process that started this one, which need not be its parent to the system: a fork server may be.
-        grace: seconds in which it may end by itself.
+        parent: the process that started this one. To the system, a fork server may be the parent instead.
+        grace: seconds that this process has to end by itself.
     """
     threading.Thread(target=_outlive, args=(parent, grace), name="penstock-watch", daemon=True).start()
 
@@ -67,21 +67,21 @@ def _outlive(parent: int, grace: float) -> None:
 
 
 def _wait_for_end(parent: int) -> bool:
-    """Wait until a process has ended; whether this can be known here."""
+    """Wait until a process has ended; return False where the system cannot tell."""
     known = parent_process()
-    # The end of a pipe says so as well. But forks of the parent hold the pipe open, so it is not enough where the
-    # system has something better. Not the death signal of Linux: it comes when the thread that started us ends.
+    # End of file on a pipe shows it as well, but forks of the parent keep the pipe open, so pidfd_open is preferred.
+    # PR_SET_PDEATHSIG does not serve: it fires when the *thread* that started this process ends.
     sentinel = known.sentinel if known is not None and known.pid == parent else None
     if hasattr(os, "pidfd_open"):
         try:
             watched = os.pidfd_open(parent)
         except ProcessLookupError:
             return True
-        except OSError:  # not allowed here
+        except OSError:  # not permitted
             pass
         else:
             if sentinel is not None and wait([sentinel], 0):
-                return True  # it ended before we looked, and its number may be another process's by now
+                return True  # it had ended before, and its pid may have been reused
             poller = select.poll()
             poller.register(watched, select.POLLIN)
             poller.poll()

@@ -1,4 +1,4 @@
-"""One progress bar, on standard error, for the long passes of the library."""
+"""The progress bar of the library's long operations, on standard error."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator
 __all__ = ["LARGE", "progress_bar"]
 
 LARGE = 256 << 20
-"""Passes over more bytes than this get a bar without being asked, when standard error is a terminal."""
+"""Operations on more bytes than this show a bar by default, if standard error is a terminal."""
 
 
 def _ignore(amount: int) -> None:
-    """Nobody is watching."""
+    """Do nothing: no bar is shown."""
 
 
 @contextlib.contextmanager
 def progress_bar(
     title: str, total: int, show: bool | None, *, in_bytes: bool = True
 ) -> Iterator[Callable[[int], object]]:
-    """A function to call with the number of bytes (or rows, without ``in_bytes``) just done.
+    """Yield a function that takes the number of bytes (rows, if not ``in_bytes``) that were just processed.
 
-    It draws a bar if ``show`` is True, or None on a terminal and, for bytes, if there are many of them.
+    A bar is drawn if ``show`` is True; if it is None, on a terminal and, for bytes, above `LARGE` of them.
     """
     watched = sys.stderr is not None and sys.stderr.isatty()  # a daemon has none
     if show is False or (show is None and ((in_bytes and total <= LARGE) or not watched)):

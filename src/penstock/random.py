@@ -1,14 +1,14 @@
-"""The sample's own random generator: a function of (seed, epoch, position) and of nothing else.
+"""The random generator of a sample: a function of (seed, epoch, position) alone.
 
-Inside a transform, `generator()` gives a `numpy.random.Generator` that belongs to the sample being made. It does not
-depend on the executor, the worker, the number of ranks or on what was drawn for other samples, so augmentation repeats
-bit for bit. It is made on the first call of a sample, which costs a few microseconds.
+Inside a transform, `generator()` returns the `numpy.random.Generator` of the sample that is being loaded. It does not
+depend on the executor, the worker, the number of ranks or the draws of other samples, so augmentation repeats bit for
+bit. The first call for a sample creates it, which costs a few microseconds.
 
 The 256-bit seed of its PCG64 is SplitMix64 in counter mode over the sample's key. NumPy may change the *methods* of
-Generator between versions, so augmentation is identical for one NumPy version; the order of samples always is.
+Generator between versions, so augmentation is identical within one NumPy version; the order of samples always is.
 
-Only the thread that makes a sample has its generator: shared by several threads, it would give each of them draws that
-depend on who came first. Threads that a data set starts get children of it, by `use_generator`.
+A sample's generator belongs to the thread that loads the sample. If threads shared it, their draws would depend on
+their timing. Threads that a dataset starts use children of it, see `use_generator`.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ class _Keyed(Protocol):
 
 
 class Samples:
-    """Samples that a thread makes one after the other: at hand is the one behind those that are made. So nothing is to
-    be done for a sample that draws nothing.
+    """The samples of a batch, which a thread loads one after the other.
+
+    The current sample is the one after the finished ones, so a sample that draws nothing costs nothing.
 
     Args:
-        batch: has their ``keys``, which are asked for if one draws.
-        made: is appended to.
+        batch: holds their ``keys``, which are read when a sample draws.
+        made: the finished samples; the loader appends to it.
     """
 
     __slots__ = ("batch", "drawing", "made")
@@ -69,15 +70,15 @@ class Samples:
     def __init__(self, batch: _Keyed, made: list[Any]) -> None:
         self.batch = batch
         self.made = made
-        self.drawing = -1  # the sample that has a generator
+        self.drawing = -1  # number of the sample that the generator belongs to
 
     def key(self) -> int:
-        """Return that of the sample at hand."""
+        """Return the key of the current sample."""
         return self.batch.keys[len(self.made)]
 
 
 class _Scope:
-    """The sample that a thread is making."""
+    """The sample that a thread loads, and its generator."""
 
     __slots__ = ("__weakref__", "board", "generator", "key")
 
@@ -87,29 +88,29 @@ class _Scope:
         self.board: memoryview | None = None
 
     def move(self, key: int) -> None:
-        """From now on the sample is that with this key."""
+        """Make the sample with this key the current one."""
         self.key, self.generator = key, None
         if self.board is not None:
             self.board[0] = key
 
 
 _scopes: set[weakref.ref[_Scope]] = set()
-"""Those of all threads. Sets add, discard and copy themselves in one step, so no lock is needed."""
+"""The scopes of all threads. Sets add, discard and copy atomically, so no lock is needed."""
 
 
-class _Here(threading.local):
+class _ThreadScope(threading.local):
     def __init__(self) -> None:
         self.scope = _Scope()
         _scopes.add(weakref.ref(self.scope, _scopes.discard))
 
 
-_here = _Here()
+_thread = _ThreadScope()
 
 
 def _forget_other_threads() -> None:
-    """Forget what other threads made: a fork does not have them."""
+    """Forget the scopes of other threads, which a forked process does not have."""
     _scopes.clear()
-    _scopes.add(weakref.ref(_here.scope, _scopes.discard))
+    _scopes.add(weakref.ref(_thread.scope, _scopes.discard))
 
 
 if hasattr(os, "register_at_fork"):
@@ -118,15 +119,15 @@ if hasattr(os, "register_at_fork"):
 
 def _scopes_of_others() -> list[_Scope]:
     """Return the scopes of the other threads of this process."""
-    mine = _here.scope
+    mine = _thread.scope
     return [scope for ref in list(_scopes) if (scope := ref()) is not None and scope is not mine]
 
 
 class _Words(ISpawnableSeedSequence):
-    """Hands PCG64 its 256 bits as they are: cheaper than NumPy's SeedSequence, and frozen by us."""
+    """The 256 seed bits of PCG64, from a key: cheaper than NumPy's SeedSequence, and frozen by us."""
 
     def __init__(self, key: int) -> None:
-        # Four words are too few for NumPy to pay: plain integers take a quarter of the time.
+        # For four words, Python integers take a quarter of the time of NumPy arrays.
         self.words = np.array([splitmix64(key ^ word) for word in (1, 2, 3, 4)], dtype=np.uint64)
         self._children = 0
 
@@ -134,37 +135,37 @@ class _Words(ISpawnableSeedSequence):
         return self.words if dtype == np.uint64 else self.words.view(np.uint32)[:n_words]
 
     def spawn(self, n_children: int) -> list[_Words]:
-        """For ``generator().spawn(n)``: seeds that are functions of this one and of how many came before."""
+        """Return the seeds for ``generator().spawn(n)``: functions of this seed and the count of earlier children."""
         begin, self._children = self._children, self._children + n_children
         key = int(self.words[0])
         return [_Words(mix(key, number)) for number in range(begin, self._children)]
 
 
 def packed_sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """The 64-bit keys of the samples at these global positions of an epoch."""
+    """Return the 64-bit keys of the samples at these global positions of an epoch, as a uint64 array."""
     return mix_array(derive_key(seed, epoch, "sample"), positions.astype(np.uint64))
 
 
 def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
-    """The same as a list."""
+    """Return the same keys as a list of integers."""
     keys: list[int] = packed_sample_keys(seed, epoch, positions).tolist()
     return keys
 
 
 def sample_key(seed: int, epoch: int, position: int) -> int:
-    """The key of one sample; equal to that of `sample_keys`."""
+    """Return the key of one sample, as `sample_keys` does."""
     return splitmix64(derive_key(seed, epoch, "sample") ^ position)
 
 
 def generator_from_key(key: int) -> np.random.Generator:
-    """A new generator, a pure function of a 64-bit key."""
+    """Return a new generator, a pure function of a 64-bit key."""
     return np.random.Generator(np.random.PCG64(cast(np.random.SeedSequence, _Words(key))))
 
 
 class sample_scope:
-    """``with sample_scope(key):`` `generator()` in this thread belongs to the sample with this key.
+    """Make `generator()` in this thread return the generator of the sample with this key, within a ``with`` block.
 
-    ``with sample_scope(key) as scope: ... scope.move(other)`` goes on to another sample, for a fifth of the cost.
+    ``with sample_scope(key) as scope: ... scope.move(other)`` continues with another sample, for a fifth of the cost.
     """
 
     __slots__ = ("_before", "_key", "_scope")
@@ -173,7 +174,7 @@ class sample_scope:
         self._key = key
 
     def __enter__(self) -> _Scope:
-        self._scope = scope = _here.scope
+        self._scope = scope = _thread.scope
         self._before = scope.key, scope.generator
         scope.move(self._key)
         return scope
@@ -183,12 +184,12 @@ class sample_scope:
 
 
 def call_in_scope(key: int | None, function: Callable[[R], T], argument: R) -> T:
-    """``function(argument)`` in the scope of a sample (None: in that which is there), which ends whatever happens.
+    """Return ``function(argument)``, called in the scope of a sample (None: in the current scope).
 
-    A signal's handler may run where `sample_scope.__exit__` begins, and an error of it, Ctrl-C above all, would leave
-    this thread in the scope. Here nothing is called at the end.
+    The scope always ends. A signal handler may run at the start of `sample_scope.__exit__`, and an exception raised
+    there, such as Ctrl-C, would leave this thread in the scope. This function makes no call at its end.
     """
-    scope = _here.scope
+    scope = _thread.scope
     before = scope.key, scope.generator
     try:
         if key is not None:
@@ -199,35 +200,36 @@ def call_in_scope(key: int | None, function: Callable[[R], T], argument: R) -> T
 
 
 def show_samples(board: memoryview | None) -> None:
-    """From now on this thread writes the key of each sample it begins to ``board[0]`` (unsigned 64 bits), where another
-    process can see what this one hangs at. None ends that.
+    """Write the key of each sample that this thread begins to ``board[0]`` (uint64), from now on; None ends it.
+
+    Another process can then see at which sample this one hangs.
     """
-    _here.scope.board = board
+    _thread.scope.board = board
 
 
 def in_sample() -> bool:
-    """Whether a loader or data set has said which sample this thread is making."""
-    return _here.scope.key is not None
+    """Return whether a loader or dataset has announced the sample that this thread loads."""
+    return _thread.scope.key is not None
 
 
 def current_key() -> int | None:
-    """The key of the sample that this thread is making, None outside of samples."""
-    key = _here.scope.key
+    """Return the key of the sample that this thread loads, or None outside of samples."""
+    key = _thread.scope.key
     return key.key() if isinstance(key, Samples) else key
 
 
 def generator() -> np.random.Generator:
-    """The generator of the sample being made.
+    """Return the random generator of the sample that is being loaded.
 
-    Inside a Penstock loader or data set it depends on (seed, epoch, position) only, and calling it twice within one
-    sample gives the same object. Anywhere else (under a foreign loader, or by hand) it is a new generator seeded by one
-    draw from torch's global generator, which repeats as torch's own transforms do.
+    Inside a Penstock loader or dataset it depends on (seed, epoch, position) alone, and two calls within one sample
+    return the same object. Elsewhere (in another library's loader, or by hand) it is a new generator, seeded by one
+    draw from torch's global generator, so it repeats as torch's own transforms do.
 
-    A thread that a data set starts for itself makes no sample, and there it does not repeat. Hand the thread a child,
-    ``generator().spawn(1)``, to draw from directly or by `use_generator`.
+    In a thread that a dataset starts, no sample is current and the draws do not repeat. Pass the thread a child,
+    ``generator().spawn(1)``, and draw from the child, directly or through `use_generator`.
 
     Warns:
-        RuntimeWarning: this is not the main thread, it makes no sample, and another thread of this process makes one.
+        RuntimeWarning: this is not the main thread, it loads no sample, and another thread of this process loads one.
 
     >>> with sample_scope(7):
     ...     a = generator().integers(100)
@@ -236,7 +238,7 @@ def generator() -> np.random.Generator:
     >>> a == b
     np.True_
     """
-    scope = _here.scope
+    scope = _thread.scope
     key = scope.key
     if key is None:
         if threading.current_thread() is not threading.main_thread():
@@ -253,13 +255,13 @@ def generator() -> np.random.Generator:
 
 
 def _warn_of_own_thread() -> None:
-    """Warn if this thread may be a data set's own, which draws for a sample that another thread makes."""
+    """Warn if this thread may belong to a dataset, and draw for a sample that another thread loads."""
     if any(scope.key is not None for scope in _scopes_of_others()):
-        # A warning, no error: it may as well be the thread that trains, while a loader's threads make batches.
+        # Not an error: this may be the training thread, while a loader's threads load batches.
         warnings.warn(
-            "penstock.generator() was called in a thread that makes no sample, while another thread makes one. What "
-            "it draws for that sample does not repeat. Give each thread a generator of its own: in __getitem__ take "
-            "`children = penstock.generator().spawn(n)`, and in the thread draw from its child, directly or under "
+            "penstock.generator() was called in a thread that loads no sample, while another thread loads one. Its "
+            "draws for that sample will not repeat. Give each thread its own generator: in __getitem__ call "
+            "`children = penstock.generator().spawn(n)`, and in each thread draw from its child, directly or under "
             "`with penstock.use_generator(child):`",
             RuntimeWarning,
             stacklevel=3,
@@ -268,11 +270,11 @@ def _warn_of_own_thread() -> None:
 
 @contextmanager
 def use_generator(generator: np.random.Generator) -> Iterator[None]:
-    """Make a generator the one that `penstock.generator` returns in this thread.
+    """Make `penstock.generator` return this generator in this thread, within a ``with`` block.
 
-    It carries the randomness of a sample to threads that a data set starts for itself. Each thread, or each piece of
-    work, gets a child of the sample's generator, so its draws are a function of (seed, epoch, position) and of its
-    number, whichever thread does the work, and when:
+    It carries the randomness of a sample to threads that a dataset starts. Give each thread or task a child of the
+    sample's generator: its draws are then a function of (seed, epoch, position) and of the child's number, no matter
+    which thread runs the task, or when:
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> def part(child):
@@ -288,24 +290,24 @@ def use_generator(generator: np.random.Generator) -> Iterator[None]:
     >>> a == b
     True
 
-    It serves as well to repeat a transform by hand: ``with penstock.use_generator(np.random.default_rng(0)): ...``.
+    It also repeats a transform by hand: ``with penstock.use_generator(np.random.default_rng(0)): ...``.
 
     Raises:
-        ConfigError: it is no generator of NumPy's; or another thread uses it, such as the one that makes the sample.
-            Their draws would depend on who comes first.
+        ConfigError: it is not a NumPy generator; or another thread uses it, such as the one that loads the sample.
+            The draws of both would depend on their timing.
     """
     if not isinstance(generator, np.random.Generator):
         raise ConfigError(
             f"use_generator takes a numpy.random.Generator, such as generator().spawn(1)[0], got {generator!r}"
         )
-    scope = _here.scope
+    scope = _thread.scope
     before = scope.key, scope.generator
     scope.key, scope.generator = current_key() or 0, generator
     try:
-        # Looked for after the generator is set here, so that of two threads at once at least one sees the other.
+        # Checked after the generator is set here: if two threads enter at once, at least one of them sees the other.
         if any(other.generator is generator for other in _scopes_of_others()):
             raise ConfigError(
-                "this generator is in use in another thread, and draws of both would depend on who comes first: give "
+                "this generator is in use in another thread, so the draws of both would depend on their timing: give "
                 "each thread a child of it, by generator.spawn(n)"
             )
         yield
@@ -314,7 +316,7 @@ def use_generator(generator: np.random.Generator) -> Iterator[None]:
 
 
 def load_each(load: Callable[[R], T], records: Sequence[R], keys: Sequence[int] | None) -> list[T]:
-    """``load`` of every record, each in the scope of its key (without keys, in the scope that is there)."""
+    """Return ``load(record)`` of each record, in the scope of its key; without keys, in the current scope."""
     if keys is None:
         return [load(record) for record in records]
     items: list[T] = []
@@ -330,7 +332,7 @@ def load_each(load: Callable[[R], T], records: Sequence[R], keys: Sequence[int] 
 
 
 def shown_record(record: Any) -> Any:
-    """What messages call a record: no signature of an address, and of a sample of a shard not all of its bytes."""
+    """Return a record as messages show it: URLs without their signature, samples of shards without their bytes."""
     from penstock.storage.urls import shown  # only where something is wrong
 
     if isinstance(record, dict) and "__key__" in record:

@@ -1,4 +1,4 @@
-"""Where the time of a data set goes: name its steps, and the loader's statistics say what each of them takes.
+"""Time the named steps of a dataset: the loader's statistics then show the time of each.
 
     from penstock.stages import stage
 
@@ -10,9 +10,9 @@
                 image = decode(data)
             return image
 
-Times are exclusive: a stage inside another one counts for itself alone, so the stages of a thread never add up to more
-than its time. Each thread has its own account, which whoever runs the data set takes with `collect`. A stage costs less
-than a microsecond, so one per step of a sample is nothing, one per pixel is not.
+Times are exclusive: the time of a nested stage is not part of the outer one, so the stages of a thread never add up to
+more than its time. Each thread counts separately; the code that runs the dataset reads the counts with `collect`. A
+stage costs less than a microsecond: fine for each step of a sample, too much for each pixel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["by_clock", "collect", "spent", "stage"]
 
 
 class _Account(threading.local):
-    """Of one thread: seconds by stage, seconds of the stages that ended within the one that is open, and the clock."""
+    """The times of one thread: the clock, seconds by stage, and seconds of the stages nested in the open one."""
 
     def __init__(self) -> None:
         self.clock: Callable[[], float] = perf_counter
@@ -38,10 +38,10 @@ _account = _Account()
 
 
 class stage:
-    """``with stage("decode"):`` counts the time of the block, by the clock (see `by_clock`), under this name.
+    """Add the time of a ``with`` block to this stage, by the current clock (see `by_clock`).
 
-    Make a new one for each block: it belongs to one thread and one use. A block that raises counts as well. Do not
-    yield inside one: the time of whoever takes the item would count.
+    Create a new object for each block: it serves one thread, once. A block that raises counts, too. Do not yield inside
+    a block: the time of the consumer would count.
     """
 
     __slots__ = ("_before", "_name", "_start")
@@ -64,14 +64,14 @@ class stage:
 
 
 def spent(name: str, seconds: float) -> None:
-    """Count a part of the stage that is open for another one: of a call that does the work of both."""
+    """Move seconds from the open stage to another one, for a call that does the work of both."""
     account = _account
     account.seconds[name] = account.seconds.get(name, 0.0) + seconds
     account.inner += seconds
 
 
 def collect() -> dict[str, float]:
-    """This thread's seconds by stage since the last call; counting begins anew.
+    """Return the seconds by stage of this thread since the last call, and reset them.
 
     >>> _ = collect()
     >>> with stage("read"), stage("decode"):
@@ -90,7 +90,7 @@ def collect() -> dict[str, float]:
 
 @contextmanager
 def by_clock(clock: Callable[[], float]) -> Iterator[None]:
-    """The stages of this thread count by another clock: `time.thread_time` tells computing from waiting.
+    """Measure the stages of this thread by another clock: `time.thread_time` tells computing from waiting.
 
     >>> import time
     >>> with by_clock(time.thread_time), stage("waits"):

@@ -1,4 +1,4 @@
-"""What the plots that we draw as SVG share: round numbers at an axis, and numbers with units of thousands."""
+"""Shared by our SVG plots: round axis values, and short numbers with SI units."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["short", "ticks"]
 
 
 def short(value: float) -> str:
-    """1234567 -> "1.2 M": two digits at least, and a unit of thousands."""
+    """Return a number in short, with at least two digits and an SI unit: 1234567 -> "1.23 M"."""
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor * 0.9995:
             return f"{value / factor:.3g} {unit}" if value < factor * 999.5 else f"{value / factor:.0f} {unit}"
@@ -16,7 +16,7 @@ def short(value: float) -> str:
 
 
 def ticks(highest: float) -> list[float]:
-    """Three to six round values from 0 to at least ``highest``."""
+    """Return three to six round values, from 0 to at least ``highest``."""
     if highest <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(highest))

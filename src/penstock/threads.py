@@ -1,8 +1,8 @@
 """Daemon threads that end before the interpreter does.
 
-A daemon thread that is still inside native code when the interpreter goes away is unwound there, which C++ answers with
-an abort. So ours are asked to stop at exit, and waited for, for a bounded time. Daemons they are all the same: a thread
-that hangs must not keep a program from ending.
+If a daemon thread is inside native code when the interpreter shuts down, its stack is unwound there, and C++ code
+aborts. So our threads are asked to stop at exit and joined, with a time limit. They are daemons nevertheless: a hung
+thread must not keep a program from ending.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 __all__ = ["Daemon"]
 
-_PATIENCE = 10.0  # seconds that one is given at exit, all of them at the same time
+_SHUTDOWN_TIMEOUT_S = 10.0  # at exit, for all threads together
 
 _running: weakref.WeakSet[Daemon] = weakref.WeakSet()
 
@@ -24,10 +24,10 @@ class Daemon(threading.Thread):
     """A started daemon thread.
 
     Args:
-        work: what it does; it should look at `stopping` now and then.
-        name: of the thread.
-        wake: called by `stop`, for threads that wait.
-        patience: seconds that it is waited for at exit.
+        work: the function that the thread runs; it should check `stopping` now and then.
+        name: the name of the thread.
+        wake: called by `stop`, to wake a thread that waits.
+        shutdown_timeout: seconds to wait for it at exit.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class Daemon(threading.Thread):
         *,
         name: str,
         wake: Callable[[], object] | None = None,
-        patience: float = _PATIENCE,
+        shutdown_timeout: float = _SHUTDOWN_TIMEOUT_S,
     ) -> None:
         super().__init__(name=name, daemon=True)
-        self.patience = patience
+        self.shutdown_timeout = shutdown_timeout
         self._work: Callable[[Daemon], None] | None = work
         self._wake = wake
         self.stopping = False
@@ -47,13 +47,13 @@ class Daemon(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Do the work; it is let go of at once, since it may hold whatever holds this thread."""
+        """Run the work, and drop the reference to it at once: it may refer back to the owner of this thread."""
         work, self._work = self._work, None
         if work is not None:
             work(self)
 
     def stop(self) -> None:
-        """Ask it to end."""
+        """Ask the thread to end."""
         self.stopping = True
         if self._wake is not None:
             self._wake()
@@ -66,4 +66,4 @@ def _end_all() -> None:
         thread.stop()
     begun = time.monotonic()
     for thread in threads:
-        thread.join(max(0.0, begun + thread.patience - time.monotonic()))
+        thread.join(max(0.0, begun + thread.shutdown_timeout - time.monotonic()))

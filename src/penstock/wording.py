@@ -1,4 +1,4 @@
-"""Numbers in words, as in reports and messages: `counted` with their noun, `rate_text` with three digits."""
+"""Numbers in reports and messages: `counted` adds the noun, `rate_text` rounds to three digits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _HISSING = ("s", "x", "tch", "sh")
 
 
 def counted(number: int, noun: str) -> str:
-    """So many of something.
+    """Return a number with its noun, in the plural where needed.
 
     >>> counted(1, "sample"), counted(2000, "batch"), counted(0, "copy"), counted(3, "epoch")
     ('1 sample', '2,000 batches', '0 copies', '3 epochs')
@@ -19,7 +19,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Return samples/s with three digits that matter.
+    """Return a rate with three significant digits.
 
     >>> rate_text(12345.6), rate_text(1.2345)
     ('12,346', '1.23')
