@@ -22,9 +22,11 @@ LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".c": "c"}
 
 
 def on_config(config: Any) -> Any:
-    """Texts at the root and examples are in the navigation, without being listed there."""
+    """Add decisions, texts at the root and examples to the navigation, so that none has to be listed."""
     project = next(group["Project"] for group in config.nav if "Project" in group)
-    listed = {path for entry in project if isinstance(entry, dict) for path in entry.values()}
+    next(group["Decisions"] for group in project if "Decisions" in group).extend(decisions())
+    paths = [path for entry in project if isinstance(entry, dict) for path in entry.values()]
+    listed = {path for path in paths if isinstance(path, str)}
     project += [path for path in map(page_of, texts()) if path not in listed]
     project.append({"Examples": [{path.removeprefix("examples/"): page_of(path)} for path in examples()]})
     return config
@@ -72,6 +74,12 @@ def rewritten(markdown: str, here: str, address: Callable[[str], str]) -> str:
 def texts() -> list[str]:
     """The texts at the root of the repository."""
     return sorted([*(path.name for path in ROOT.glob("*.md")), "LICENSE"])
+
+
+def decisions() -> list[str]:
+    """Return the pages of decisions, in the order of their index."""
+    index = (ROOT / "docs" / "decisions" / "index.md").read_text(encoding="utf-8")
+    return [f"decisions/{name}" for name in re.findall(r"\]\(([\w-]+\.md)\)", index)]
 
 
 def examples() -> list[str]:
