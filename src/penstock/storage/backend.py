@@ -151,7 +151,9 @@ class _Threads:
             return
         box = SimpleQueue()
         box.put(job)
-        Daemon(partial(self._work, box), name="penstock-storage", wake=partial(box.put, None), shutdown_timeout=_PATIENCE)
+        Daemon(
+            partial(self._work, box), name="penstock-storage", wake=partial(box.put, None), shutdown_timeout=_PATIENCE
+        )
 
     def _work(self, box: SimpleQueue[Job | None], _: Daemon) -> None:
         while True:
