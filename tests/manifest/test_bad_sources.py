@@ -96,7 +96,7 @@ def test_addresses(write: WriteFile) -> None:
         ({"columns": {"path": "a", "label": "b"}}, "text has no column names"),
         ({"columns": "path,label"}, "not the string"),
         ({"columns": ["path", ":int"]}, "has no name"),
-        ({"header": True}, "header=True makes no sense for the format 'text'"),
+        ({"header": True}, "header=True is not supported by the format 'text'"),
         ({"header": "yes"}, "header must be True, False or 'auto'"),
         ({"blank": "no"}, "blank must be 'skip' or 'error'"),
         ({"comment": ""}, "comment must be the characters"),

@@ -45,8 +45,8 @@ def test_all_kinds_of_problems(write: WriteFile, tmp_path: Path) -> None:
     assert report.problems["utf-8"].examples == [f"{name}, line 5: not UTF-8: '\\udcff.jpg 3'"]
     assert report.problems["missing"].examples[0].startswith(f"{name}, line 5: no such file: ")
     assert report.problems["duplicate"].examples == [
-        f"{name}, line 6: 'a.jpg' came before, in row 0",
-        f"{name}, line 8: 'a.jpg' came before, in row 0",
+        f"{name}, line 6: 'a.jpg' is also the path of row 0",
+        f"{name}, line 8: 'a.jpg' is also the path of row 0",
     ]
 
 
@@ -63,8 +63,8 @@ def test_duplicates_across_sources(write: WriteFile, tmp_path: Path) -> None:
     last = write("c 1\nx 3\n")
     report = check([write("a 1\nb 2\n"), tmp_path / "t.parquet", last])
     assert report.problems["duplicate"].examples == [
-        f"{tmp_path}/t.parquet, row 1: 'b' came before, in row 1",
-        f"{last}, line 2: 'x' came before, in row 2",
+        f"{tmp_path}/t.parquet, row 1: 'b' is also the path of row 1",
+        f"{last}, line 2: 'x' is also the path of row 2",
     ]
     assert check([write("a 1\na 2\n")], duplicates=False).ok
 
@@ -72,8 +72,8 @@ def test_duplicates_across_sources(write: WriteFile, tmp_path: Path) -> None:
 def test_lines_of_duplicates_are_those_of_their_own_source(write: WriteFile) -> None:
     first, second = write("a 1\na 2\n", name="first.txt"), write("long-name-b 1\nb 1\na 2\n", name="second.txt")
     assert check([first, second]).problems["duplicate"].examples == [
-        f"{first}, line 2: 'a' came before, in row 0",
-        f"{second}, line 3: 'a' came before, in row 0",
+        f"{first}, line 2: 'a' is also the path of row 0",
+        f"{second}, line 3: 'a' is also the path of row 0",
     ]
 
 

@@ -210,5 +210,5 @@ def test_a_damaged_parquet_page_is_an_error_and_leaves_nothing(tmp_path: Path) -
 def test_arguments_for_lines_make_no_sense(tmp_path: Path) -> None:
     path = write_parquet(example_table(), tmp_path / "t.parquet")
     for options in ({"header": True}, {"blank": "error"}, {"comment": "#"}):
-        with pytest.raises(ConfigError, match="makes no sense for the format 'parquet'"):
+        with pytest.raises(ConfigError, match="is not supported by the format 'parquet'"):
             Manifest.open(path, **options)  # type: ignore[arg-type]

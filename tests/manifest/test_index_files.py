@@ -176,7 +176,7 @@ def test_a_forged_number_of_rows_is_found_out(write: WriteFile) -> None:
     forged = Header(header.flags, 3, header.size, header.mtime_ns, header.rules, header.digest).pack()
     sidecar.write_bytes(forged + struct.pack("<4q", 0, 5, 10**15, header.size))
     manifest = Manifest.open(path)
-    with pytest.raises(ManifestError, match=r"was damaged, .* and it has been built again"):
+    with pytest.raises(ManifestError, match=r"was damaged, .* and the index was rebuilt"):
         manifest.take([2])
     assert len(Manifest.open(path)) == 100
 
@@ -276,7 +276,7 @@ def test_a_change_behind_the_times_of_a_file_is_no_damage_of_its_index(write: Wr
     manifest, times = Manifest.open(path), path.stat()
     path.write_text("aaa 1\nb 2\n")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with pytest.raises(ManifestError, match="has been built again; open the manifest again"):
+    with pytest.raises(ManifestError, match="the index was rebuilt; open the manifest again"):
         manifest.records([1])
 
 

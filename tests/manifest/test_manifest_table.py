@@ -211,7 +211,7 @@ def test_a_pickled_manifest_refuses_another_file(write: WriteFile, monkeypatch: 
     monkeypatch.chdir("/")
     assert len(pickle.loads(data)) == 10
     path.write_text(lines(11))
-    with pytest.raises(ManifestChangedError, match="no longer the file"):
+    with pytest.raises(ManifestChangedError, match="not the file that the manifest was opened with"):
         pickle.loads(data)
 
 

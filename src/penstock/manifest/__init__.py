@@ -1,6 +1,6 @@
 """Manifests: immutable, memory-mapped tables of samples. See `Manifest`.
 
-The names are imported when they are first used: a program that reads samples needs nothing of what checks a manifest.
+Names are imported at first use: a program that only reads samples does not load the checks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read a whole manifest and say everything that is wrong with it, in one pass and bounded memory.
+"""Check a whole manifest and report every problem, in one pass and bounded memory.
 
 report = check("train.txt", files=True, root="/data/imagenet")
 report.ok, report.rows
@@ -30,12 +30,12 @@ from penstock.storage import Storage, is_remote
 __all__ = ["CheckReport", "Problem", "check"]
 
 _BATCH = 4096
-_THREADS = 16  # looking for files is waiting for a disk or a server
+_THREADS = 16  # checking files mostly waits for a disk or a server
 
 
 @dataclass
 class Problem:
-    """All problems of one kind: how many rows have it, and the first ones as "FILE, line N: what and where"."""
+    """All problems of one kind: the number of rows, and the first ones as "FILE, line N: reason: content"."""
 
     kind: str
     count: int = 0
@@ -44,11 +44,10 @@ class Problem:
 
 @dataclass
 class CheckReport:
-    """What `check` found.
+    """The result of `check`.
 
-    Kinds of problems: "unreadable" (no source can be opened), "fields" (too few, too many, not JSON), "label"
-    and other column names (a value that does not parse), "utf-8", "duplicate" (a path that came before), "missing" (no
-    such file).
+    Kinds of problems: "unreadable" (a source cannot be opened), "fields" (too few, too many, not JSON), "label" and
+    other column names (a value that does not parse), "utf-8", "duplicate" (a repeated path), "missing" (no such file).
     """
 
     sources: list[str]
@@ -57,7 +56,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no problem."""
         return not self.problems
 
     @property
@@ -78,15 +77,19 @@ def check(
     """Check all rows of a manifest.
 
     Args:
-        source: as for `Manifest.open`, which gets ``options`` as well.
-        files: whether each path, with root, is a file. One stat per row, or one request, on 16 threads.
-        duplicates: whether paths come twice. Compares 64-bit hashes: a false alarm among 100 million paths
-            has a chance of 1 in 3,700.
-        examples: how many of each kind to keep.
-        progress: called after each batch with the number of rows done and of all rows.
+        source: as for `Manifest.open`, which also receives ``options``.
+        files: check that each path, joined with root, is a file: one stat or request per row, on 16 threads.
+        duplicates: look for repeated paths. Compares 64-bit hashes: with 100 million paths, the chance of a false alarm
+            is 1 in 3,700.
+        examples: number of examples to report for each kind.
+        progress: called after each batch with the number of checked rows and of all rows.
 
-    Returns a report; what makes it impossible to open a source is in it too. Raises ConfigError for wrong options.
-    Memory: 16 bytes for each row with ``duplicates``, else none.
+    Returns:
+        The report. A source that cannot be opened is a problem in it. Memory: 16 bytes a row with ``duplicates``, else
+        none.
+
+    Raises:
+        ConfigError: invalid options.
     """
     try:
         manifest = Manifest.open(source, **options)
@@ -101,12 +104,12 @@ def check(
 
 
 class _Check:
-    """The state of one pass."""
+    """The state of one check."""
 
     def __init__(self, manifest: Manifest, examples: int) -> None:
         self.manifest, self._examples = manifest, examples
         self.report = CheckReport([str(path) for path in manifest.sources], len(manifest))
-        self._known_line = (0, 1)  # an offset in the current source, and the number of the line there
+        self._known_line = (0, 1)  # an offset in the current source, and its line number
 
     def run(self, files: bool, duplicates: bool, progress: Callable[[int, int], object] | None) -> CheckReport:
         manifest, start = self.manifest, 0
@@ -132,7 +135,7 @@ class _Check:
         return self.report
 
     def _check_batch(self, part: Part, rows: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
-        """The paths of the rows that parse, and which rows those are; the others are noted."""
+        """Return the paths of the rows that parse, and their row numbers; record the other rows as problems."""
         if not isinstance(part, LinePart):
             try:
                 return part.values(rows)[0], rows
@@ -160,7 +163,7 @@ class _Check:
         return paths, np.array(good, dtype=np.int64)
 
     def _find_duplicates(self, hashes: npt.NDArray[np.int64]) -> None:
-        ordered = np.sort(hashes[hashes != 0])  # rows that did not parse have left a 0
+        ordered = np.sort(hashes[hashes != 0])  # 0 marks rows that did not parse
         again = ordered[1:] == ordered[:-1]
         count = int(again.sum())
         if not count:
@@ -176,13 +179,13 @@ class _Check:
             first = seen.setdefault(int(hashes[row]), row)
             if first != row:
                 path = part.values(np.array([local]))[0][0]
-                self._add(part, local, "duplicate", f"{shorten(path)} came before, in row {first}")
+                self._add(part, local, "duplicate", f"{shorten(path)} is also the path of row {first}")
                 if len(self.report.problems["duplicate"].examples) >= self._examples:
                     break
         self.report.problems["duplicate"].count = count
 
     def _add(self, part: Part, row: int, kind: str, reason: str, content: str | None = None) -> None:
-        """Note a problem. The line is counted on from the last one, so that all examples cost one pass."""
+        """Record a problem. Lines are counted from the last known one, so all examples cost one pass."""
         problem = self.report.problems.get(kind)
         if problem is not None and len(problem.examples) >= self._examples:
             problem.count += 1

@@ -1,4 +1,4 @@
-"""`HasClasses`: the names of the classes that labels stand for, as torchvision's data sets have them.
+"""`HasClasses`: the class names of labels, as in torchvision's datasets.
 
 dataset = penstock.open("data/imagenet", size=224)
 dataset.classes[label], dataset.class_to_idx["n01440764"]
@@ -14,27 +14,27 @@ __all__ = ["HasClasses", "unknown_classes"]
 
 
 def unknown_classes(dataset: object) -> UnknownClassesError:
-    """Return the error for a data set whose classes have no names."""
+    """Return the error for a dataset whose classes have no names."""
     return UnknownClassesError(
-        f"nobody said what the classes of this {type(dataset).__name__} are called: names come with a folder of class "
-        "folders, with a ClassLabel column of a table, or for a list of files with the argument classes=[...] of "
+        f"the class names of this {type(dataset).__name__} are unknown: they come from a folder of class folders, "
+        "from a ClassLabel column of a table, or, for a list of files, from the argument classes=[...] of "
         "penstock.open and Manifest.open"
     )
 
 
 class HasClasses:
-    """A data set whose labels may have names. A program may assign ``classes`` of its own."""
+    """A dataset whose labels may have class names. A program may assign its own ``classes``."""
 
     def class_names(self) -> list[str] | None:
-        """Return the names of the classes by label; None if the source does not say them."""
+        """Return the class names by label, or None if the source does not define them."""
         raise NotImplementedError
 
     @cached_property
     def classes(self) -> list[str]:
-        """The names of the classes: label i is ``classes[i]``.
+        """The class names: label i is ``classes[i]``.
 
         Raises:
-            UnknownClassesError: the source does not say them.
+            UnknownClassesError: the source does not define them.
         """
         names = self.class_names()
         if names is None:
@@ -43,9 +43,9 @@ class HasClasses:
 
     @cached_property
     def class_to_idx(self) -> dict[str, int]:
-        """The label of each class by its name.
+        """The label of each class name.
 
         Raises:
-            UnknownClassesError: the source does not say the names.
+            UnknownClassesError: the source does not define the names.
         """
         return {name: label for label, name in enumerate(self.classes)}

@@ -1,7 +1,7 @@
-"""From the text of fields to values: strict, whole columns at a time.
+"""Parse the text of fields into values: strictly, and whole columns at a time.
 
-Python's ``int`` and ``float`` also accept ``1_000``, blanks around the number and digits of any script. A manifest that
-holds such things is more likely broken than meant, so they are errors here.
+Python's ``int`` and ``float`` also accept ``1_000``, surrounding blanks and digits of any script. In a manifest these
+are more likely mistakes than intended, so they are errors here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOW, _HIGH = -(1 << 63), (1 << 63) - 1
 
 
 class BadRow(Exception):
-    """A row that does not parse: its index in the batch, the kind of problem, and what is wrong in words."""
+    """A row that does not parse: its index in the batch, the kind of problem, and the reason in words."""
 
     def __init__(self, index: int, kind: str, reason: str) -> None:
         super().__init__(index, kind, reason)
@@ -36,20 +36,20 @@ def _check_characters(texts: Sequence[str], allowed: bytes, name: str) -> None:
 
 
 def in_range(values: list[int]) -> list[int]:
-    """The values, if all of them are int64; else ValueError."""
+    """Return the values; ValueError if one is outside the range of int64."""
     if values and (min(values) < _LOW or max(values) > _HIGH):
         raise ValueError("outside the range of int64")
     return values
 
 
 def integers(texts: Sequence[str]) -> list[int]:
-    """Decimal int64 values; ValueError if one of them is not."""
+    """Return decimal texts as int64 values; ValueError if one is not an integer."""
     _check_characters(texts, _INT, "an integer")
     return in_range(list(map(int, texts)))
 
 
 def floats(texts: Sequence[str]) -> list[float]:
-    """Decimal floats, inf and nan; ValueError if one of them is not."""
+    """Return decimal texts, inf and nan as floats; ValueError if one is not a number."""
     _check_characters(texts, _FLOAT, "a number")
     return list(map(float, texts))
 
@@ -63,6 +63,6 @@ _CONVERTERS: dict[str, Callable[[Sequence[str]], list[Any]]] = {
 
 
 def convert(column: Column, fields: Sequence[Sequence[str]]) -> list[Any]:
-    """The values of a column from its fields (one sequence for each of ``column.fields``); lists become tuples."""
+    """Return the values of a column from its ``column.fields`` sequences of texts; lists become tuples."""
     values = [_CONVERTERS[column.kind](texts) for texts in fields]
     return list(zip(*values, strict=True)) if column.width else values[0]

@@ -1,4 +1,4 @@
-"""Fingerprints of several sources, of views, and of what a manifest once was."""
+"""Fingerprints of several sources, of views, and of earlier, shorter versions of a manifest."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["combine", "prefix_fingerprints", "view_fingerprint"]
 
 
 def combine(fingerprints: list[str]) -> str:
-    """The fingerprint of sources one after the other; of a single one, its own."""
+    """Return the fingerprint of concatenated sources; a single source keeps its own."""
     return fingerprints[0] if len(fingerprints) == 1 else xxhash.xxh3_128_hexdigest(" ".join(fingerprints).encode())
 
 
 def view_fingerprint(whole: str, view: range) -> str:
-    """The fingerprint of some rows of a manifest."""
+    """Return the fingerprint of a view of a manifest."""
     return xxhash.xxh3_128_hexdigest(f"{whole}[{view.start}:{view.stop}:{view.step}]".encode())
 
 
 def prefix_fingerprints(parts: Sequence[Part], rows: int) -> list[str]:
-    """All fingerprints that the manifest may have had when it ended with its first ``rows`` rows, likeliest first."""
+    """Return all fingerprints that the manifest may have had when it held ``rows`` rows, likeliest first."""
     start = 0
     before: list[str] = []
     results: list[str] = []

@@ -1,4 +1,4 @@
-"""From the indices that a user gives to row numbers, and pieces of an answer back into the order asked for."""
+"""Convert a user's indices to row numbers, and put partial results back into the requested order."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ Indices = Sequence[int] | range | npt.NDArray[np.integer[Any]]
 
 
 def to_rows(indices: Indices, view: range) -> Rows:
-    """Indices of a view as rows of the whole. IndexError outside ``[-len(view), len(view))``, TypeError for no integer.
+    """Return the rows of the whole manifest for indices of a view.
 
-    Memory: 8 bytes for each index, none where they are an array of int64 already and the view begins with row 0.
+    Memory: 8 bytes an index; none for an int64 array and a view that begins with row 0.
+
+    Raises:
+        IndexError: an index outside ``[-len(view), len(view))``.
+        TypeError: an index that is not an integer.
     """
     if isinstance(indices, range):
         indices = np.arange(indices.start, indices.stop, indices.step)
@@ -33,7 +37,7 @@ def to_rows(indices: Indices, view: range) -> Rows:
     if array.dtype == np.uint64 and array.size and int(array.max()) >= count:  # some would be negative as int64
         raise IndexError(f"row {int(array.max())} is out of range for a manifest of {counted(count, 'row')}")
     array = array.astype(np.int64, copy=False)
-    # Without a sign negative numbers are huge: one look tells that nothing is to be done.
+    # As unsigned integers, negative numbers are huge: one comparison covers both bounds.
     if array.size and int(np.maximum.reduce(array.view(np.uint64))) >= count:
         low, high = int(array.min()), int(array.max())
         if low < -count or high >= count:
@@ -45,17 +49,18 @@ def to_rows(indices: Indices, view: range) -> Rows:
 
 
 def as_arrow(rows: Rows) -> pa.Int64Array:
-    """Rows as an Arrow array, without a copy where they lie side by side. `pyarrow.array` imports pandas, where that is
-    installed: 50 MiB in every worker, and a tenth of a second before its first batch.
+    """Return rows as an Arrow array, without a copy if they are contiguous.
+
+    `pyarrow.array` would import pandas if it is installed: 50 MiB and 0.1 s in every worker.
     """
-    import pyarrow as pa  # only where Arrow's arrays are asked for
+    import pyarrow as pa  # imported late: most readers need no Arrow
 
     buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
     return pa.Int64Array.from_buffers(pa.int64(), len(rows), [None, buffer])
 
 
 def as_numpy(array: pa.Array) -> npt.NDArray[Any]:
-    """View the numbers of an Arrow array without nulls. Its own method imports pandas, where that is installed."""
+    """Return a view of a numeric Arrow array without nulls. Arrow's own method would import pandas."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.empty(0, dtype)
@@ -65,7 +70,7 @@ def as_numpy(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def in_order(pieces: list[tuple[Rows, pa.Array]], kind: pa.DataType) -> pa.Array:
-    """Arrays put together so that each element comes to its place; ``kind`` is their type, for none at all."""
+    """Return arrays as one, with each element at its place; ``kind`` is the type if there are no arrays."""
     import pyarrow as pa
 
     if not pieces:

@@ -1,18 +1,18 @@
-"""A text file as an array of rows, by the offsets of its rows alone: the file is neither copied nor converted.
+"""A text file as an array of rows: only row offsets are stored, the file is neither copied nor converted.
 
     offsets  [0, 23, 46, 70]          memory-mapped from the sidecar
     data     b"a/0.jpg 0\\na/1..."      memory-mapped, the file itself
 
-Together they *are* an Arrow ``large_binary`` array: opening costs milliseconds at any size, and gathering many rows is
-Arrow's ``take``. For as many as a batch has NumPy gathers them, in microseconds more and without importing Arrow, which
-takes longer than all the rest.
+Together they *are* an Arrow ``large_binary`` array: opening takes milliseconds at any size, and many rows are gathered
+by Arrow's ``take``. NumPy gathers the rows of a batch: it takes microseconds longer, but saves importing Arrow, which
+takes longer than everything else.
 
-The slice of a row runs to the next row and so may hold a line feed, a carriage return and skipped lines; its *value*
-ends at the first line feed (in CSV: outside quotes), less a carriage return. The header's flags tell which of these
-there are, and where slices hold a value and one line feed the fast path is taken.
+The slice of a row extends to the next row, so it may hold a line feed, a carriage return and skipped lines. The row's
+*value* ends at the first line feed (in CSV: outside quotes), without a carriage return. The header's flags tell which
+of these occur; slices that hold a value and one line feed take the fast path.
 
-No offset is trusted: each read checks that its slices lie within the file, begin and end where a line does, and hold
-one row (in CSV, where a row may have many lines, the parser sees to that). A sidecar that fails is built again.
+Offsets are not trusted: each read checks that its slices are within the file, begin and end at line boundaries, and
+hold one row (in CSV, where a row may span lines, the parser checks that). A sidecar that fails the checks is rebuilt.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ __all__ = ["LineIndex", "TooMuch", "texts"]
 
 Rows = npt.NDArray[np.int64]
 _Slices = tuple[npt.NDArray[np.uint8], Rows]
-"""The bytes of some rows, one row after the other, and where in them each begins, and the last one ends."""
+"""The concatenated bytes of some rows, and their offsets: the begin of each, and the end of the last."""
 
 _LF = 10
-_FEW = 8  # rows that are read faster one by one
-_BATCH = 256  # rows that NumPy gathers about as fast as Arrow
-_COLUMNS = np.arange(-1, 511).astype(np.uint16)  # of a table of rows: the byte before them, and then from their first
-_LOOK_EVERY = 1e-3  # seconds; the modification times themselves move in steps of 1 to 10 ms
+_FEW = 8  # up to this many rows, reading one by one is faster
+_BATCH = 256  # up to this many rows, NumPy gathers about as fast as Arrow
+_COLUMNS = np.arange(-1, 511).astype(np.uint16)  # columns of a table of rows: the byte before a row, then its bytes
+_LOOK_EVERY = 1e-3  # seconds; modification times have a resolution of 1 to 10 ms anyway
 
 
 class _Damaged(Exception):
-    """An offset that cannot be right."""
+    """An invalid offset."""
 
 
 class TooMuch(Exception):
-    """Rows have more bytes than the caller wants at once."""
+    """Rows with more bytes than the caller accepts at once."""
 
 
 class LineIndex:
@@ -66,13 +66,13 @@ class LineIndex:
 
     Args:
         source: the file, open.
-        rules: what a row is.
-        suffix: what the sidecar's name has after the source's.
+        rules: the definition of a row.
+        suffix: appended to the source's name for the sidecar.
         cache_dir: folder for the sidecar, instead of beside the source.
         progress: show a bar while building: True, False, or None for large files on a terminal.
 
     Raises:
-        ManifestError: binary file, blank line where they are errors, unclosed quote.
+        ManifestError: a binary file, a blank line if these are errors, or an unclosed quote.
         ManifestIOError: the index cannot be written.
 
     Reads are safe from several threads and after a fork. Memory: none per row; mapped pages are the system's cache.
@@ -91,8 +91,10 @@ class LineIndex:
         self.source, self.rules = source, rules
         self._suffix, self._cache_dir, self._progress, self._buffer = suffix, cache_dir, progress, buffer
         self._size = source.size
-        self._source_size_now = source.size_now if source.map is None else source.map.size  # the map's is faster
-        self._looked = -inf  # when `one` last looked at the modification time
+        self._source_size_now = (
+            source.size_now if source.map is None else source.map.size
+        )  # the map's size is faster to read
+        self._looked = -inf  # when `one` last checked the modification time
         check_is_text(source)
         self._load()
 
@@ -103,19 +105,22 @@ class LineIndex:
         self.rows, self.digest = sidecar.header.rows, sidecar.header.digest
         flags = sidecar.header.flags
         self.multiline, self._skipped, self._cr = bool(flags & MULTILINE), bool(flags & SKIPPED), bool(flags & CR)
-        self._offsets = sidecar.offsets  # a memoryview: single elements are faster than NumPy's
-        # Where each row begins and ends, side by side, so that both are had with one look at memory.
+        self._offsets = sidecar.offsets  # a memoryview: reading single elements is faster than with NumPy
+        # Begin and end of each row, side by side, so that one memory access reads both.
         self._bounds = np.ndarray((self.rows,), "V16", self._offsets, strides=(8,))
         self._data = self.source.map if self.source.map is not None else b""
-        self._head = len(BOM) if self._data[: len(BOM)] == BOM else 0  # no line feed is before the first line
+        self._head = len(BOM) if self._data[: len(BOM)] == BOM else 0  # no line feed precedes the first line
         self._data_array = np.frombuffer(self._data, dtype=np.uint8)
         self._arrow: pa.LargeBinaryArray | None = None
 
     # ------------------------------------------------------------------ reading
 
     def raw(self, rows: Rows, most: int | None = None) -> pa.LargeBinaryArray:
-        """The values of rows (each within ``[0, rows)``). TooMuch, before anything is copied, if they have more than
-        ``most`` bytes; a few may have."""
+        """Return the values of rows (each within ``[0, rows)``).
+
+        Raises:
+            TooMuch: they have more than ``most`` bytes; raised before a copy. A few rows may exceed it.
+        """
         if 0 < len(rows) <= _FEW:
             return _as_arrow(list(map(self._one, rows.tolist())))
         if not self._cr and (plain := self._plain(rows, 0, most)) is not None:
@@ -131,7 +136,7 @@ class LineIndex:
         return pc.binary_slice(_array(*slices), 0, -1)  # without the line feeds
 
     def text(self, rows: Rows) -> list[str]:
-        """The values of rows as str; bytes that are not UTF-8 become surrogates, as in file names (`os.fsdecode`)."""
+        """Return the values of rows as str; bytes that are not UTF-8 become surrogates, as in `os.fsdecode`."""
         if (plain := self._plain(rows, 1)) is not None:
             data, _ = plain
         else:
@@ -146,9 +151,9 @@ class LineIndex:
         return lines
 
     def one(self, row: int) -> str:
-        """The value of one row; like `text`, in a tenth of the time.
+        """Return the value of one row, like `text`, in a tenth of the time.
 
-        The source's modification time, which costs as much as half of the rest, is looked at once a millisecond.
+        The source's modification time is checked once a millisecond only: the check costs half as much as the rest.
         """
         return self._one(row).decode("utf-8", "surrogateescape")
 
@@ -163,40 +168,39 @@ class LineIndex:
                 line, feed, rest = data[start:end].partition(b"\n")
                 if feed and not rest:
                     return line.removesuffix(b"\r") if self._cr else line
-        slices, _ = self._take(np.array([row]))  # an unusual row, or damage to repair
+        slices, _ = self._take(np.array([row]))  # an unusual row, or a damaged index
         return self.value(slices[0].tobytes())
 
     def _values(self, slices: _Slices) -> list[bytes]:
-        """The values of slices."""
+        """Return the values of slices."""
         data = slices[0].tobytes()
         return [self.value(data[a:b]) for a, b in pairwise(slices[1].tolist())]
 
     def value(self, piece: bytes) -> bytes:
-        """The value of a slice: up to the first line feed (in CSV: outside quotes), less a carriage return."""
+        """Return the value of a slice: up to the first line feed (in CSV: outside quotes), less a carriage return."""
         end = piece.find(b"\n")
         if 0 <= end < len(piece) - 1 and self.multiline:
             end = self._first_record(piece) if self._skipped else len(piece) - piece.endswith(b"\n")
         return (piece if end < 0 else piece[:end]).removesuffix(b"\r")
 
     def _first_record(self, piece: bytes) -> int:
-        """Where the first record ends in a piece that begins with one and holds skipped lines after it."""
+        """Return where the first record ends, in a slice that holds skipped lines after it."""
         ends, _ = ExactRecords(self.rules.delimiter or ",", None).find(memoryview(piece), final=False)
         return int(ends[0]) - 1 if ends.size else -1
 
     def offset(self, row: int) -> int:
-        """Where a row starts in the file."""
+        """Return the byte offset of a row in the file."""
         self._check_files()
         return self._offsets[row]
 
     def line(self, row: int) -> int:
-        """The 1-based number of a row's first line. Counts from the start of the file: for error messages."""
+        """Return the 1-based number of a row's first line. Counts from the start of the file: for error messages."""
         return line_number(self.source, self.offset(row))
 
     def digests_at(self, rows: int) -> list[bytes]:
-        """Hashes that the file may have had when it ended with its first ``rows`` rows, the likeliest first.
+        """Return the hashes that the file may have had when it held only its first ``rows`` rows, likeliest first.
 
-        It is not known how many of the skipped lines after that row were there already, and whether it had its line
-        feed.
+        It is unknown how many of the skipped lines after the last row existed then, and whether its line feed did.
         """
         self._check_files()
         start = self._offsets[rows - 1] if rows else 0
@@ -211,33 +215,34 @@ class LineIndex:
     # ------------------------------------------------------------------ trust
 
     def _check_files(self) -> None:
-        """Look whether the pages that a read needs are there: missing ones kill the process (SIGBUS).
+        """Check that the mapped pages exist: reading missing ones kills the process (SIGBUS).
 
-        A source that changed is an error; an index that somebody truncated or wrote to is built again.
+        A changed source is an error; an index that was truncated or modified is rebuilt.
         """
         self.source.check()
         if self._index_size_now() != self._index_size:
-            self._heal(remove=False)  # nobody takes it for a sound one
+            self._rebuild(remove=False)  # its size already shows that it is invalid
 
     def _plain(self, rows: Rows, feeds: int, most: int | None = None) -> tuple[bytes, Rows] | None:
-        """The values of a batch of short rows, each with so many line feeds (0 or 1), and their lengths without, where
-        each slice is a value and a line feed. None for anything else, which `_take` sees to: too many rows or bytes,
-        the first and the last rows of the file, damage.
+        """Return the values of a batch of short rows, with 0 or 1 line feeds each, and their lengths without these.
 
-        It looks at all that `_checked` looks at. What a batch costs is not its bytes but how many calls NumPy gets, so
-        rows are copied as a table of equal ones, of which the ends are cut off.
+        The fast path for slices of a value and a line feed. It returns None for everything else, which `_take` handles:
+        too many rows or bytes, the first and last rows of the file, damage. It makes all checks of `_checked`.
+
+        The cost of a batch is the number of NumPy calls, not its bytes. So rows are copied as a table of equal width,
+        and their excess is cut off.
         """
         if not 0 < (count := len(rows)) <= _BATCH:
             return None
         self._check_files()
-        around = self._bounds[rows].view(np.uint64) - 1  # the line feeds; without a sign what is negative is huge
+        around = self._bounds[rows].view(np.uint64) - 1  # the line feeds; unsigned, so negative offsets are huge
         before = around[::2]
         lengths = around[1::2] - before - 1
         width = int(np.maximum.reduce(lengths)) + 2
         too_much = most is not None and count * width > most
         if too_much or width > len(_COLUMNS) or int(np.maximum.reduce(around)) + width > self._size:
             return None
-        # By `take`, which lets go of Python's lock, since the pages may have to come from a disk.
+        # `take` releases the GIL while pages are read from a disk.
         if self._data_array.take(around.view(np.int64)).tobytes() != b"\n\n" * count:
             return None
         windows = np.ndarray((self._size - width + 1,), f"V{width}", self._data, strides=(1,))
@@ -248,17 +253,17 @@ class LineIndex:
         return (data, lengths.view(np.int64)) if single else None
 
     def _take(self, rows: Rows, most: int | None = None) -> tuple[_Slices, bool]:
-        """The slices of rows, and whether all are a value and a line feed. TooMuch: see `raw`."""
+        """Return the slices of rows, and whether each is a value and a line feed. TooMuch: see `raw`."""
         self._check_files()
         if not rows.size:
             return (np.empty(0, np.uint8), np.zeros(1, np.int64)), True
         try:
             return self._checked(rows, most)
         except _Damaged:
-            self._heal(remove=True)
+            self._rebuild(remove=True)
         try:
             return self._checked(rows, most)
-        except _Damaged:  # a sound index cannot be wrong, so the file was changed behind its times
+        except _Damaged:  # the index is new, so the file changed without a new modification time
             raise self.source.changed(self.source.size) from None
 
     def _checked(self, rows: Rows, most: int | None) -> tuple[_Slices, bool]:
@@ -276,7 +281,7 @@ class LineIndex:
         return (data, offsets), feeds == ended == len(rows)
 
     def _gather(self, rows: Rows, start: Rows, end: Rows) -> _Slices:
-        """The bytes of rows, which lie between these offsets."""
+        """Return the bytes of rows between these offsets."""
         if len(rows) <= _BATCH:
             lengths = end - start
             offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -287,7 +292,7 @@ class LineIndex:
         return _views(self._arrow.take(as_arrow(rows)))
 
     def _check_offsets(self, rows: Rows) -> tuple[Rows, Rows]:
-        """Where slices begin and end. _Damaged if they lie outside of the file or do not begin where a line does."""
+        """Return begin and end of slices; _Damaged if they are outside the file or do not begin at a line."""
         start, end = self._bounds[rows].view(np.int64).reshape(-1, 2).T
         if (
             int(np.minimum.reduce(start)) < 0
@@ -295,13 +300,13 @@ class LineIndex:
             or not (start < end).all()
         ):
             raise _Damaged
-        aligned = self._data_array.take(start - 1) == _LF  # for 0 that is the last byte, whatever it is
+        aligned = self._data_array.take(start - 1) == _LF  # for offset 0 this is the last byte of the file
         if not aligned.all() and not (start[~aligned] == self._head).all():
             raise _Damaged
         return start, end
 
     def _are_single(self, data: bytes, offsets: Rows) -> bool:
-        """Whether slices of several lines hold one row each, the other lines being blank or comments. Not for CSV."""
+        """Return whether slices of several lines hold one row each, and else blank lines or comments. Not for CSV."""
         space, comment = self.rules.space.encode(), (self.rules.comment or "\n").encode()
         for a, b in pairwise(offsets.tolist()):
             others = (line.lstrip(space) for line in data[a:b].split(b"\n")[1:])
@@ -309,8 +314,8 @@ class LineIndex:
                 return False
         return True
 
-    def _heal(self, *, remove: bool) -> None:
-        """Build a damaged sidecar again. What it said of the source must turn out the same."""
+    def _rebuild(self, *, remove: bool) -> None:
+        """Rebuild a damaged sidecar. Its row count and digest must come out the same."""
         before, path = (self.rows, self.digest), self.sidecar.path
         if remove:
             try:
@@ -320,7 +325,7 @@ class LineIndex:
         self._load()
         if (self.rows, self.digest) != before:
             raise ManifestError(
-                f"the index {path} was damaged, or {self.source.path} changed, and it has been built again; open the "
+                f"the index {path} was damaged, or {self.source.path} changed, and the index was rebuilt; open the "
                 "manifest again"
             )
 
@@ -350,7 +355,7 @@ class LineIndex:
     def _append(
         self, source: SourceFile, out: BinaryIO, stale: Sidecar, progress: Callable[[int], object]
     ) -> Scanner | None:
-        """Index a file that was only appended to: verify what was there by its hash, scan from its last row on."""
+        """Index a file that was only appended to: verify the old part by its hash, scan from its last row on."""
         old = stale.header
         if not old.rows > 0 or old.size > source.size:
             return None
@@ -361,7 +366,7 @@ class LineIndex:
         last = offsets[old.rows - 1]
         if not 0 <= last < old.size:
             return None
-        for start in range(0, old.rows - 1, 1 << 17):  # in pieces, for the pages of a map are memory of this process
+        for start in range(0, old.rows - 1, 1 << 17):  # in chunks, since mapped pages count as memory of this process
             out.write(offsets[start : min(start + (1 << 17), old.rows - 1)])
         scanner.rows, scanner.flags = old.rows - 1, old.flags
         try:
@@ -372,8 +377,8 @@ class LineIndex:
 
 
 def _array(data: npt.NDArray[np.uint8] | bytes | mmap, offsets: Rows | memoryview) -> pa.LargeBinaryArray:
-    """Values that lie one after the other, as an array of Arrow's. Nothing is copied."""
-    import pyarrow as pa  # only here: records are read without
+    """Return concatenated values as an Arrow array, without a copy."""
+    import pyarrow as pa  # imported late: records need no Arrow
 
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
@@ -384,7 +389,7 @@ def _as_arrow(values: list[bytes]) -> pa.LargeBinaryArray:
 
 
 def _views(array: pa.LargeBinaryArray) -> _Slices:
-    """The bytes of all values of an array, one after the other, and their offsets in them. Nothing is copied."""
+    """Return the concatenated bytes of an array's values and their offsets, without a copy."""
     _, offset_buffer, data = array.buffers()
     if not len(array) or offset_buffer is None or data is None:
         return np.empty(0, dtype=np.uint8), np.zeros(len(array) + 1, dtype=np.int64)
@@ -394,7 +399,7 @@ def _views(array: pa.LargeBinaryArray) -> _Slices:
 
 
 def texts(values: pa.LargeBinaryArray) -> list[str]:
-    """An array of bytes as a list of str, as `os.fsdecode` would make them."""
+    """Return an array of bytes as a list of str, decoded as by `os.fsdecode`."""
     view, offsets = _views(values)
     data, bounds = view.tobytes(), offsets.tolist()
     text = data.decode("utf-8", "surrogateescape")

@@ -1,7 +1,7 @@
-"""What a manifest's rows mean: its columns, their types, and how lines are told apart.
+"""How the rows of a manifest are read: columns, their types, and which lines are rows.
 
-`Options` is a value: comparable, picklable, and the same bytes for the same meaning, because it is a part of the
-manifest's fingerprint.
+`Options` is a value: comparable, picklable, and equal options give equal bytes, since they are part of the manifest's
+fingerprint.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Header = bool | Literal["auto"]
 Blank = Literal["skip", "error"]
 
 IGNORED = "_"
-"""The name of a column that is in the file and of no interest."""
+"""The name of a column in the file that is not read."""
 
 _TYPE = re.compile(r"(int|float|str)(?:\[([1-9][0-9]*)\])?")
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name here, its type, and its name in the file.
+    """One column: its name in the manifest, its type, and its name in the file.
 
-    ``kind`` is "int", "float", "str", or "any" (what the file has; JSON text for values of JSONL). ``width`` is 0 for
-    a single value and n for a list of exactly n.
+    ``kind`` is "int", "float", "str", or "any" (the type in the file; for JSONL, values as JSON text). ``width`` is 0
+    for a single value, and n for a list of exactly n values.
     """
 
     name: str
@@ -41,15 +41,15 @@ class Column:
 
     @property
     def arrow_type(self) -> Any:
-        """The `pyarrow.DataType`, or None where the file decides."""
-        import pyarrow as pa  # text manifests need it for tables alone
+        """The `pyarrow.DataType`, or None if the file determines it."""
+        import pyarrow as pa  # text manifests need it only for tables
 
         scalar = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "any": None}[self.kind]
         return pa.list_(scalar, self.width) if self.width else scalar
 
     @property
     def fields(self) -> int:
-        """How many fields of a line it takes."""
+        """The number of fields of a line that it spans."""
         return self.width or 1
 
     def __str__(self) -> str:
@@ -58,10 +58,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Options:
-    """How to read a source. Everything but ``format`` is the same for all sources of a manifest.
+    """How to read a source. All sources of a manifest share everything but ``format``.
 
-    ``named`` says that the columns were given as a mapping, so that they must be found by name; ``positional`` that
-    they were given at all.
+    ``named``: the columns were given as a mapping, so they are looked up by name. ``given``: columns were given at all.
     """
 
     format: str
@@ -73,7 +72,7 @@ class Options:
     comment: str | None
 
     def canonical(self, header: bool | None = None) -> bytes:
-        """The options as bytes that go into a fingerprint; ``header`` is what "auto" came to."""
+        """Return the options as bytes for the fingerprint; ``header`` is the value that "auto" resolved to."""
         return json.dumps({**asdict(self), "header": header}, sort_keys=True, ensure_ascii=True).encode()
 
     @property
@@ -131,7 +130,7 @@ def _check_columns(columns: tuple[Column, ...], label: str | None) -> None:
 def make_options(
     format: str, columns: Columns, label: str | None, header: Header, blank: Blank, comment: str | None
 ) -> Options:
-    """Check the arguments of `Manifest.open` that say how to read, and make a value of them. ConfigError if wrong."""
+    """Return checked `Options` from the arguments of `Manifest.open`; ConfigError if one is invalid."""
     if header not in (True, False, "auto"):
         raise ConfigError(f"header must be True, False or 'auto', not {header!r}")
     if blank not in ("skip", "error"):

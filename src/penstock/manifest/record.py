@@ -10,10 +10,10 @@ __all__ = ["Record", "make_record"]
 
 
 class Record(NamedTuple):
-    """One row.
+    """One row of a manifest.
 
     ``path`` is joined with the manifest's root. ``label`` is an int, a float, a str, a tuple of them, or None.
-    ``row`` is the row's number in the whole manifest, also in a view. ``extra`` has the other columns by name.
+    ``row`` is the row number in the whole manifest, even in a view. ``extra`` holds the other columns by name.
     """
 
     path: str
@@ -23,4 +23,4 @@ class Record(NamedTuple):
 
 
 make_record: partial[Record] = partial(tuple.__new__, Record)
-"""Make a Record of a tuple of its four fields, at half the price of calling the class."""
+"""Return a Record of a tuple of its four fields, in half the time of calling the class."""

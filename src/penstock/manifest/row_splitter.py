@@ -1,8 +1,8 @@
-"""Where rows end in a piece of a file: plain lines, and CSV records, which may hold line feeds inside quotes.
+"""Find the ends of rows in a chunk of a file: plain lines, and CSV records, whose quotes may hold line feeds.
 
-CSV quotes are first counted by parity, which is fast, and right for every file that RFC 4180 allows. A quote inside an
-unquoted field (``5" disk``) is noticed; then the file is read again with a regular expression that follows Python's csv
-module to the letter, at a tenth of the speed.
+CSV quotes are first counted by parity, which is fast, and right for every file that follows RFC 4180. A quote inside an
+unquoted field (``5" disk``) is detected; then the file is read again with a regular expression that matches Python's
+csv module exactly, at a tenth of the speed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Positions = npt.NDArray[np.int64]
 
 
 class StrayQuote(Exception):
-    """A quote that RFC 4180 does not allow: parity is no guide to this file."""
+    """A quote that RFC 4180 does not allow: parity fails for this file."""
 
 
 class Unclosed(Exception):
-    """The file ends inside a quoted field. The argument is the record's start in the piece, 0 if it lies before."""
+    """The file ends inside a quoted field. The argument is the record's start in the chunk, 0 if it began earlier."""
 
 
 class RowFinder(Protocol):
-    """Finds ends of rows in consecutive pieces of a file."""
+    """Finds the ends of rows in consecutive chunks of a file."""
 
     def find(self, piece: memoryview, final: bool) -> tuple[Positions, int]:
-        """Positions after the last byte of each row that ends here, ascending, and how many bytes were used up.
+        """Return the position after each row that ends in this chunk, ascending, and the number of bytes consumed.
 
-        The next piece begins after the used bytes; 0 asks for the same piece again, and longer. ``final`` says that the
-        file ends here.
+        The next chunk begins after the consumed bytes; 0 asks for the same chunk again, but longer. ``final``: the file
+        ends with this chunk.
         """
         ...
 
@@ -53,7 +53,7 @@ class ParityRecords:
 
     def __init__(self, delimiter: str) -> None:
         self._inside = 0
-        self._before = _LF  # the byte before the piece
+        self._before = _LF  # the byte before the chunk
         self._opens_after = np.zeros(256, dtype=bool)
         self._opens_after[[_LF, ord(delimiter)]] = True
 
@@ -77,13 +77,13 @@ class ParityRecords:
         before = chunk[opening - 1]
         if opening.size and opening[0] == 0:
             before[0] = self._before
-        # A quote that opens right after one that closed is the second half of an escaped pair.
+        # A quote that opens right after a closing quote is the second half of an escaped pair.
         if not (self._opens_after[before] | (before == _QUOTE)).all():
             raise StrayQuote
 
 
 class ExactRecords:
-    """Records as Python's csv module reads them; comment lines count as records."""
+    """Splits records as Python's csv module does; comment lines count as records."""
 
     def __init__(self, delimiter: str, comment: str | None) -> None:
         d = re.escape(delimiter)

@@ -1,10 +1,10 @@
-"""One pass over a file of lines: where each row starts, and a hash of the whole.
+"""Scan a text file in one pass: the start of each row, and a hash of the whole.
 
-The pass reads through one fixed buffer, finds line feeds with NumPy, and hashes (xxh3_128) what it reads, so that
-memory does not depend on the file. What counts as a row is told by `LineRules`:
+The pass reads through one fixed buffer, finds line feeds with NumPy, and hashes the bytes (xxh3_128), so its memory
+does not depend on the file size. `LineRules` define the rows:
 
-* a row starts after a line feed and goes on to the next row; CSV records may hold line feeds inside quotes;
-* blank lines and comments are no rows; their bytes belong to the row before;
+* a row starts after a line feed and extends to the next row; CSV records may hold line feeds inside quotes;
+* blank lines and comments are not rows; their bytes belong to the previous row;
 * a byte order mark, a header, and skipped lines at the start belong to no row.
 """
 
@@ -49,9 +49,9 @@ _LF, _CR = 10, 13
 
 @dataclass(frozen=True)
 class LineRules:
-    """How a file falls into rows. ``delimiter`` is None for plain lines and the field separator for CSV records.
+    """How a file is split into rows. ``delimiter`` is None for plain lines and the field separator for CSV records.
 
-    A line of nothing but ``space`` bytes is blank.
+    A line that consists of ``space`` bytes only is blank.
     """
 
     delimiter: str | None = None
@@ -61,19 +61,19 @@ class LineRules:
     header: bool = False
 
     def digest(self) -> int:
-        """64 bits that tell these rules from others."""
+        """Return a 64-bit hash of the rules."""
         return xxhash.xxh3_64_intdigest(repr(sorted(asdict(self).items())).encode())
 
 
 def shorten(content: bytes | str, limit: int = 120) -> str:
-    """A repr for error messages, cut to a readable length."""
+    """Return a repr for error messages, cut to a readable length."""
     if isinstance(content, bytes):
         content = content[: 4 * limit].decode("utf-8", "surrogateescape")
     return repr(content if len(content) <= limit else content[:limit] + "...")
 
 
 def line_number(source: SourceFile, offset: int, start: int = 0, line: int = 1) -> int:
-    """The 1-based number of the line at a byte offset, counted from the known line at ``start``."""
+    """Return the 1-based line number at a byte offset, counted from the known line at ``start``."""
     while start < offset and (piece := source.read(min(1 << 20, offset - start), start)):
         line += piece.count(b"\n")
         start += len(piece)
@@ -81,7 +81,7 @@ def line_number(source: SourceFile, offset: int, start: int = 0, line: int = 1) 
 
 
 def check_is_text(source: SourceFile) -> None:
-    """Raise ManifestError for a file that cannot be lines of text, naming the likely reason."""
+    """Raise ManifestError, with the likely reason, for a file that is not text."""
     head = source.read(64 << 10, 0)
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
@@ -90,7 +90,7 @@ def check_is_text(source: SourceFile) -> None:
         raise ManifestError(f"{source.path} is UTF-16; convert it first: iconv -f UTF-16 -t UTF-8")
     if head.startswith((b"PAR1", b"ARROW1")):
         kind = "parquet" if head.startswith(b"PAR1") else "arrow"
-        raise ManifestError(f"{source.path} is no text but {kind}; pass format={kind!r}")
+        raise ManifestError(f"{source.path} is not text but {kind}; pass format={kind!r}")
     if b"\0" in head:
         raise ManifestError(
             f"{source.path} is a binary file (NUL at byte {head.index(0)}); a manifest is text, one sample per line"
@@ -98,17 +98,17 @@ def check_is_text(source: SourceFile) -> None:
 
 
 def hash_file(source: SourceFile, progress: Callable[[int], object] | None = None) -> bytes:
-    """xxh3_128 of a whole file: 16 bytes."""
+    """Return the xxh3_128 hash of a whole file: 16 bytes."""
     return Scanner(source, LineRules(), BytesIO(), progress=progress).hash_to(source.size)
 
 
 class Scanner:
-    """A pass over ``source`` that writes row starts, and at last the file's size, to ``out`` as int64.
+    """A pass over ``source`` that writes row starts, and finally the file size, to ``out`` as int64.
 
     Args:
-        rules: what a row is.
-        exact: read CSV records with `ExactRecords`; after `StrayQuote` of a pass without it.
-        buffer: bytes read at once; a larger record makes it grow with ``exact``, never else.
+        rules: the definition of a row.
+        exact: split CSV records with `ExactRecords`; used after a pass without it raised `StrayQuote`.
+        buffer: bytes read at once; it grows only with ``exact``, for a larger record.
         progress: called with the number of bytes of each chunk.
 
     After `run`: ``rows``, ``flags`` and ``digest`` (16 bytes, of the whole file). Memory: a few buffers.
@@ -129,7 +129,7 @@ class Scanner:
         self.flags = 0 if rules.delimiter is None else MULTILINE
         self._finder: RowFinder = Lines()
         if rules.delimiter is not None:
-            # Comments may hold any quotes, which leaves parity out.
+            # Comments may hold any quotes, so parity would fail.
             exact = exact or rules.comment is not None
             self._finder = ExactRecords(rules.delimiter, rules.comment) if exact else ParityRecords(rules.delimiter)
         self._hash = xxhash.xxh3_128()
@@ -140,17 +140,17 @@ class Scanner:
         self._comment = (rules.comment or "").encode()
         self._suspicious = np.zeros(256, dtype=bool)  # first bytes of lines that may have to be skipped
         self._suspicious[list(b"\n" + self._space + self._comment[:1])] = True
-        self._row_start = 0  # of the last row found
-        self._header = rules.header  # still to come
+        self._row_start = 0  # start of the last row
+        self._header = rules.header  # whether the header is still ahead
         self._before = _LF  # the byte before the chunk
 
     @property
     def digest(self) -> bytes:
-        """Hash of everything read so far: the whole file after `run`."""
+        """The hash of the bytes read so far: of the whole file after `run`."""
         return self._hash.digest()
 
     def hash_to(self, end: int) -> bytes:
-        """Hash the file up to ``end`` without looking for rows, and return the digest."""
+        """Hash the file up to ``end``, without searching for rows, and return the digest."""
         while self._hashed < end:
             self._update(self._buffer[: self._read(self._hashed, end)], self._hashed)
         return self.digest
@@ -159,8 +159,8 @@ class Scanner:
         """Scan from ``start``, which must be the start of a row (default: the whole file), to the end.
 
         Raises:
-            ManifestError: a blank line when they are errors, a quote that is never closed.
-            ManifestChangedError: the file became shorter meanwhile.
+            ManifestError: a blank line if these are errors, or a quote that is never closed.
+            ManifestChangedError: the file shrank meanwhile.
             StrayQuote: see ``exact``.
         """
         if start is None:
@@ -199,7 +199,7 @@ class Scanner:
         return count
 
     def _update(self, view: memoryview, position: int) -> None:
-        new = view[self._hashed - position :]  # exact records read some bytes twice
+        new = view[self._hashed - position :]  # ExactRecords reads some bytes twice
         self._hash.update(new)
         self._hashed += len(new)
         if self.progress is not None:
@@ -247,7 +247,7 @@ class Scanner:
         return starts[keep]
 
     def _is_skipped(self, offset: int) -> bool:
-        """Whether the line at ``offset`` is blank or a comment. Reads the file, for the line may leave the chunk."""
+        """Return whether the line at ``offset`` is blank or a comment. Reads the file: lines may leave the chunk."""
         start = offset
         while piece := self.source.read(256, offset):
             rest = piece.lstrip(self._space)
@@ -260,13 +260,13 @@ class Scanner:
             offset += len(piece)
         if self.rules.blank == "error":
             line = line_number(self.source, start)
-            raise ManifestError(f"{self.source.path}, line {line}: blank line; blank='skip' leaves such lines out")
+            raise ManifestError(f"{self.source.path}, line {line}: blank line; blank='skip' ignores such lines")
         return True
 
     def _never_closed(self, start: int) -> ManifestError:
         line = line_number(self.source, start)
         content = self.source.read(256, start)
         return ManifestError(
-            f"{self.source.path}, line {line}: a quoted field in the record that begins here is never closed: "
+            f"{self.source.path}, line {line}: a quoted field in the record that starts here is never closed: "
             f"{shorten(content)}"
         )

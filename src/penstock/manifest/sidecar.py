@@ -4,10 +4,10 @@
     byte 16   rows, size of the source, its mtime in ns           q q q
     byte 40   hash of the line rules, xxh3_128 of the source      Q 16s
     byte 64   xxh3_64 of the bytes before                         Q
-    byte 128  rows + 1 offsets into the source                    q ...     (none where the source keeps its own)
+    byte 128  rows + 1 offsets into the source                    q ...     (none if the source has its own)
 
-It is written to a temporary file and renamed, by one process while the others wait for a lock, and can be deleted at
-any time. A file that is not exactly this, for exactly this source, is made again.
+One process writes it to a temporary file and renames it, while others wait for a lock. It can be deleted at any time.
+A file that does not match this format and this source is rebuilt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.storage import UNWRITABLE, SourceFile, cache_root, file_lock, io_e
 __all__ = ["DATA", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
 
 MAGIC, VERSION = b"PENSTOCK", 1
-DATA = 128  # where the offsets begin; a multiple of 64, as Arrow likes its buffers
+DATA = 128  # start of the offsets; a multiple of 64, the alignment that Arrow recommends
 NO_OFFSETS = 1 << 16  # flag: nothing follows the header
 _STRUCT = struct.Struct("<8sIIqqqQ16s")
 _CHECKSUM = struct.Struct("<Q")
@@ -36,7 +36,7 @@ _CHECKSUM = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Header:
-    """What a sidecar says about its source."""
+    """The facts that a sidecar records about its source."""
 
     flags: int
     rows: int
@@ -46,13 +46,13 @@ class Header:
     digest: bytes
 
     def pack(self) -> bytes:
-        """The bytes before the offsets: fields, checksum, zeros up to `DATA`."""
+        """Return the bytes before the offsets: fields, checksum, zeros up to `DATA`."""
         body = _STRUCT.pack(MAGIC, VERSION, self.flags, self.rows, self.size, self.mtime_ns, self.rules, self.digest)
         return (body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(DATA, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes) -> Header | None:
-        """None for anything that is not a header of this version with its checksum."""
+        """Return the header, or None if the data is not a header of this version with a valid checksum."""
         if len(data) < DATA:
             return None
         body = data[: _STRUCT.size]
@@ -68,13 +68,13 @@ class Header:
         return DATA if self.flags & NO_OFFSETS else DATA + 8 * (self.rows + 1)
 
     def describes(self, source: SourceFile) -> bool:
-        """Whether the source is, by size and modification time, the one that was indexed."""
+        """Return whether the source has the size and modification time of the indexed one."""
         return self.size == source.size and self.mtime_ns == source.mtime_ns
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """A valid sidecar, mapped. ``offsets`` has 8 bytes for each row and one more, or none at all."""
+    """A valid sidecar, memory-mapped. ``offsets`` holds rows + 1 values of 8 bytes, or none."""
 
     path: Path
     header: Header
@@ -82,7 +82,7 @@ class Sidecar:
 
     @classmethod
     def load(cls, path: Path, rules: int) -> Sidecar | None:
-        """The sidecar at ``path``, stale or not, or None where there is no sound one for these rules."""
+        """Return the sidecar at ``path``, even if stale, or None if there is no valid one for these rules."""
         try:
             with open(path, "rb", buffering=0) as file:
                 header = Header.unpack(file.read(DATA))
@@ -100,12 +100,12 @@ class Sidecar:
 
     @property
     def offsets(self) -> memoryview:
-        """The offsets, as a view of int64 upon the map."""
+        """The offsets, as an int64 view of the map."""
         return memoryview(self.map)[DATA:].cast("q")
 
 
 def places(source: str, suffix: str, cache_dir: str | None) -> list[Path]:
-    """Where a source's sidecar may be, the best place first: ``cache_dir`` alone, or beside it and in the cache."""
+    """Return the paths where a source's sidecar may be, best first: ``cache_dir``, or beside it and the cache."""
     path = Path(source)
     beside = path.with_name(path.name + suffix)
     key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(source)))
@@ -119,15 +119,15 @@ def places(source: str, suffix: str, cache_dir: str | None) -> list[Path]:
 
 
 Builder = Callable[[SourceFile, BinaryIO, Sidecar | None], Header]
-"""Writes offsets to a file whose header comes later; the sidecar is the stale one, for what can be reused of it."""
+"""Writes the offsets to a file, whose header follows later; the stale sidecar is passed so that parts can be reused."""
 
 
 def load_or_build(source: SourceFile, suffix: str, cache_dir: str | None, rules: int, build: Builder) -> Sidecar:
-    """The source's sidecar; built, or built again, by this process where no sound and current one is found.
+    """Return the source's sidecar; this process builds it if there is no valid, current one.
 
     Raises:
-        ManifestIOError: no place to write it, or the disk is full. Nothing half-written stays behind.
-        ManifestChangedError: the source was written to while it was being indexed.
+        ManifestIOError: it cannot be written anywhere, or the disk is full. No partial file remains.
+        ManifestChangedError: the source was modified while it was indexed.
     """
     candidates = places(source.path, suffix, cache_dir)
     found = _current(candidates, source, rules)
@@ -170,10 +170,10 @@ def _build(candidates: list[Path], source: SourceFile, rules: int, build: Builde
             raise
         except OSError as error:
             if error.errno in UNWRITABLE and not last:
-                continue  # access rights promised more than the file system keeps, or its disk is full
+                continue  # the file system refuses despite the access rights, or its disk is full
             raise io_error(path, error, f"cannot write the index of {source.path} to") from error
         built = Sidecar.load(path, rules)
         if built is None:
             raise ManifestIOError(f"the index {path} was removed or replaced while it was being opened; try again")
         return built
-    raise AssertionError("unreachable: the last place is always tried")
+    raise AssertionError("unreachable: the last candidate is always tried")

@@ -1,4 +1,4 @@
-"""From what a user names to files of this machine and addresses of others."""
+"""Resolve the sources that a user names to local paths and URLs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Source", "as_root", "as_storage", "as_text", "expand", "local_folder
 
 Source = str | os.PathLike[str]
 
-_OURS = (".pstk", ".sizes.arrow")  # what we write beside sources, which their patterns may match as well
+_OURS = (".pstk", ".sizes.arrow")  # files that we write beside sources, which patterns may match
 
 
 def as_text(path: Source, what: str) -> str:
-    """A remote address as it is, anything else as a path; ``what`` is the argument's name."""
+    """Return a URL as it is, anything else as a local path; ``what`` is the argument's name for errors."""
     text = os.fspath(path)
     if not isinstance(text, str):
         raise ConfigError(f"{what} must be a str or a Path, not {path!r}")
@@ -29,19 +29,19 @@ def as_text(path: Source, what: str) -> str:
 
 
 def as_root(root: Source) -> str:
-    """What relative paths are joined to: a folder or the address of one."""
+    """Return the root of relative paths: a folder or a URL."""
     return as_text(root, "root")
 
 
 def as_storage(storage: Storage | None) -> Storage:
-    """How remote addresses are reached: as given, or with the defaults."""
-    from penstock.storage import Storage  # only who has such addresses needs it
+    """Return the given storage options, or the defaults."""
+    from penstock.storage import Storage  # needed for URLs only
 
     return Storage() if storage is None else storage
 
 
 def local_folder(path: Source, what: str) -> str:
-    """The absolute path of a folder; ManifestError for a remote address."""
+    """Return the absolute path of a folder; ManifestError for a URL."""
     text = as_text(path, what)
     if is_remote(text):
         raise ManifestError(f"{what} {text!r} must be a folder of this machine, not a remote address")
@@ -53,7 +53,7 @@ def _ours_left_out(names: list[str]) -> list[str]:
 
 
 def expand(source: Source | Sequence[Source], storage: Storage | None = None) -> list[str]:
-    """Absolute paths, and addresses, of all sources, patterns expanded."""
+    """Return the absolute paths and URLs of all sources, with patterns expanded."""
     given = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not given:
         raise ConfigError("no source was given")

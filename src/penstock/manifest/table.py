@@ -1,13 +1,13 @@
-"""`Manifest`: an immutable table of samples upon files that stay where they are.
+"""`Manifest`: an immutable table of samples over files that stay in place.
 
     manifest = Manifest.open("train.txt", root="/data/imagenet")
     manifest[0]                                  Record(path='/data/imagenet/a.jpg', label=7, row=0, extra={})
-    manifest[-1], manifest[1000:2000:2]          the last one; a view of 500 rows
+    manifest[-1], manifest[1000:2000:2]          the last record; a view of 500 rows
     manifest.records([5, 3, 5])                  a batch of records, in this order
     manifest.take([5, 3, 5])                     the same as a pyarrow.Table
 
-Promises: opening and reading take no memory per row; all processes of a machine share the pages of the files; a file
-that changes is noticed before the next read; what is read never depends on the process that reads.
+Promises: opening and reading use no memory per row; all processes of a machine share the pages of the files; a changed
+file is detected before the next read; results do not depend on the process that reads.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _BATCH = 1024  # rows read at once by __iter__
 
 
 class Manifest:
-    """A table with a column ``path``, usually a column ``label``, and any others. Made by `Manifest.open`.
+    """A table with a column ``path``, usually a column ``label``, and any others. Create it with `Manifest.open`.
 
-    It is a sequence of `Record`; slices are views that share everything with the whole. Reading is safe from several
-    threads, after a fork, and in other processes: pickling sends the paths, the options and the fingerprint, and the
-    other side opens the same files and refuses others (ManifestChangedError).
+    It is a sequence of `Record`; a slice is a view that shares everything with the whole. Reading is safe from several
+    threads, after a fork, and in other processes: a pickle holds the paths, the options and the fingerprint, and the
+    other process opens the same files (ManifestChangedError if they differ).
 
     Every read raises ManifestChangedError for a file that changed since it was opened, and ManifestError, with file,
-    line and content, for a row that does not parse. ``manifest[i]`` of a text, CSV or JSONL file looks at the size each
-    time, and at the modification time once a millisecond: within that time a rewrite of the same size may escape it.
+    line and content, for a row that does not parse. ``manifest[i]`` of a text, CSV or JSONL file checks the size each
+    time, and the modification time once a millisecond: within that time, a rewrite of the same size may go unnoticed.
     """
 
     def __init__(self, parts: Sequence[Part], root: str | None, reopen: dict[str, Any], rows: range | None) -> None:
-        """Not for general use: call `Manifest.open`."""
+        """Internal: call `Manifest.open`."""
         self._parts, self._reopen, self._root = tuple(parts), reopen, root
         self._starts = np.cumsum([0, *(part.rows for part in parts)])
         self._whole = range(int(self._starts[-1]))
@@ -85,32 +85,32 @@ class Manifest:
         progress: bool | None = None,
         storage: Storage | None = None,
     ) -> Manifest:
-        """Open one file, all files of a pattern (sorted), or a sequence of both, one after the other.
+        """Open a file, all files that match a pattern (sorted), or a sequence of both, as one table.
 
         Args:
-            source: files that end in .csv, .tsv, .jsonl, .parquet or .arrow (and a few synonyms) are that; others text.
-                Paths, or addresses such as "s3://bucket/train.txt": of these the cache keeps a local copy.
-            format: "text", "csv", "tsv", "jsonl", "parquet" or "arrow" instead of going by the name.
-            root: joined to the left of relative paths; a folder, or an address such as "s3://bucket/images".
-            columns: names, with types as in "score:float", in file order; for formats with names a choice of them, or
-                a mapping of names here to names there. Default: "path" and "label". "_" is a column to ignore.
+            source: paths, or URLs such as "s3://bucket/train.txt", which are copied to the local cache. The extension
+                tells the format: .csv, .tsv, .jsonl, .parquet, .arrow (and a few synonyms); all others are text.
+            format: "text", "csv", "tsv", "jsonl", "parquet" or "arrow", instead of the extension's.
+            root: joined to the left of relative paths; a folder, or a URL such as "s3://bucket/images".
+            columns: column names in file order, with types as in "score:float". For formats with column names: a
+                selection of them, or a mapping of names in the manifest to names in the file. Default: "path" and
+                "label". "_" is a column to ignore.
             label: type of the label: "int", "float", "str", a list as in "int[3]", or None for no label.
-            cache_dir: where indexes go, instead of beside the source (or, if that is read-only or full, in the user's
-                cache).
-            header: whether a CSV file has one; "auto" looks for the name of the path column.
+            cache_dir: folder for indexes. Default: beside the source, or the user's cache if that is read-only or full.
+            header: whether a CSV file has a header; "auto" looks for the name of the path column.
             blank: "skip" blank lines, or "error".
             comment: the beginning of lines to skip, such as "#".
-            classes: the names of the classes that labels stand for: label i is ``classes[i]``.
+            classes: class names of the labels: label i is ``classes[i]``.
             progress: show a bar while downloading and indexing: True, False, or None for large files on a terminal.
-            storage: how remote addresses are reached (options, deadlines, cache); see `penstock.storage.Storage`.
+            storage: options, deadlines and cache for URLs; see `penstock.storage.Storage`.
 
-        The first opening of a file indexes it in one pass (about a second per GB; one process does it, others wait);
-        later ones take milliseconds. Parquet, and compressed Arrow, is converted once, into the cache.
+        The first opening of a file indexes it in one pass, about a second per GB; one process does it while others
+        wait. Later openings take milliseconds. Parquet and compressed Arrow files are converted once, into the cache.
 
         Raises:
             ManifestIOError: missing, a folder, no permission, disk full.
             ManifestError: a binary file, a missing column, an unclosed quote.
-            ConfigError: arguments that make no sense, alone or together.
+            ConfigError: invalid arguments, or an invalid combination of them.
             StorageError: a remote source that is missing or cannot be reached.
         """
         paths = expand(source, storage)
@@ -141,14 +141,14 @@ class Manifest:
                 )
         return cls(parts, where, reopen, None)
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     def __len__(self) -> int:
         return len(self._range)
 
     @property
     def rows(self) -> int:
-        """The number of rows; of a view, its own."""
+        """The number of rows (in a view: of the view)."""
         return len(self._range)
 
     @property
@@ -174,61 +174,61 @@ class Manifest:
 
     @property
     def view(self) -> range:
-        """Which rows of the whole these are: all of them, unless this is a view."""
+        """The rows of the whole manifest that this one holds: all, unless it is a view."""
         return self._range
 
     @property
     def root(self) -> str | None:
-        """What is joined to relative paths."""
+        """The folder or URL that relative paths are joined to."""
         return self._root
 
     @property
     def storage(self) -> Storage | None:
-        """How remote addresses are reached, as it was given."""
+        """The storage options for URLs, as given."""
         storage: Storage | None = self._reopen.get("storage")
         return storage
 
     @property
     def cache_dir(self) -> str | None:
-        """The folder for what is made of it, as it was given; None: beside the sources, or the user's cache."""
+        """The folder for indexes, as given; None: beside the sources, or the user's cache."""
         folder: str | None = self._reopen.get("cache_dir")
         return folder
 
     @property
     def classes(self) -> list[str] | None:
-        """The names of the classes that labels stand for, as they were given; None if nobody said them."""
+        """The class names of the labels, as given, or None."""
         names = self._reopen.get("classes")
         return None if names is None else list(names)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The open sources, for tools that look closer than a table allows."""
+        """The open sources, for tools that need more than a table."""
         return self._parts
 
     def locate(self, row: int) -> tuple[Part, int]:
-        """The source that holds a row of the whole, and the row's number there."""
+        """Return the source that holds a row of the whole manifest, and the row's number in it."""
         number = int(np.searchsorted(self._starts, row, "right")) - 1
         return self._parts[number], row - int(self._starts[number])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identity of the rows, 32 hex digits: content, number of rows and options, and the range of a view.
+        """Identity of the rows, 32 hex digits: a hash of content, row count and options, and the range of a view.
 
-        Neither paths, root nor times are part of it, so a copy on another machine has the same one.
+        Paths, root and times are not part of it, so a copy on another machine has the same fingerprint.
         """
         whole = self.whole_fingerprint
         return whole if self._range == self._whole else view_fingerprint(whole, self._range)
 
     @property
     def whole_fingerprint(self) -> str:
-        """The fingerprint of what this is a view of: of the rows that `Record.row` counts."""
+        """The fingerprint of the whole manifest, whose rows `Record.row` counts, even for a view."""
         return combine([part.fingerprint for part in self._parts])
 
     def prefix_fingerprint(self, rows: int) -> str:
-        """The fingerprint that this manifest had when it ended after its first ``rows`` rows, if it ever did.
+        """Return the fingerprint that this manifest had when it held only its first ``rows`` rows.
 
-        For files that are only appended to. Lines that are skipped after the last of those rows are taken to have been
-        there, and its line feed too; `is_prefix_of_current` tries the other possibilities as well.
+        For files that are only appended to. It assumes that the line feed of the last row and the skipped lines after
+        it existed; `is_prefix_of_current` tries the other possibilities, too.
 
         Raises:
             ManifestError: a view, rows outside ``[0, len]``, or rows that end within a Parquet or Arrow file.
@@ -238,12 +238,12 @@ class Manifest:
         found = self.prefix_fingerprints(rows)
         if not found:
             raise ManifestError(
-                f"{self!r} never ended after {counted(rows, 'row')}: only files of text are appended to"
+                f"{self!r} never ended after {counted(rows, 'row')}: only text files can be appended to"
             )
         return found[0]
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Whether a manifest with this fingerprint and so many rows has since grown to be this one.
+        """Return whether a manifest with this fingerprint and number of rows has since grown into this one.
 
         Reads the file up to that row, at several GB/s.
         """
@@ -252,10 +252,9 @@ class Manifest:
         return 0 <= rows <= len(self) and fingerprint in self.prefix_fingerprints(rows)
 
     def prefix_fingerprints(self, rows: int) -> list[str]:
-        """Return all fingerprints that this manifest may have had with its first ``rows`` rows alone, the likeliest
-        first; none if those end within a Parquet or Arrow file.
+        """Return all fingerprints that this manifest may have had when it held ``rows`` rows, likeliest first.
 
-        Reads the file up to that row.
+        Empty if those rows end within a Parquet or Arrow file. Reads the file up to that row.
 
         Raises:
             ManifestError: a view, or rows outside ``[0, len]``.
@@ -267,24 +266,24 @@ class Manifest:
         return prefix_fingerprints(self._parts, rows)
 
     def reopened(self) -> Manifest:
-        """The same files with the same options as they are now, whatever they were; of a view, the same range.
+        """Return the same files in their current state, opened with the same options; for a view, the same range.
 
         Raises:
-            ManifestError: as `open` does; and a view that goes beyond the rows that there are now.
+            ManifestError: as `open`; or the view exceeds the current number of rows.
         """
         whole = Manifest.open(**self._reopen, progress=False)
         if self._range == self._whole:
             return whole
         if self._range and max(self._range[0], self._range[-1]) >= len(whole):
             raise ManifestError(
-                f"{self!r} is a view that goes beyond the {counted(len(whole), 'row')} that there are now"
+                f"{self!r} is a view that exceeds the {counted(len(whole), 'row')} of the current files"
             )
         return whole._view(self._range)
 
     def check_unchanged(self) -> None:
-        """Raise ManifestChangedError if a file was truncated, written to or touched since: one fstat each.
+        """Raise ManifestChangedError if a file was truncated, written to or touched since; costs one fstat a file.
 
-        A file that was *replaced* by renaming another over it is no change: this manifest goes on with the old one.
+        A file that was *replaced* by a rename does not count as changed: this manifest keeps reading the old one.
         """
         for part in self._parts:
             part.check()
@@ -296,7 +295,7 @@ class Manifest:
     @overload
     def __getitem__(self, index: slice) -> Manifest: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Record | Manifest:
-        """One record, or with a slice a view. IndexError outside, negative indices count from the end."""
+        """Return one record, or for a slice a view. Negative indices count from the end; IndexError outside."""
         if isinstance(index, slice):
             return self._view(self._range[index])
         try:
@@ -321,19 +320,21 @@ class Manifest:
             yield from self.records(np.arange(start, min(start + _BATCH, len(self))))
 
     def records(self, indices: Indices) -> list[Record]:
-        """The records at ``indices`` (any order, repeats allowed). The fast way to read a batch."""
+        """Return the records at ``indices`` (any order, repeats allowed): the fast way to read a batch."""
         rows = self._rows(indices)
         if self._only is not None:
             return self._make_records(self._only.values(rows), rows)
         return self._collect(rows, lambda part, places, local: part.values(local))
 
     def take(self, indices: Indices) -> pa.Table:
-        """The rows at ``indices`` as a table with `schema`, in this order.
+        """Return the rows at ``indices`` as a table with `schema`, in this order.
 
-        Raises ManifestError, beyond what every read does, for text that is not UTF-8, which Arrow cannot hold.
         Memory: the table; values pass through Python objects, 65,536 rows at a time.
+
+        Raises:
+            ManifestError: as every read; also for text that is not UTF-8, which Arrow cannot hold.
         """
-        import pyarrow as pa  # records of text do without, and it takes a while
+        import pyarrow as pa  # imported late: records of text need no Arrow
 
         rows = self._rows(indices)
         pieces = [(places, part.table(local, self._prefix)) for part, places, local in self._by_part(rows)]
@@ -345,9 +346,10 @@ class Manifest:
         return table
 
     def raw(self, indices: Indices) -> pa.LargeBinaryArray:
-        """The text of the rows at ``indices`` as it is in the file, without line ends: a large_binary array.
+        """Return the raw text of the rows at ``indices``, without line ends, as a large_binary array.
 
-        ManifestError for Parquet and Arrow, which have no text.
+        Raises:
+            ManifestError: as every read; also for Parquet and Arrow files, which have no text.
         """
         import pyarrow as pa
 
@@ -358,7 +360,7 @@ class Manifest:
         return in_order(pieces, pa.large_binary())
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """A whole column. Memory: the column, about 16 bytes and the text for each row."""
+        """Return a whole column. Memory: the column, about 16 bytes and the text for each row."""
         import pyarrow as pa
 
         if name not in self.columns:
@@ -372,11 +374,14 @@ class Manifest:
         return pa.chunked_array(chunks, self.schema.field(name).type)
 
     def gather(self, rows: Indices, most: int | None = None) -> pa.RecordBatch:
-        """Rows as they are stored, in one compact batch that refers to no file: for `parse`.
+        """Return rows as they are stored, in one compact batch that does not refer to the file; see `parse`.
 
-        A column ``line`` (large_binary) for text, CSV and JSONL; the table's columns, paths without root, for Parquet
-        and Arrow. ManifestError for sources of both kinds together. TooMuch, before they are copied, for rows that
-        have more than ``most`` bytes; a few rows may have.
+        Text, CSV and JSONL: one column ``line`` (large_binary). Parquet and Arrow: the table's columns, with paths
+        without root.
+
+        Raises:
+            ManifestError: as every read; also for sources of both kinds together.
+            TooMuch: the rows have more than ``most`` bytes; raised before they are copied. A few rows may exceed it.
         """
         wanted = self._rows(rows)
         if self._only is not None:
@@ -401,7 +406,7 @@ class Manifest:
         return as_batch(table).take(as_arrow(order))
 
     def parse(self, batch: pa.RecordBatch, rows: Indices) -> list[Record]:
-        """The records of a batch that `gather` returned, or of some of its rows; ``rows`` are their indices here.
+        """Return the records of a batch from `gather`, or of some of its rows; ``rows`` are their indices.
 
         Reads no file, unless a row does not parse.
         """
@@ -421,7 +426,7 @@ class Manifest:
         return to_rows(indices, self._range)
 
     def _by_part(self, rows: Rows) -> Iterator[tuple[Part, Rows, Rows]]:
-        """The parts that hold some of the rows, with their places in ``rows`` and their numbers in the part."""
+        """Yield each part that holds some of the rows, with their positions in ``rows`` and row numbers in the part."""
         if self._only is not None:
             if rows.size:
                 yield self._only, np.arange(len(rows)), rows
@@ -433,7 +438,7 @@ class Manifest:
             yield self._parts[number], places, rows[places] - self._starts[number]
 
     def _collect(self, rows: Rows, read: Callable[[Part, Rows, Rows], list[list[Any]]]) -> list[Record]:
-        """Records of several parts in the order of ``rows``; ``read`` gives the values of those of one part."""
+        """Return the records of several parts in the order of ``rows``; ``read`` returns the values of one part."""
         result: dict[int, Record] = {}
         for part, places, local in self._by_part(rows):
             result.update(
@@ -450,7 +455,7 @@ class Manifest:
             extras = [dict(zip(names, row, strict=True)) for row in zip(*others, strict=True)]
         else:
             extras = [{} for _ in paths]
-        # At half the price of calling Record.
+        # Half the time of calling Record.
         return list(map(tuple.__new__, repeat(Record), zip(paths, labels, rows.tolist(), extras, strict=False)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -465,7 +470,9 @@ def _reopen(arguments: dict[str, Any], fingerprints: list[str], view: range | No
     manifest = Manifest.open(**arguments, progress=False)
     for part, expected in zip(manifest._parts, fingerprints, strict=True):
         if part.fingerprint != expected:
-            raise ManifestChangedError(f"{part.path} is no longer the file that the manifest was opened on")
+            raise ManifestChangedError(
+                f"{part.path} is not the file that the manifest was opened with: its content has changed"
+            )
     return manifest if view is None else Manifest(manifest._parts, manifest._root, manifest._reopen, view)
 
 

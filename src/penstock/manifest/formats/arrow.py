@@ -19,11 +19,11 @@ from penstock.storage import SourceFile
 
 __all__ = ["open_arrow"]
 
-_RULES = 0  # an Arrow file has no lines to tell apart
+_RULES = 0  # an Arrow file has no line rules
 
 
 def open_arrow(path: str, options: Options, context: Context) -> ArrowPart:
-    """Open an Arrow file. The first time it is hashed, and the hash kept in a sidecar without offsets."""
+    """Open an Arrow file. At the first opening it is hashed, and a sidecar without offsets stores the hash."""
     reject(options, header="auto", blank="skip", comment=None)
     source = SourceFile(path)
     try:
@@ -56,7 +56,7 @@ def _convert_stream(source: SourceFile, options: Options, context: Context) -> A
 
 
 def _is_usable_in_place(source: SourceFile, reader: pa.RecordBatchFileReader) -> bool:
-    """Whether arrays lie in the mapped bytes. Those of a compressed file are decompressed into memory of their own."""
+    """Return whether the arrays are in the mapped bytes: arrays of a compressed file are decompressed elsewhere."""
     whole = pa.py_buffer(source.map)
     for k in range(reader.num_record_batches):
         arrays = reader.get_batch(k).columns

@@ -1,6 +1,6 @@
-"""What a format gives a manifest: `Part`, one open source. And `LinePart`, that of all formats kept as lines.
+"""`Part`: one open source of a manifest, the interface of formats; and `LinePart`, the part of all line formats.
 
-`ParsedPart` is the half of it that is common to lines of a file and lines that came from elsewhere.
+`ParsedPart` is the half that lines of a file share with lines from elsewhere, such as a server.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ __all__ = [
 ]
 
 Rows = npt.NDArray[np.int64]
-_FEW = 16  # rows that are read faster one by one: a batch spread over many sources has few of each
-_CHUNK = 1 << 16  # rows parsed at once: Python objects of a chunk live only until they are Arrow's
+_FEW = 16  # up to this many rows, reading one by one is faster: batches over many sources have few of each
+_CHUNK = 1 << 16  # rows parsed at once, so that few Python objects live until they are converted to Arrow
 
 
 @dataclass(frozen=True)
 class Context:
-    """How to open a source, apart from what it means."""
+    """Options for opening a source that do not affect its content."""
 
     cache_dir: str | None = None
     progress: bool | None = None
 
 
 class Part(Protocol):
-    """One open source. Row numbers are its own, checked by the caller to lie within ``[0, rows)``.
+    """One open source. Row numbers count within it; the caller has checked that they are in ``[0, rows)``.
 
     Every read first checks that the file is unchanged (`one`: see `LineIndex.one`). All errors are `ManifestError`.
     """
@@ -70,69 +70,69 @@ class Part(Protocol):
         """The names of the columns, without the cost of the schema."""
 
     def check(self) -> None:
-        """Raise ManifestChangedError if the file is not what it was."""
+        """Raise ManifestChangedError if the file has changed."""
 
     def one(self, row: int) -> list[Any]:
-        """The values of a row, one for each field of the schema."""
+        """Return the values of a row, one for each field of the schema."""
 
     def values(self, rows: Rows) -> list[list[Any]]:
-        """The values of rows, one list for each field of the schema."""
+        """Return the values of rows, one list for each field of the schema."""
 
     def table(self, rows: Rows, prefix: str) -> pa.Table:
-        """The same as a table with this schema; ``prefix`` goes before relative paths."""
+        """Return the same as a table with this schema; ``prefix`` is put before relative paths."""
 
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
-        """The rows as they are stored, compact and on their own. TooMuch if these are more than ``most`` bytes."""
+        """Return rows as they are stored, in a compact copy. TooMuch if they have more than ``most`` bytes."""
 
     def values_of(self, batch: pa.RecordBatch, rows: Rows) -> list[list[Any]]:
-        """Like `values`, from what `gather` returned for these rows."""
+        """Return the same as `values`, from the batch that `gather` returned for these rows."""
 
     def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        """The text of rows."""
+        """Return the raw text of rows."""
 
     def fingerprints_at(self, rows: int) -> list[str]:
-        """The fingerprints that this source may have had with its first ``rows`` rows alone, the likeliest first."""
+        """Return the fingerprints that this source may have had when it held ``rows`` rows, likeliest first."""
 
 
 @cache
 def _line_schema() -> pa.Schema:
-    """That of rows that are kept as lines. To make one takes as long as a tenth of a batch."""
+    """Return the schema of rows stored as lines. Cached: creating it takes a tenth of the time of a batch."""
     import pyarrow as pa
 
     return pa.schema([("line", pa.large_binary())])
 
 
 class Parser(Protocol):
-    """From the text of rows to values."""
+    """Parses the text of rows into values."""
 
     columns: tuple[Column, ...]
 
     def parse(self, lines: list[str]) -> list[list[Any]]:
-        """One list of values for each of ``columns``. BadRow if a line does not parse."""
+        """Return one list of values for each of ``columns``; BadRow if a line does not parse."""
 
     def parse_one(self, line: str) -> list[Any]:
-        """The values of one line, one for each of ``columns``."""
+        """Return the values of one line, one for each of ``columns``."""
 
 
 def part_fingerprint(digest: bytes, rows: int, options: bytes) -> str:
-    """Identity of a source: its content, how many rows it has, and how they are read. Neither path nor time."""
+    """Return the identity of a source: a hash of content, row count and options, without path and time."""
     return xxhash.xxh3_128_hexdigest(digest + rows.to_bytes(8, "little") + options)
 
 
 def join_root(prefix: str, paths: list[str]) -> list[str]:
-    """Paths with the root before them, unless they are absolute. No path is empty: parsers see to that."""
+    """Return paths joined to the root, unless they are absolute. Parsers guarantee that no path is empty."""
     return [path if path[0] == "/" else prefix + path for path in paths] if prefix else paths
 
 
 def reject(options: Options, **arguments: object) -> None:
-    """ConfigError for arguments, given as name=default, that make no sense for this format."""
+    """Raise ConfigError for arguments, passed as name=default, that this format does not support."""
     for name, default in arguments.items():
         if getattr(options, name) != default:
-            raise ConfigError(f"{name}={getattr(options, name)!r} makes no sense for the format {options.format!r}")
+            raise ConfigError(f"{name}={getattr(options, name)!r} is not supported by the format {options.format!r}")
 
 
 def open_lines(source: SourceFile, parser: Parser, rules: LineRules, options: Options, context: Context) -> LinePart:
-    """A part for a source of lines. Its sidecar has the short name with the rules that its extension lets expect."""
+    """Open a source of lines. Its sidecar has the short name if the rules are the usual ones for the extension."""
     delimiter = {".csv": ",", ".tsv": "\t"}.get(os.path.splitext(source.path)[1].lower())
     usual = rules.delimiter == delimiter and rules.header == (delimiter is not None)
     plain = usual and rules.blank == "skip" and rules.comment is None
@@ -142,7 +142,7 @@ def open_lines(source: SourceFile, parser: Parser, rules: LineRules, options: Op
 
 
 class ParsedPart:
-    """Lines and their parser. Whoever has the lines adds `values`, `raw` and `_fail`."""
+    """Lines with a parser. Subclasses provide the lines: `values`, `raw` and `_fail`."""
 
     def __init__(self, parser: Parser) -> None:
         self.parser = parser
@@ -150,7 +150,7 @@ class ParsedPart:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        import pyarrow as pa  # records of lines do without
+        import pyarrow as pa  # imported late: records of lines need no Arrow
 
         return pa.schema([(c.name, c.arrow_type or pa.string()) for c in self.parser.columns])
 

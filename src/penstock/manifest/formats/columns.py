@@ -1,4 +1,4 @@
-"""The types of columns that a file brings with it: what suits a manifest, and the cast to the manifest's own types."""
+"""Typed columns of a file: which types a manifest accepts, and the cast to the manifest's types."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ INVALID = (
     *(pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError),
     *(pa.ArrowMemoryError, UnicodeDecodeError),
 )
-"""What Arrow raises for files that are not what they should be; the last ones for sizes and for names of columns."""
+"""The exceptions of Arrow for invalid files; the last two for sizes and for column names."""
 
 
 def final_schema(path: str, schema: pa.Schema, columns: tuple[Column, ...]) -> pa.Schema:
-    """The names and types that the wanted columns will have.
+    """Return the names and types of the wanted columns after the cast.
 
-    Raises ManifestError for a column that is missing, not unique, or of another kind than it was said to be.
+    Raises:
+        ManifestError: a column is missing, not unique, or of another type than declared.
     """
     fields = []
     try:
@@ -66,9 +67,10 @@ def _suits(column: Column, have: pa.DataType) -> bool:
 def cast_batch(
     path: str, batch: pa.RecordBatch, columns: tuple[Column, ...], schema: pa.Schema, rows: npt.NDArray[np.int64]
 ) -> pa.RecordBatch:
-    """The batch with ``columns``, in this order, cast to ``schema``; ``rows`` are the numbers for error messages.
+    """Return the batch with ``columns``, in this order, cast to ``schema``; ``rows`` are row numbers for errors.
 
-    Raises ManifestError for null or empty paths, null labels, and values that do not fit.
+    Raises:
+        ManifestError: null or empty paths, null labels, or values that do not fit the type.
     """
     arrays = [
         _cast(path, column, batch.column(column.source), field.type, rows)
@@ -100,7 +102,7 @@ def _cast(path: str, column: Column, array: pa.Array, wanted: pa.DataType, rows:
 
 
 def offsets_of(column: pa.Array) -> npt.NDArray[Any] | None:
-    """Where the texts of a column begin in its bytes, and the last one ends; None if it holds no texts."""
+    """Return the offsets of a text column: the begin of each text, and the end of the last; None for other columns."""
     kind = column.type
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
@@ -113,7 +115,7 @@ def offsets_of(column: pa.Array) -> npt.NDArray[Any] | None:
 
 
 def damage_of(column: pa.Array) -> str | None:
-    """What is wrong with a column, if anything. Of texts their offsets alone are read: they may be of any bytes."""
+    """Return what is damaged in a column, or None. Texts may be any bytes, so only their offsets are checked."""
     try:
         column.validate()
         offsets = offsets_of(column)
@@ -124,11 +126,11 @@ def damage_of(column: pa.Array) -> str | None:
         return str(error)
     data = column.buffers()[2]
     inside = int(offsets[0]) >= 0 and int(offsets[-1]) <= (0 if data is None else data.size)
-    return None if inside and (offsets[1:] >= offsets[:-1]).all() else "offsets of its texts lead outside of it"
+    return None if inside and (offsets[1:] >= offsets[:-1]).all() else "text offsets outside of the column"
 
 
 def shown(value: pa.Scalar) -> str:
-    """A value for error messages, cut to a readable length."""
+    """Return a value for error messages, cut to a readable length."""
     try:
         return repr(value.as_py())[:80]
     except UnicodeDecodeError:
@@ -136,7 +138,7 @@ def shown(value: pa.Scalar) -> str:
 
 
 def as_batch(table: pa.Table) -> pa.RecordBatch:
-    """The table as one batch. ManifestError if a column of strings is over 2 GiB, more than one batch can hold."""
+    """Return the table as one batch; ManifestError if a string column exceeds 2 GiB, the limit of a batch."""
     batches = table.combine_chunks().to_batches()
     if len(batches) > 1:
         raise ManifestError(

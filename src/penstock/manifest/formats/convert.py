@@ -1,7 +1,7 @@
-"""Sources that cannot be mapped, converted once to an uncompressed Arrow file in the cache.
+"""Convert sources that cannot be mapped, once, to an uncompressed Arrow file in the cache.
 
-It has the wanted columns only, in their final types, and is written a batch at a time. Its schema carries the header of
-a sidecar, which says for which source, in which state and with which options it was made.
+The file holds the wanted columns only, in their final types, and is written batch by batch. The metadata of its schema
+holds a sidecar header: the source, its state, and the options of the conversion.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from penstock.storage import SourceFile, file_lock, io_error, write_atomically
 __all__ = ["convert_source"]
 
 _KEY = b"penstock"
-_ROWS = 1 << 20  # of a batch: few batches make random access fast ...
-_BYTES = 64 << 20  # ... and each is in memory while it is written
+_ROWS = 1 << 20  # rows of a batch: few batches make random access fast ...
+_BYTES = 64 << 20  # bytes of a batch: ... but each is in memory while it is written
 
 
 def convert_source(
     source: SourceFile, schema: pa.Schema, batches: Iterable[pa.RecordBatch], options: Options, context: Context
 ) -> ArrowPart:
-    """The part upon the source's conversion; ``batches`` are read only if that is missing or out of date.
+    """Return the part over the source's conversion; ``batches`` are read only if it is missing or out of date.
 
     Raises:
-        ManifestError: a missing column, another type, a null path or label, a damaged source.
+        ManifestError: a missing column, a wrong type, a null path or label, or a damaged source.
         ManifestIOError: the conversion cannot be written.
     """
     final = final_schema(source.path, schema, options.wanted)
@@ -49,7 +49,7 @@ def convert_source(
         return part
     try:
         with file_lock(target):
-            part = _load(target, source, rules, options)  # another process may have made it while we waited
+            part = _load(target, source, rules, options)  # another process may have written it while we waited
             if part is None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _write(target, source, rules, final, _typed(source.path, batches, options, final), context)
@@ -97,7 +97,7 @@ def _write(
                 for batch in _regroup(batches):
                     writer.write_batch(batch)
                     rows += batch.num_rows
-                    # How much of the source that was is not known; what was written says about as much.
+                    # The progress in the source is unknown; the bytes written are a good estimate.
                     progress(min(batch.nbytes, source.size - done))
                     done = min(done + batch.nbytes, source.size)
             source.check()
@@ -113,8 +113,8 @@ def _typed(
             rows = np.arange(start, start + batch.num_rows)
             start += batch.num_rows
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                if why := damage_of(column):  # Arrow would follow it, and end the process
-                    raise ManifestError(f"{path} is damaged in column {name!r}, behind row {int(rows[0])}: {why}")
+                if why := damage_of(column):  # Arrow would follow a bad offset and crash the process
+                    raise ManifestError(f"{path} is damaged in column {name!r}, after row {int(rows[0])}: {why}")
             yield cast_batch(path, batch, options.wanted, final, rows)
     except (*INVALID, OSError) as error:
         if isinstance(error, ManifestError):

@@ -1,4 +1,4 @@
-"""CSV and TSV: records as in RFC 4180, with or without a header; fields in quotes may hold line feeds."""
+"""CSV and TSV: records as in RFC 4180, with or without a header; quoted fields may hold line feeds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from penstock.storage import SourceFile
 __all__ = ["CsvParser", "open_csv", "open_tsv"]
 
 _HEAD = 1 << 20  # a header is not longer than this
-_LONG = 1 << 16  # the csv module refuses fields of twice this length
+_LONG = 1 << 16  # the csv module rejects fields of twice this length
 
 
 class CsvParser:
-    """Splits records into ``count`` fields and picks columns: ``places`` has the numbers of each column's fields.
+    """Splits records into ``count`` fields and selects columns: ``places`` holds the field numbers of each column.
 
-    A column of several values takes as many fields, or one field with the values separated by spaces.
+    A column of several values spans as many fields, or is one field of values separated by spaces.
     """
 
     def __init__(self, columns: tuple[Column, ...], places: list[list[int]], count: int, delimiter: str) -> None:
@@ -67,10 +67,14 @@ class CsvParser:
         try:
             found = self._split(line)
         except csv.Error as error:
-            reason = "a carriage return in a field without quotes" if "\r" in line else str(error)
+            reason = "a carriage return in an unquoted field" if "\r" in line else str(error)
             raise BadRow(index, "fields", reason) from None
         if len(found) != self.count:
-            hint = "" if self.count != len(self.columns) else "; name them all with columns=, '_' for those to ignore"
+            hint = (
+                ""
+                if self.count != len(self.columns)
+                else "; name all of them with columns=, with '_' for fields to ignore"
+            )
             raise BadRow(index, "fields", f"expected {self.count} fields, found {len(found)}{hint}")
         values = []
         for column, place in self._pairs():
@@ -90,7 +94,7 @@ class CsvParser:
             rows = list(csv.reader([line], delimiter=self.delimiter))
             return rows[0] if rows else []
         fields, position = [], -1
-        while position < len(line):  # a delimiter at the very end leaves one more field, an empty one
+        while position < len(line):  # a trailing delimiter adds one empty field
             match = self._field.match(line, position + 1)
             if match is None:
                 raise csv.Error("a quoted field is never closed")
@@ -101,14 +105,14 @@ class CsvParser:
 
 
 def split_head(source: SourceFile, rules: LineRules) -> list[str]:
-    """The fields of the first record; [] for a file without one."""
+    """Return the fields of the first record; [] for an empty file."""
     head = source.read(_HEAD, 0)
     piece = memoryview(head.removeprefix(BOM))
     delimiter = rules.delimiter or ","
     try:
         ends, _ = ExactRecords(delimiter, rules.comment).find(piece, final=len(head) == source.size)
     except Unclosed:
-        return []  # indexing will say where
+        return []  # indexing will report it
     start = 0
     for end in [*ends.tolist(), len(piece)]:
         record = bytes(piece[start:end]).decode("utf-8", "surrogateescape").rstrip("\r\n")
@@ -116,7 +120,7 @@ def split_head(source: SourceFile, rules: LineRules) -> list[str]:
             try:
                 return next(csv.reader([record], delimiter=delimiter), [])
             except csv.Error:
-                return []  # no header is like that; as a row it is reported when it is read
+                return []  # not a header; reading it as a row will report it
         start = end
     return []
 

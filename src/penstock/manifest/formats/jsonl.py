@@ -18,7 +18,7 @@ _decode = json.JSONDecoder().decode
 
 
 class JsonParser:
-    """Picks columns from objects. A column without a type keeps its values, whatever they are."""
+    """Selects columns from JSON objects. A column without a type keeps values of any type."""
 
     def __init__(self, columns: tuple[Column, ...]) -> None:
         self.columns = columns
@@ -69,7 +69,7 @@ def _values(column: Column, values: list[Any]) -> list[Any]:
 
 
 def _scalars(kind: str, values: list[Any]) -> list[Any]:
-    if not set(map(type, values)) <= set(_TYPES[kind]):  # a bool is no int here
+    if not set(map(type, values)) <= set(_TYPES[kind]):  # a bool does not count as an int
         raise ValueError(f"not {kind}")
     if kind == "float":
         try:

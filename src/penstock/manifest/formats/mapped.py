@@ -23,17 +23,17 @@ Rows = npt.NDArray[np.int64]
 
 
 def open_mapped(source: SourceFile) -> pa.RecordBatchFileReader:
-    """A reader of the mapped bytes; ArrowInvalid if they are no Arrow file."""
+    """Return a reader of the mapped bytes; ArrowInvalid if they are not an Arrow file."""
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(source.map if source.map is not None else b"")))
 
 
 def damaged(path: str, error: Exception) -> ManifestError:
-    """The error for what Arrow says of a file that it can open and not read."""
+    """Return the error for a file that Arrow can open but not read."""
     return ManifestError(f"{path} is truncated or damaged: {error}; write it anew")
 
 
 class ColumnPart:
-    """What follows for a part that has columns and no lines: all it needs to know is how to `gather` rows."""
+    """A part with columns instead of lines. Subclasses only `gather` rows."""
 
     path: str
     schema: pa.Schema
@@ -59,18 +59,18 @@ class ColumnPart:
         return join_paths(pa.Table.from_batches([self.gather(rows)]), prefix)
 
     def raw(self, rows: Rows) -> pa.LargeBinaryArray:
-        raise ManifestError(f"{self.path} has columns and no lines, so there is no raw text; use take")
+        raise ManifestError(f"{self.path} has columns and not lines, so it has no raw text; use take")
 
 
 class ArrowPart(ColumnPart):
     """Columns of a memory-mapped Arrow file.
 
     Args:
-        source: what the user named.
+        source: the file that the user named.
         mapped: the Arrow file: the source itself, or its conversion.
-        columns: what to read from ``mapped``, and how.
-        digest: hash of the source.
-        options: goes into the fingerprint.
+        columns: the columns to read from ``mapped``, with their types.
+        digest: the hash of the source.
+        options: part of the fingerprint.
 
     Memory: about a kilobyte for each record batch.
     """
@@ -109,7 +109,7 @@ class ArrowPart(ColumnPart):
             raise damaged(self.path, error) from error
 
     def _check_batches(self, rows: Rows) -> None:
-        """Look once at each batch that is read: Arrow follows offsets wherever they lead, which ends the process.
+        """Check each batch before its first read: Arrow does not check offsets, and a bad one crashes the process.
 
         Raises:
             ManifestError: the file is damaged.
@@ -123,7 +123,7 @@ class ArrowPart(ColumnPart):
                 self._sound[number] = 1
 
     def _text_bytes(self, rows: Rows) -> int:
-        """Bytes of the texts of rows; what else there is takes the same for each row."""
+        """Return the bytes of the texts of rows; other columns have a fixed size per row."""
         numbers = np.searchsorted(self._starts, rows, "right") - 1
         total = 0
         for number in np.unique(numbers).tolist():
@@ -132,7 +132,7 @@ class ArrowPart(ColumnPart):
         return total
 
     def _take(self, rows: Rows) -> pa.RecordBatch:
-        """Rows in this order, taken batch by batch: Arrow itself would first copy all batches into one."""
+        """Return rows in this order, batch by batch: Arrow's own take would first copy all batches into one."""
         numbers = np.searchsorted(self._starts, rows, "right") - 1
         local = rows - self._starts[numbers]
         first = int(numbers[0])
@@ -147,7 +147,7 @@ class ArrowPart(ColumnPart):
         return as_batch(pa.Table.from_batches(pieces)).take(as_arrow(back))
 
     def fingerprints_at(self, rows: int) -> list[str]:
-        # No file that grows by appending.
+        # Arrow files cannot be appended to.
         return [self.fingerprint] if rows == self.rows else []
 
 
@@ -157,10 +157,12 @@ def _text_bytes(column: pa.Array, rows: Rows) -> int:
 
 
 def python_values(batch: pa.RecordBatch, path: str, rows: Rows) -> list[list[Any]]:
-    """The columns of a batch as lists of Python objects, the paths first.
+    """Return the columns of a batch as lists of Python objects, the paths first.
 
-    Paths may be of any bytes, as the names of files may. ManifestError, with file and row, for other text that is not
-    UTF-8: Arrow reads what others wrote without a look at it.
+    Paths may be any bytes, as file names may.
+
+    Raises:
+        ManifestError: other text that is not UTF-8, which Arrow does not check. Names the file and row.
     """
     names, others = batch.schema.names[1:], batch.columns[1:]
     values = [texts(batch.column(0).cast(pa.large_binary()))]
@@ -184,7 +186,7 @@ def _is_utf8(value: pa.Scalar) -> bool:
 
 
 def join_paths(table: pa.Table, prefix: str) -> pa.Table:
-    """The table with ``prefix`` before relative paths."""
+    """Return the table with ``prefix`` put before relative paths."""
     if not prefix:
         return table
     paths = table.column("path")

@@ -1,4 +1,4 @@
-"""Parquet: converted once to an Arrow file in the cache, a row group at a time, the wanted columns only."""
+"""Parquet: converted once to an Arrow file in the cache, row group by row group, with the wanted columns only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.storage import SourceFile
 
 __all__ = ["open_parquet"]
 
-_ROWS = 1 << 16  # read at once
+_ROWS = 1 << 16  # rows read at once
 
 
 def open_parquet(path: str, options: Options, context: Context) -> ArrowPart:
-    """Open a Parquet file by its conversion."""
+    """Open a Parquet file through its conversion."""
     reject(options, header="auto", blank="skip", comment=None)
     source = SourceFile(path)
     try:

@@ -1,7 +1,7 @@
 """Text: ``path label``, one sample per line, separated by spaces or tabs.
 
-The fields after the path are taken from the right, so that a path may hold spaces. Spaces and tabs around a field do
-not belong to it.
+Fields after the path are split off from the right, so a path may contain spaces. Spaces and tabs around a field are
+stripped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SEPARATORS = " \t"
 
 
 class TextParser:
-    """Splits lines of text; ``columns`` as in the file, the path first."""
+    """Splits lines of text; ``columns`` are in file order, the path first."""
 
     def __init__(self, columns: tuple[Column, ...], wanted: tuple[Column, ...]) -> None:
         if columns[0].name != "path":
@@ -40,7 +40,7 @@ class TextParser:
         self._usual = [(c.name, c.kind, c.width) for c in columns] == [("path", "str", 0), ("label", "int", 0)]
 
     def parse_one(self, line: str) -> list[Any]:
-        """Like `parse` for one line; ``path 123`` without anything unusual about it takes a short way."""
+        """Return the values of one line, as `parse` does, with a fast path for plain ``path 123``."""
         if self._usual:
             path, _, text = line.rpartition(" ")
             if path and text.isdecimal() and text.isascii() and len(text) < 19:
@@ -56,8 +56,8 @@ class TextParser:
             first, *rest = zip(*rows, strict=True)
             if len(rest) != count or any("" in rest[k] or "\t" in "".join(rest[k]) for k in self._texts):
                 raise ValueError
-            # Between the last `count` spaces there is a field each (a tab or nothing is no number, either), and what is
-            # left of them is the path.
+            # The last `count` spaces separate the fields (a tab or an empty text does not parse as a number); the rest
+            # is the path.
             paths = [text.strip(_SEPARATORS) for text in first]
             if "" in paths:
                 raise ValueError
@@ -68,7 +68,7 @@ class TextParser:
             return [list(column) for column in columns]
 
     def _parse_one(self, index: int, line: str) -> list[Any]:
-        """One line of any spacing, or the reason why it does not parse."""
+        """Return the values of a line with any spacing; BadRow, with the reason, if it does not parse."""
         rest, fields = line.strip(_SEPARATORS), []
         for _ in range(self._fields):
             cut = max(rest.rfind(" "), rest.rfind("\t"))
