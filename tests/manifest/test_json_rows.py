@@ -80,5 +80,5 @@ def test_a_lone_surrogate_cannot_be_a_string_of_arrow(write: WriteFile) -> None:
 
 
 def test_a_header_makes_no_sense(write: WriteFile) -> None:
-    with pytest.raises(ConfigError, match="header=True makes no sense"):
+    with pytest.raises(ConfigError, match="header=True is not supported"):
         Manifest.open(write("", suffix=".jsonl"), header=True)
