@@ -162,7 +162,7 @@ def test_a_folder_in_the_place_of_the_types_is_named(cache: Path) -> None:
     (kept,) = (cache / "penstock" / "packs").glob("*.types")
     kept.unlink()
     kept.mkdir()
-    with pytest.raises(DataFileIOError, match=rf"{kept}: a folder is in the place of a file .*: remove it"):
+    with pytest.raises(DataFileIOError, match=rf"{kept} is a folder, but should be a file .*: remove it"):
         make(LENGTHS)
 
 

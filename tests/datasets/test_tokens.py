@@ -339,7 +339,7 @@ def test_odd_files(tmp_path: Path) -> None:
     np.save(floats, np.zeros(9))
     np.save(names, np.array(["a", None], object), allow_pickle=True)
     for source, options, error, message in (
-        (written("odd.bin", bytes(33)), {"dtype": "uint16"}, DataFileError, "33 bytes, which is no whole number"),
+        (written("odd.bin", bytes(33)), {"dtype": "uint16"}, DataFileError, "33 bytes, which is not a whole number"),
         (written("empty.bin", b""), {"dtype": "uint16"}, DataFileError, "too few tokens"),
         (written("short.bin", bytes(4)), {"dtype": "uint16"}, DataFileError, "too few tokens"),
         (written("raw.bin", bytes(64)), {}, ConfigError, "give its type"),

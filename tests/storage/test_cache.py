@@ -82,7 +82,7 @@ class TestCopies:
                 server.put("a.bin", bytes(len(DATA)))
 
         server.fault = fault
-        with pytest.raises(StorageChangedError, match="was changed while it was being read"):
+        with pytest.raises(StorageChangedError, match="changed while it was read"):
             storage.local_path(url)
         assert files(storage.the_cache().folder) == []
         assert Path(storage.local_path(url)).read_bytes() == bytes(len(DATA))
@@ -281,7 +281,7 @@ class TestProcesses:
         for thread in threads:
             thread.join(HANG)
         assert len(errors) == 5
-        assert sum("which this one waited for" in str(error) for error in errors) == 4
+        assert sum("whose download this one waited for" in str(error) for error in errors) == 4
 
     @full_only("waits for real time-outs")
     def test_a_holder_that_is_stopped_is_an_error(self, server: Any, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_large_tables_are_mapped_and_pickle_as_a_path(monkeypatch: pytest.Monkey
     assert len(pickled) < 1_000
     assert pickle.loads(pickled).rows.tolist() == index.rows.tolist()
     index.path.unlink()
-    with pytest.raises(DataFileIOError, match="make the sampler or data set anew"):
+    with pytest.raises(DataFileIOError, match="create the sampler or dataset again"):
         pickle.loads(pickled)
     small = pickle.loads(pickle.dumps(ClassIndex.open(KEYS[:100], 7)))
     assert small.rows.tolist() == expected(KEYS[:100], 7)[0]
@@ -101,20 +101,20 @@ def test_a_damaged_file_is_made_again(damage: str, tmp_path: Path) -> None:
 
 
 def test_bad_keys_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="row 2 has class 3, and there are classes 0 to 2"):
+    with pytest.raises(ConfigError, match="row 2 has class 3, but the classes are 0 to 2"):
         ClassIndex.open(np.array([0, 2, 3]), 3, cache_dir=tmp_path)
     with pytest.raises(ConfigError, match="row 1 has class -1"):
         ClassIndex.open(np.array([0, -1]), 3)
-    with pytest.raises(ConfigError, match="classes are integers, one a row, got float64"):
+    with pytest.raises(ConfigError, match="classes must be integers, one a row, got float64"):
         ClassIndex.open(np.array([0.0, 1.0]), 3)
-    with pytest.raises(ConfigError, match="row 1 is not in the class"):
+    with pytest.raises(ConfigError, match="row 1 is not in the given class"):
         ClassIndex.open(np.array([0, 2, 1]), 3).find(np.array([0, 1]), np.array([0, 0]))
     assert list(tmp_path.iterdir()) == [], "nothing half-made is left"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataFileIOError, match="pass a folder that can be written as cache_dir="):
+    with pytest.raises(DataFileIOError, match="pass a writable folder as cache_dir="):
         ClassIndex.open(KEYS, 7, cache_dir=tmp_path / "file")
     if os.getuid() == 0:
         pytest.skip("root may write anywhere")
@@ -123,6 +123,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     shut.mkdir(parents=True)
     shut.chmod(0o500)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.warns(UserWarning, match="one of its own in memory, 4 bytes a row"):
+    with pytest.warns(UserWarning, match="its own copy in memory, 4 bytes a row"):
         index = ClassIndex.open(KEYS, 7)
     assert index.rows.tolist() == expected(KEYS, 7)[0]

@@ -60,7 +60,7 @@ def write(name: str, size: int = 1000, *, days: float = 0.0, kind: str = "classe
 def test_a_folder_in_the_place_of_a_file_is_named(kind: str) -> None:
     path = kept_path(kind, "a.x")
     path.mkdir(parents=True)
-    with pytest.raises(DataFileIOError, match=rf"{path}: a folder is in the place of a file \({KINDS[kind]}\)"):
+    with pytest.raises(DataFileIOError, match=rf"{path} is a folder, but should be a file \({KINDS[kind]}\)"):
         kept_path(kind, "a.x")
 
 

@@ -83,7 +83,7 @@ def test_folders_match_no_pattern(s3: Any) -> None:
     assert Storage().glob("s3://data/lists/*") == ["s3://data/lists/a.txt"]
     with pytest.raises(StorageNotFoundError, match="no object matches"):
         Storage().glob("s3://data/li*")
-    with pytest.raises(StorageError, match=r"s3://data/lists/a\.txt.*nonsense.*options of s3fs"):
+    with pytest.raises(StorageError, match=r"s3://data/lists/a\.txt.*nonsense.*option of s3fs"):
         Storage({"nonsense": 1}).read("s3://data/lists/a.txt")
 
 

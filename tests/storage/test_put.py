@@ -69,7 +69,7 @@ def test_web_servers(store: Store, server: Any) -> None:
     assert read_object(url) == DATA
     assert Storage().put(url + "?signature=hush", b"new")
     assert read_object(url) == b"new"
-    with pytest.raises(StorageError, match=r"cannot write http.*/a\.pidx: the store has no way to do that"):
+    with pytest.raises(StorageError, match=r"cannot write http.*/a\.pidx: the store does not support this"):
         Storage().put(url, DATA, if_absent=True)
     with pytest.raises(StorageError, match=r"cannot write http.*/a\.bin\?\.\.\.: HTTP 501") as caught:
         Storage().put(server.put("a.bin", DATA) + "?signature=hush", b"")
@@ -92,7 +92,7 @@ def test_files(tmp_path: Path) -> None:
     assert Storage().put(f"file://{path}", b"new")
     assert Storage().put(tmp_path / "b.pidx", DATA, if_absent=True)
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == {"a.pidx": b"new", "b.pidx": DATA}
-    with pytest.raises(StorageNotFoundError, match="no such folder"):
+    with pytest.raises(StorageNotFoundError, match="its folder does not exist"):
         Storage().put(tmp_path / "none" / "a", DATA)
 
 

@@ -52,7 +52,7 @@ def test_a_changed_object(s3: Any, tmp_path: Path) -> None:
     source = open_source("s3://data/a")
     old = local_path("s3://data/a", cache=tmp_path)
     s3.put_object(Bucket="data", Key="a", Body=bytes(len(DATA)))
-    with pytest.raises(StorageChangedError, match="s3://data/a was changed while it was being read: its etag was"):
+    with pytest.raises(StorageChangedError, match="s3://data/a changed while it was read: its etag was"):
         source.read_at(0, 10)
     new = local_path("s3://data/a", cache=tmp_path)
     assert new != old
@@ -69,7 +69,7 @@ def test_what_is_not_there(s3: Any) -> None:
         open_source("s3://no-such-bucket/none")
     with pytest.raises(StorageNotFoundError, match="does not exist"):
         read_object("s3://data/none")
-    with pytest.raises(StorageError, match="an object is named s3://bucket/key"):
+    with pytest.raises(StorageError, match="an object has a URL such as s3://bucket/key"):
         open_source("s3://data")
 
 
@@ -77,7 +77,7 @@ def test_no_credentials(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with pytest.raises(StorageAuthError, match=r"no credentials for S3 were found.*'anon': True"):
+    with pytest.raises(StorageAuthError, match=r"no credentials for S3 found.*'anon': True"):
         Storage(idle=29).open("s3://data/a")  # other options, so that a client of its own is made
 
 

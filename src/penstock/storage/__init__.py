@@ -1,9 +1,9 @@
-"""Files of this machine and objects of others: sources that notice a change, look-ahead, retries, the local cache.
+"""Local files and remote objects: sources that detect changes, read-ahead, retries, and the local cache.
 
-On disk: open files that notice a change, the user's cache folder, atomic writes and locks. Elsewhere: `open_source`,
-`local_path`, `read_object`, with `Storage` for how and `Cache` for local copies.
+Local: open files that detect changes, the user's cache folder, atomic writes and locks. Remote: `open_source`,
+`local_path` and `read_object`, with the options in `Storage` and local copies in `Cache`.
 
-The names are imported when they are first used: files of this machine need no retries, downloads or locks.
+Names are imported at first use: local files need no retries, downloads or locks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a kind of object store has to offer, and the threads that wait for its answers.
+"""The interface of object stores, and the threads that wait for their answers.
 
-A back end asks once and reports what it sees; it neither retries nor judges. Retrying, resuming and comparing is the
-business of `penstock.storage.transfer`.
+A backend sends one request and reports the answer. `penstock.storage.transfer` retries, resumes and compares versions.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from penstock.threads import Daemon
 
 __all__ = ["Backend", "Cancel", "Guarded", "Receiver", "Stat", "Transient", "call_in_thread"]
 
-_SPARE = 1.0  # seconds after which a thread that nobody needs ends
-_PATIENCE = 1.0  # seconds at exit: bytes that come end a call that was given up, and a server that hangs sends none
+_SPARE = 1.0  # seconds after which an idle thread ends
+_SHUTDOWN_TIMEOUT_S = 1.0  # an abandoned call ends when its next bytes arrive; a hung server sends none
 
 T = TypeVar("T")
 Job = Callable[[], Callable[[], None]]
@@ -30,9 +29,9 @@ Job = Callable[[], Callable[[], None]]
 
 @dataclass(frozen=True)
 class Stat:
-    """What identifies the version of an object: size in bytes, entity tag, time of its last modification as text.
+    """The identity of an object's version: size in bytes, etag, modification time as text.
 
-    ``ranged`` says whether the server answers requests for parts.
+    ``ranged``: whether the server supports range requests.
     """
 
     size: int
@@ -42,11 +41,11 @@ class Stat:
 
     @property
     def fingerprint(self) -> str:
-        """One text that changes when the object does, as far as the server tells."""
+        """A text that changes with the object, as far as the server shows."""
         return f"{self.size}:{self.etag or self.modified}"
 
     def difference(self, other: Stat) -> str:
-        """What tells this from another look at the same object; empty when nothing does."""
+        """Return how this version differs from another one of the same object; empty if it does not."""
         if self.size != other.size:
             return f"it had {self.size:,} bytes and has {other.size:,}"
         if self.etag and other.etag:
@@ -57,25 +56,25 @@ class Stat:
 
 
 class Transient(Exception):
-    """What may go well the next time: a cut, a timeout, an answer 5xx."""
+    """A failure that a retry may fix: a lost connection, a timeout, a 5xx status."""
 
 
 class Receiver(Protocol):
-    """What a request is answered to. Called from whichever thread the answer arrives in; what it raises ends it."""
+    """Receives the answer to a request, in the thread where it arrives; an exception ends the request."""
 
     @property
     def ranged(self) -> bool:
-        """False where the server is known to have no ranges."""
+        """False if the server is known not to support ranges."""
 
     def begun(self, stat: Stat, offset: int) -> None:
-        """The answer begins, and its first byte is the object's byte ``offset``."""
+        """Note the start of the answer: its first byte is byte ``offset`` of the object."""
 
     def piece(self, data: bytes | memoryview) -> bool:
-        """Some bytes, in order; False once no more are wanted."""
+        """Take the next bytes; return False when no more are wanted."""
 
 
 class Cancel:
-    """Ends transfers that are under way in other threads: `set` it, and what they wait for is given up."""
+    """Cancels transfers in other threads: `set` it, and they stop waiting."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -83,11 +82,11 @@ class Cancel:
         self._calls: dict[int, Callable[[], object]] = {}
 
     def is_set(self) -> bool:
-        """Whether everything is to be given up."""
+        """Return whether it is set."""
         return self._event.is_set()
 
     def set(self) -> None:
-        """Cancel everything that was and will be begun with this."""
+        """Cancel all present and future transfers that use this object."""
         with self._lock:
             self._event.set()
             calls = list(self._calls.values())
@@ -95,11 +94,11 @@ class Cancel:
             call()
 
     def sleep(self, seconds: float) -> None:
-        """Wait, unless it is set."""
+        """Wait this long, or until it is set."""
         self._event.wait(seconds)
 
     def add(self, call: Callable[[], object]) -> int:
-        """Have something called by `set`; at once where it was set before. Returns the key for `remove`."""
+        """Register a function that `set` calls; call it at once if already set. Return the key for `remove`."""
         with self._lock:
             self._calls[id(call)] = call
             late = self._event.is_set()
@@ -108,42 +107,42 @@ class Cancel:
         return id(call)
 
     def remove(self, key: int) -> None:
-        """Forget what `add` returned this key for; nothing if that is done already."""
+        """Unregister the function of this key; no error if it is gone."""
         with self._lock:
             self._calls.pop(key, None)
 
 
 class Backend(Protocol):
-    """One kind of store. Used by several threads at once; made anew in every process.
+    """One kind of store. Used by several threads at once; each process creates its own.
 
-    All raise `Transient`, StorageNotFoundError, StorageAuthError or StorageError; and TimeoutError past ``deadline``, a
-    time of `time.monotonic`. ``idle`` is how long no byte may come.
+    All methods raise `Transient`, StorageNotFoundError, StorageAuthError or StorageError; and TimeoutError after
+    ``deadline``, a time of `time.monotonic`. ``idle``: seconds allowed without a byte.
     """
 
     def stat(self, url: str, *, idle: float, deadline: float, cancel: Cancel) -> Stat:
-        """Size and version."""
+        """Return size and version."""
 
     def fetch(
         self, url: str, begin: int, end: int | None, into: Receiver, *, idle: float, deadline: float, cancel: Cancel
     ) -> None:
-        """Ask for the bytes from ``begin`` to before ``end``, or for all from there on."""
+        """Request the bytes ``[begin, end)``, or all from ``begin`` on, and pass them to ``into``."""
 
     def put(self, url: str, data: bytes, *, if_absent: bool, idle: float, deadline: float, cancel: Cancel) -> bool:
-        """Write an object as a whole; False where ``if_absent`` was asked and there is one."""
+        """Write a whole object; return False if ``if_absent`` and it exists."""
 
     def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
-        """The addresses that a pattern matches, sorted, with their versions."""
+        """Return the URLs that match a pattern, sorted, with their versions."""
 
 
 class _Threads:
-    """Threads that wait for answers: made when none is free, they end when none is needed for a while."""
+    """Threads that wait for answers: started when none is free; an idle one ends after a while."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[SimpleQueue[Job | None]] = []  # the box of each thread that waits
+        self._free: list[SimpleQueue[Job | None]] = []  # the queue of each idle thread
 
     def run(self, job: Job) -> None:
-        """Have something done, and what it returns called once the thread is free."""
+        """Run a job in a thread, and call its result once the thread is free."""
         with self._lock:
             box = self._free.pop() if self._free else None
         if box is not None:
@@ -152,7 +151,10 @@ class _Threads:
         box = SimpleQueue()
         box.put(job)
         Daemon(
-            partial(self._work, box), name="penstock-storage", wake=partial(box.put, None), shutdown_timeout=_PATIENCE
+            partial(self._work, box),
+            name="penstock-storage",
+            wake=partial(box.put, None),
+            shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
         )
 
     def _work(self, box: SimpleQueue[Job | None], _: Daemon) -> None:
@@ -164,16 +166,16 @@ class _Threads:
                     if box in self._free:
                         self._free.remove(box)
                         return
-                # Somebody has taken the box, and is about to use it.
+                # Another thread has taken the queue and is about to put a job.
                 continue
             if job is None:
                 return
             tell = job()
-            # Whoever is told asks again, of this thread.
+            # The callback may submit the next job to this thread.
             with self._lock:
                 self._free.append(box)
             tell()
-            # What they hold may be large.
+            # These may hold large objects.
             del job, tell
 
 
@@ -190,7 +192,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel) -> T:
-    """Return the result of a function that may block for ever, from a thread that is left behind if it does.
+    """Return the result of a function that may block forever; it runs in a thread, which is abandoned if it does.
 
     Raises:
         TimeoutError: past the deadline.
@@ -206,7 +208,7 @@ def call_in_thread(function: Callable[[], T], *, deadline: float, cancel: Cancel
         try:
             return partial(_tell, future, tell)
         finally:
-            # An error's traceback has this frame, which must not have the error.
+            # An error's traceback refers to this frame, so this frame must not refer to the error.
             del tell
 
     key = cancel.add(future.cancel)
@@ -225,28 +227,28 @@ def _tell(future: concurrent.futures.Future[Any], tell: Callable[[], None]) -> N
 
 
 class Guarded:
-    """A receiver that hears nothing more of a request which was given up, though its thread goes on."""
+    """A receiver that is cut off from an abandoned request, whose thread may still run."""
 
     def __init__(self, into: Receiver) -> None:
         self._into, self._lock, self._is_open = into, threading.Lock(), True
 
     @property
     def ranged(self) -> bool:
-        """As the receiver says."""
+        """See `Receiver`."""
         return self._into.ranged
 
     def begun(self, stat: Stat, offset: int) -> None:
-        """Tell the receiver."""
+        """See `Receiver`."""
         with self._hearing():
             self._into.begun(stat, offset)
 
     def piece(self, data: bytes | memoryview) -> bool:
-        """Give the receiver some bytes."""
+        """See `Receiver`."""
         with self._hearing():
             return self._into.piece(data)
 
     def close(self) -> None:
-        """Hear nothing more; a piece that is being taken is waited for."""
+        """Accept nothing more; wait for a call in progress."""
         with self._lock:
             self._is_open = False
 
@@ -254,5 +256,5 @@ class Guarded:
     def _hearing(self) -> Iterator[None]:
         with self._lock:
             if not self._is_open:
-                raise Transient("it was given up")
+                raise Transient("the request was abandoned")
             yield

@@ -1,4 +1,4 @@
-"""The back end of an address, made once a process."""
+"""The backend of a URL, created once per process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _OBJECT_STORE = frozenset({*WEB, "ais", "s3", "s3a", "gs", "gcs", "az", "abfs", 
 
 _backends: dict[tuple[str, str, float], Backend] = {}
 _lock = threading.Lock()
-_left_behind: list[Any] = []  # of the parent: their sockets are shared with it, and must not be closed here
+_left_behind: list[Any] = []  # backends of the parent: it shares their sockets, so they must not be closed here
 
 
 def backend_for(url: str, storage: Storage) -> Backend:
-    """The back end of an address in this process, made when it is first asked for.
+    """Return the backend of a URL in this process, created at first use.
 
     Raises:
-        StorageError: no such scheme, or its package is not installed.
+        StorageError: an unknown scheme, or its package is not installed.
     """
     protocol = scheme(url)
     key = (protocol, json.dumps(dict(storage.options), sort_keys=True, default=repr), storage.idle)

@@ -1,7 +1,7 @@
-"""Blocks of an object, several under way at a time: a file-like stream that looks ahead, and large reads in parallel.
+"""Read an object in parallel blocks: a file-like stream with read-ahead, and large parallel reads.
 
-Promises: bytes in order and all of them, or an error; memory of at most ``parallel`` blocks a stream; no thread is left
-behind by `close`. A stream that a fork has copied begins its transfers anew in the child.
+Promises: all bytes in order, or an error; at most ``parallel`` blocks of memory per stream; `close` leaves no thread.
+In a forked child, a stream starts its transfers anew.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from penstock.threads import Daemon
 
 __all__ = ["BLOCK", "PARALLEL", "BlockStream", "Fetch", "Waiting", "read_parallel"]
 
-BLOCK = 4 << 20  # bytes asked for at once
+BLOCK = 4 << 20  # bytes per request
 PARALLEL = 8
-_SMALL = 16  # the first request of a stream is this part of a block
-_GRACE = 10.0  # seconds that a transfer may take to notice its own deadline
+_SMALL = 16  # the first request of a stream is this fraction of a block
+_GRACE = 10.0  # seconds allowed beyond the deadline of a transfer
 
 Fetch = Callable[[int, int, Cancel], "bytes | bytearray | memoryview"]
-"""Gets ``[begin, end)``; raises once its own deadline is past, or when it is cancelled."""
+"""Returns the bytes ``[begin, end)``; raises after its deadline, or when it is cancelled."""
 
 
 class Waiting:
-    """One block on its way, in a thread of its own: what ``fetch(begin, end)`` will give."""
+    """A block in transfer, in its own thread: the future result of ``fetch(begin, end)``."""
 
     def __init__(self, fetch: Fetch, begin: int, end: int, deadline: float) -> None:
         self.begin, self.end = begin, end
@@ -48,37 +48,37 @@ class Waiting:
         self._done.set()
 
     def result(self) -> memoryview:
-        """Its bytes, once they are there. Raises what went wrong."""
+        """Return the bytes when they have arrived; raise the error of the transfer."""
         if not self._done.wait(max(0.0, self._until - time.monotonic())):
-            raise StorageUnavailableError("what was asked for did not come, nor an error; giving up")
+            raise StorageUnavailableError("neither the requested bytes nor an error arrived; giving up")
         if self._error is not None:
             raise self._error
         return memoryview(self._data)
 
     def cancel(self) -> None:
-        """Give it up; nobody will ask for its bytes."""
+        """Cancel the transfer; its bytes are not needed."""
         self._cancel.set()
 
 
 class BlockStream(io.RawIOBase):
-    """A read-only, seekable binary file over ``[begin, end)`` of an object, which reads ahead of its consumer.
+    """A read-only, seekable binary file over ``[begin, end)`` of an object, with read-ahead.
 
     Args:
-        fetch: gets a range.
-        begin, end: the part of the object; `tell` and `seek` count from the object's own beginning.
-        block: bytes of one request.
-        parallel: requests under way at most. It begins, after a seek too, with one block in two requests, the first of
-            them small so that it is here soon; once that is consumed it asks for all. So a look at a header fetches one
-            block, and reading on loses no time.
-        deadline: seconds in which ``fetch`` promises to end.
-        spent: called with what ``fetch`` returned, once nothing of it is needed any more.
+        fetch: returns a range.
+        begin, end: the range of the object; `tell` and `seek` count from the beginning of the object.
+        block: bytes per request.
+        parallel: maximum number of concurrent requests. At the start, and after a seek, one block is fetched in two
+            requests, the first of them small so that it arrives soon; once that is consumed, all requests start. So
+            reading a header fetches one block, and reading on loses no time.
+        deadline: seconds within which ``fetch`` ends.
+        spent: called with a result of ``fetch`` when it is no longer needed.
 
-    Unlike other raw files, `read(n)` gives n bytes, fewer at the end alone. Not for several threads at once.
+    Unlike other raw files, `read(n)` returns n bytes, fewer only at the end. Not thread-safe.
     """
 
-    _base: int  # where the present block begins, and the first one that was not asked for
+    _base: int  # start of the current block, and of the first one that was not requested
     _next: int
-    _sizes: list[int]  # of the next requests, the last one first; those after them are whole blocks
+    _sizes: list[int]  # sizes of the next requests, in reverse order; later requests are whole blocks
     _window: int
 
     def __init__(
@@ -111,11 +111,11 @@ class BlockStream(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next byte is read, from the beginning of the object."""
+        """Return the position of the next byte, from the beginning of the object."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go elsewhere. Within what is already there, or under way, nothing is asked for again."""
+        """Change the position and return it. Blocks that have arrived or are in transfer are reused."""
         target = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._end}[whence]
         if target < 0:
             raise ValueError(f"cannot seek to {target}")
@@ -126,7 +126,7 @@ class BlockStream(io.RawIOBase):
         return target
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; less at the end alone."""
+        """Fill a buffer and return the number of bytes, fewer only at the end."""
         with memoryview(buffer) as whole, whole.cast("B") as view:
             done = 0
             while done < len(view):
@@ -138,7 +138,7 @@ class BlockStream(io.RawIOBase):
             return done
 
     def read(self, size: int | None = -1) -> bytes:
-        """So many bytes, fewer at the end alone; all that are left for -1."""
+        """Return ``size`` bytes, fewer only at the end; all remaining bytes for -1."""
         left = max(0, self._end - self._position)
         wanted = left if size is None or size < 0 else min(size, left)
         first = self._some(wanted)
@@ -150,20 +150,20 @@ class BlockStream(io.RawIOBase):
         return bytes(rest)
 
     def readall(self) -> bytes:
-        """Everything up to the end."""
+        """Return all remaining bytes."""
         return self.read(-1)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Close the stream and cancel its transfers."""
         if not self.closed:
             self._drop()
         super().close()
 
     def _some(self, size: int) -> memoryview:
-        """Between 1 and ``size`` bytes from the position on, and go behind them; none at the end."""
+        """Return 1 to ``size`` bytes and advance past them; empty at the end."""
         if self.closed:
             raise ValueError("the stream is closed")
-        if os.getpid() != self._pid:  # the threads stayed in the parent
+        if os.getpid() != self._pid:  # the threads exist only in the parent
             self._pid = os.getpid()
             self._ahead.clear()
             self._next = max(self._base + len(self._data), self._position)
@@ -177,7 +177,7 @@ class BlockStream(io.RawIOBase):
         return some
 
     def _advance(self) -> None:
-        """Make the next block the present one."""
+        """Make the next block the current one."""
         while len(self._ahead) < self._window and self._next < self._end:
             stop = min(self._next + (self._sizes.pop() if self._sizes else self._block), self._end)
             self._ahead.append(Waiting(self._fetch, self._next, stop, self._deadline))
@@ -185,7 +185,7 @@ class BlockStream(io.RawIOBase):
         block = self._ahead[0]
         try:
             data = block.result()
-        except BaseException:  # ask again when somebody reads again; Ctrl-C included
+        except BaseException:  # also Ctrl-C: the next read requests the block again
             self._drop()
             self._begin_at(self._position)
             raise
@@ -196,7 +196,7 @@ class BlockStream(io.RawIOBase):
         self._window = self._parallel
 
     def _begin_at(self, position: int) -> None:
-        """Nothing is there nor under way: the next block is the one from here on."""
+        """Drop all blocks and start again at this position."""
         self._base = self._next = position
         small = self._block // _SMALL
         self._sizes: list[int] = (
@@ -205,12 +205,12 @@ class BlockStream(io.RawIOBase):
         self._window = min(2, self._parallel)
 
     def _ask_at_once(self) -> None:
-        """All that is there will be read: nothing to begin slowly for."""
+        """Use full requests at once, since everything will be read."""
         self._sizes, self._window = [], self._parallel
 
     def _drop(self) -> None:
         if os.getpid() == self._pid:
-            for block in list(self._ahead):  # another thread may be at it
+            for block in list(self._ahead):  # another thread may change it
                 block.cancel()
         self._ahead.clear()
         self._data = memoryview(b"")
@@ -219,7 +219,7 @@ class BlockStream(io.RawIOBase):
 def read_parallel(
     fetch: Fetch, begin: int, end: int, *, block: int = BLOCK, parallel: int = PARALLEL, deadline: float
 ) -> bytes:
-    """The bytes ``[begin, end)``: at once if they are no more than a block, else several blocks at a time."""
+    """Return the bytes ``[begin, end)``: by one request up to a block, else by parallel requests."""
     if end - begin <= block:
         return bytes(fetch(begin, end, Cancel()))
     with BlockStream(fetch, begin, end, block=block, parallel=parallel, deadline=deadline) as stream:

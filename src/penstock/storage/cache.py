@@ -1,7 +1,7 @@
 """The user's cache folder, atomic writes, and locks between processes.
 
-What is written here can be made again at any time, so every function may fail and the caller says what that means.
-Locks live in the cache folder, never beside the user's data, and the operating system frees them when a process dies.
+Files in the cache can be rebuilt at any time, so every function may fail, and the caller decides what that means. Locks
+are in the cache folder, never beside the user's data; the operating system frees them when a process dies.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ UNWRITABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG),
 )
-"""What the system says where nothing can be written: no right to it, or no room. Another place may do."""
+"""Error numbers for a place that cannot be written: no permission, or no space. Another place may work."""
 
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _ABANDONED = 3600.0  # seconds without a write
 
 
 def cache_root() -> Path:
-    """The folder for everything that can be made again: ``$XDG_CACHE_HOME/penstock``, else ``~/.cache/penstock``.
+    """Return the cache folder, created if missing: ``$XDG_CACHE_HOME/penstock``, else ``~/.cache/penstock``.
 
-    Created when it does not exist, for this user alone: it may hold copies of what others have no credentials for.
-    Where that is impossible (no home, a read-only one) a folder of this user in the system's temporary folder takes its
-    place; one there that belongs to somebody else, or is a link, is a PermissionError.
+    Only this user can read it: it may hold copies of objects that others have no credentials for. If it cannot be
+    created (no home folder, or a read-only one), a folder of this user in the system's temporary folder is used;
+    PermissionError if that belongs to another user or is a link.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # its specification says to ignore a relative one
+    if not os.path.isabs(base):  # the XDG specification says to ignore relative paths
         base = os.path.expanduser("~/.cache")
     root = Path(base) / "penstock"
-    if os.path.isabs(base):  # else this user has no home at all
+    if os.path.isabs(base):  # else this user has no home folder
         with contextlib.suppress(OSError):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if is_writable(root):
@@ -57,43 +57,43 @@ def cache_root() -> Path:
 
 
 def _temporary_root() -> Path:
-    """A folder of this user in the system's temporary folder."""
+    """Return a folder of this user in the system's temporary folder."""
     user = os.getuid() if hasattr(os, "getuid") else os.getlogin()
     fallback = Path(tempfile.gettempdir()) / f"penstock-{user}"
     fallback.mkdir(mode=0o700, exist_ok=True)
-    status = fallback.lstat()  # in a folder where anybody may put a link to anywhere
+    status = fallback.lstat()  # lstat: in this folder, anybody may create links
     if not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(f"{fallback} is a link, and not a folder; remove it")
+        raise PermissionError(f"{fallback} is a link, not a folder; remove it")
     if hasattr(os, "getuid") and status.st_uid != os.getuid():
         raise PermissionError(f"{fallback} belongs to another user")
     return fallback
 
 
 def is_writable(folder: str | os.PathLike[str]) -> bool:
-    """Whether a file can be created in the folder. Asks the system's access rights and writes nothing."""
+    """Return whether a file can be created in the folder, by its access rights; writes nothing."""
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
 
 
 @contextlib.contextmanager
 def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False, sync: bool = True) -> Iterator[BinaryIO]:
-    """Open a file that appears under ``path`` all at once when the block ends, or not at all when it raises.
+    """Yield a file that appears at ``path`` atomically when the block ends, or not at all if the block raises.
 
-    With ``if_absent`` a file that is there stays, also one that comes while the block runs. Without ``sync`` a power
-    cut may lose it.
+    With ``if_absent``, an existing file stays, even one that appears while the block runs. Without ``sync``, a power
+    cut may lose the file.
 
-    The bytes go to a temporary file in the same folder; at the end it is synced, renamed, and the folder
-    synced. Readers see the old file or the new one, and no temporary file is left after an error.
+    The bytes are written to a temporary file in the same folder; at the end it is synced and renamed, and the folder is
+    synced. Readers see the old file or the new one. After an error no temporary file remains.
 
     Raises:
-        FileExistsError: ``if_absent``, and there is a file.
-        OSError: of the disk; or there is something under `path` that is no file: a device would become one.
+        FileExistsError: ``if_absent``, and the file exists.
+        OSError: the disk fails or is full; or `path` exists and is not a file: a device would be replaced by one.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "there is something of this name that is no file", str(path))
+        raise OSError(errno.EINVAL, "a folder, device or pipe of this name exists", str(path))
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    # Not tempfile: its files can be read by their owner alone, and an index beside shared data is for everybody.
+    # Not tempfile: only the owner may read its files, but an index beside shared data is for everybody.
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
     try:
         with open(descriptor, "r+b", buffering=1 << 20) as file:
@@ -115,7 +115,7 @@ def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False, s
 
 
 def put_file(path: str, data: bytes, if_absent: bool) -> bool:
-    """Write a file by `write_atomically`; False where one stays. Raises errors of stores: see `Storage.put`."""
+    """Write a file by `write_atomically`; return False if an existing one stays. Errors: see `Storage.put`."""
     try:
         with write_atomically(path, if_absent=if_absent) as file:
             file.write(data)
@@ -124,14 +124,14 @@ def put_file(path: str, data: bytes, if_absent: bool) -> bool:
     except PermissionError:
         raise StorageAuthError(f"{path}: no permission to write it") from None
     except FileNotFoundError:
-        raise StorageNotFoundError(f"cannot write {path}: there is no such folder") from None
+        raise StorageNotFoundError(f"cannot write {path}: its folder does not exist") from None
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
     return True
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove what a writer that was killed has left. One that still writes has a fresh modification time."""
+    """Remove temporary files of killed writers. A live writer's file has a recent modification time."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _ABANDONED:
@@ -139,7 +139,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut. Some network file systems refuse, and have no need of it."""
+    """Make a rename survive a power cut. Some network file systems refuse this, and do not need it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -149,21 +149,21 @@ def _sync_folder(folder: Path) -> None:
 
 
 def file_lock(path: str | os.PathLike[str]) -> FileLock:
-    """A lock named after ``path``, kept in the cache folder; for one builder among the processes of a machine."""
+    """Return a lock for ``path``, in the cache folder, so that one process of the machine builds a file."""
     name = f"{xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(path)))}.lock"
     try:
         return _lock_in(cache_root(), name)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-    return _lock_in(_temporary_root(), name)  # the disk of the cache is full
+    return _lock_in(_temporary_root(), name)  # the disk of the cache folder is full
 
 
 def _lock_in(root: Path, name: str) -> FileLock:
-    from filelock import FileLock  # who finds all as it should be locks nothing
+    from filelock import FileLock  # imported late: if all files exist, no lock is needed
 
     folder = root / "locks"
     folder.mkdir(exist_ok=True)
-    # Made now: a lock whose file cannot be made would say so only when it is taken.
+    # Created now, since FileLock would report a failure only when the lock is acquired.
     os.close(os.open(folder / name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644))
     return FileLock(folder / name)

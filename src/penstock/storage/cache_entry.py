@@ -1,4 +1,4 @@
-"""What lies in the cache: `CachedFile`, an open copy, and `Entry`, what is known of one without opening it."""
+"""Copies in the cache: `CachedFile`, an open copy, and `Entry`, the facts about a copy."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _SECTOR = 512
 
 
 class CachedFile:
-    """An open, complete copy of an object. What the cache does to it afterwards does not matter to its readers."""
+    """An open, complete copy of an object. It stays readable even if the cache evicts it."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
         self._fd = -1
         self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # modules may be empty by then
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # at exit, module globals may be gone
         if self._fd >= 0:
             _close(self._fd)
 
     def fileno(self) -> int:
-        """The descriptor, which closes with this object."""
+        """Return the descriptor, which closes with this object."""
         return self._fd
 
     @cached_property
     def map(self) -> mmap.mmap | bytes:
-        """The bytes, memory-mapped."""
+        """Return the bytes, memory-mapped."""
         return mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self.size else b""
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -44,11 +44,11 @@ class CachedFile:
 
 @dataclass(frozen=True)
 class Entry:
-    """One copy in the cache, or with ``complete=False`` what is there of it so far. Times are those of `time.time`.
+    """A copy in the cache, partial if not ``complete``. Times are of `time.time`.
 
     Attributes:
-        size: bytes of all of it, once it is complete; of one that waits for room what is there.
-        stored: bytes that it takes on the disk now.
+        size: bytes of the whole copy; of a download that waits for room, bytes so far.
+        stored: bytes on the disk now.
     """
 
     folder: Path
@@ -61,27 +61,27 @@ class Entry:
 
     @cached_property
     def name(self) -> int:
-        """The object's name, whatever its version; see `penstock.storage.futures.object_name`."""
+        """The name of the object, for all versions; see `penstock.storage.futures.object_name`."""
         try:
             return int(self.folder.name[:16], 16)
         except ValueError:
             return 0
 
     def again(self) -> Entry | None:
-        """What is there now, of a complete copy: what a second look finds, for a tenth of its cost."""
+        """Return the entry of a complete copy as of now, for a tenth of the cost of `look`."""
         folder = os.fspath(self.folder)
         try:
             used, leased = os.stat(os.path.join(folder, ENTRY)).st_mtime, os.stat(folder).st_mtime
         except OSError:
             return None
-        # Whatever else changes in a folder changes its time.
+        # Any other change in a folder changes its modification time.
         return replace(self, used=used) if leased == self.leased else Entry.look(self.folder, complete=True)
 
     @classmethod
     def look(cls, folder: Path, *, complete: bool) -> Entry | None:
-        """None for a folder that is gone, or holds nothing sound.
+        """Return the entry of a folder; None if it is gone or invalid.
 
-        A download of which a power cut has left no word counts as what it takes on the disk.
+        A download whose entry was lost in a power cut counts with its bytes on the disk.
         """
         entry = read_entry(folder)
         if entry is None and complete:
@@ -96,7 +96,7 @@ class Entry:
             used = found[ENTRY].st_mtime
         except (OSError, KeyError):
             return None
-        # Indexes may lie beside it.
+        # Indexes may be beside it.
         size = entry["size"] + sum(status.st_size for name, status in found.items() if name != entry["name"])
         stored = size if complete else sum(_stored(status) for status in found.values())
         if not complete and not entry.get("has_room"):

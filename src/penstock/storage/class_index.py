@@ -1,13 +1,13 @@
-"""`ClassIndex`: the rows of a table by class, such as documents by length, as one mapped file that is made once.
+"""`ClassIndex`: the rows of a table by class, such as documents by length, in one mapped file.
 
     keys     0 2 1 0 2 2        the class of each row
-    rows     0 3 | 2 | 1 4 5    rows of class 0, of class 1, ...: within a class they ascend
+    rows     0 3 | 2 | 1 4 5    rows of class 0, of class 1, ...; ascending within a class
     starts   0     2   3     6
 
-An order over classes is arithmetic on ``starts``, and ``rows`` turns a place in it into a row. The file is made by an
-external counting sort in two passes over the keys, and shared by all processes of a machine.
+An order over classes is arithmetic on ``starts``, and ``rows`` maps its positions to rows. An external counting sort,
+two passes over the keys, writes the file once; all processes of a machine share it.
 
-Memory: the file has 4 bytes a row (8 from 2**32 rows on). Making it takes 10 MB and 30 bytes a class, whatever the
+Memory: the file takes 4 bytes a row (8 from 2**32 rows on). Building it takes 10 MB and 30 bytes a class, for any
 number of rows; using it takes the 8 bytes a class of ``starts``.
 
 File: 64 bytes of header (magic, rows, classes, bytes of a row, checksum), int64 ``starts``, uint32 or int64 ``rows``.
@@ -36,7 +36,7 @@ _MAGIC = b"PSTKCLS1"
 _HEADER = struct.Struct("<8sQQQ")
 _HEADER_SIZE = 64
 _CHUNK = 1 << 18
-_SHARED_FROM = 1 << 16  # rows; the index of fewer takes less than 256 KiB, and is made faster than a file
+_SHARED_FROM = 1 << 16  # rows; a smaller index takes less than 256 KiB, and is built faster than a file
 
 Indices = npt.NDArray[np.int64]
 
@@ -55,15 +55,15 @@ class ClassIndex:
     Attributes:
         rows: all rows by class, ascending within a class: uint32 (int64 from 2**32 rows on) of shape (n,), read-only,
             mapped.
-        starts: where each class begins in ``rows``, and the end of the last: int64 of shape (classes + 1,).
-        path: of the file; None where the index is in memory.
+        starts: the start of each class in ``rows``, and the end of the last: int64 of shape (classes + 1,).
+        path: the file; None if the index is in memory.
 
-    Pickles as the path of its file, which must be there where it is loaded.
+    Pickles as the path of its file, which must exist where it is unpickled.
 
     >>> index = ClassIndex.open(np.array([0, 2, 1, 0, 2, 2]), 3)
     >>> index.rows.tolist(), index.starts.tolist()
     ([0, 3, 2, 1, 4, 5], [0, 2, 3, 6])
-    >>> index.find(np.array([4, 2]), np.array([2, 1])).tolist()  # their places in rows
+    >>> index.find(np.array([4, 2]), np.array([2, 1])).tolist()  # their positions in rows
     [4, 2]
     """
 
@@ -77,20 +77,20 @@ class ClassIndex:
     def open(
         cls, keys: Keys, count: int, *, cache_dir: str | os.PathLike[str] | None = None, digest: str | None = None
     ) -> ClassIndex:
-        """Return the index of the rows with these keys: mapped from the cache folder, made there if need be.
+        """Return the index of the rows with these keys, mapped from the cache folder; build it if needed.
 
         Args:
-            keys: the class of each row, 0 to ``count - 1``; an array, a mapped one, or anything with a length whose
-                slices are arrays of integers. They are read in chunks.
-            count: classes, some of which may be empty.
+            keys: the class of each row, 0 to ``count - 1``: an array, mapped or not, or any sequence whose slices are
+                integer arrays. They are read in chunks.
+            count: number of classes; some may be empty.
             cache_dir: folder of the file, by default ``classes`` in the user's cache folder. Tables of fewer than
                 65,536 rows have no file unless a folder is given.
-            digest: what the keys are known by, by default a hash of all of them (0.1 s a gigabyte, if in memory).
+            digest: identity of the keys, by default a hash of all keys (0.1 s a gigabyte, if in memory).
 
         Raises:
-            ConfigError: a key outside the classes, or keys that are no integers.
-            DataFileIOError: the folder that was given cannot be written. Where the user's cache folder cannot, each
-                process has the index in its own memory, with a warning.
+            ConfigError: a key outside the classes, or keys that are not integers.
+            DataFileIOError: ``cache_dir`` cannot be written. If the user's cache folder cannot be written, each process
+                holds the index in its own memory, with a warning.
         """
         n = len(keys)
         if cache_dir is None and n < _SHARED_FROM:
@@ -103,26 +103,26 @@ class ClassIndex:
             advice = f"{path}: the index of the classes cannot be kept there: {error.strerror or error}"
             if cache_dir is None and error.errno in UNWRITABLE:
                 warnings.warn(
-                    f"{advice}. Until there is room, each process has one of its own in memory, {_itemsize(n)} bytes a "
-                    "row. Free space, or set XDG_CACHE_HOME to another folder",
+                    f"{advice}. Each process now holds its own copy in memory, {_itemsize(n)} bytes a row. Free space, "
+                    "or set XDG_CACHE_HOME to another folder",
                     stacklevel=2,
                 )
                 return cls(*_in_memory(keys, count))
-            raise DataFileIOError(f"{advice}; pass a folder that can be written as cache_dir=") from error
+            raise DataFileIOError(f"{advice}; pass a writable folder as cache_dir=") from error
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def sizes(self) -> Indices:
-        """How many rows each class has: int64 of shape (classes,)."""
+        """The number of rows of each class: int64 of shape (classes,)."""
         return np.diff(self.starts)
 
     def find(self, rows: npt.NDArray[Any], classes: npt.NDArray[Any]) -> Indices:
-        """Return where rows of known classes stand in ``rows``: int64 of their shape. Binary search, in O(log n).
+        """Return the positions of rows of known classes in ``rows``: int64 of their shape. Binary search, O(log n).
 
         Raises:
-            ConfigError: a row is not in the class that was said.
+            ConfigError: a row is not in the given class.
         """
         wanted = np.asarray(rows, dtype=np.int64)
         low: Indices = self.starts[classes]
@@ -136,7 +136,7 @@ class ClassIndex:
         found: npt.NDArray[np.bool_] = low < last
         found[found] = self.rows[low[found]] == wanted[found]
         if not found.all():
-            raise ConfigError(f"row {int(wanted[~found].flat[0])} is not in the class that it is looked for in")
+            raise ConfigError(f"row {int(wanted[~found].flat[0])} is not in the given class")
         return low
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -146,7 +146,7 @@ class ClassIndex:
 
 
 def digest_of(keys: Keys) -> str:
-    """Return a hash of the type and of all values of an array, read in chunks."""
+    """Return a hash of the type and all values of an array, read in chunks."""
     digest = xxhash.xxh3_128(str(keys[0:0].dtype).encode())
     for _, chunk in _chunks(keys):
         digest.update(np.ascontiguousarray(chunk).view(np.uint8).data)
@@ -154,29 +154,29 @@ def digest_of(keys: Keys) -> str:
 
 
 def _chunks(keys: Keys) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Yield first rows and keys of parts of the table."""
+    """Yield the first row and the keys of each chunk of the table."""
     for begin in range(0, len(keys), _CHUNK):
         yield begin, np.asarray(keys[begin : begin + _CHUNK])
 
 
 def _count(keys: Keys, count: int) -> Indices:
-    """Return where each class begins, and the end of the last."""
+    """Return the start of each class, and the end of the last."""
     sizes = np.zeros(count, dtype=np.int64)
     for begin, chunk in _chunks(keys):
         if chunk.dtype.kind not in "iu" or chunk.ndim != 1:
-            raise ConfigError(f"classes are integers, one a row, got {chunk.dtype} of shape {chunk.shape}")
+            raise ConfigError(f"classes must be integers, one a row, got {chunk.dtype} of shape {chunk.shape}")
         if int(chunk.min()) < 0 or int(chunk.max()) >= count:
             bad = int(np.flatnonzero((chunk < 0) | (chunk >= count))[0])
-            raise ConfigError(f"row {begin + bad} has class {int(chunk[bad])}, and there are classes 0 to {count - 1}")
+            raise ConfigError(f"row {begin + bad} has class {int(chunk[bad])}, but the classes are 0 to {count - 1}")
         sizes += np.bincount(chunk, minlength=count)
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def _place(keys: Keys, starts: Indices, out: npt.NDArray[Any]) -> None:
-    """Write the rows by class, each chunk's behind those of the chunks before."""
+    """Write the rows by class, chunk by chunk."""
     count = len(starts) - 1
     free = starts[:-1].copy()
-    # NumPy sorts integers of 16 bits and less by radix, in linear time.
+    # NumPy sorts integers of up to 16 bits by radix sort, in linear time.
     small = np.min_scalar_type(max(0, count - 1))
     for begin, chunk in _chunks(keys):
         by_class = np.argsort(chunk.astype(small, copy=False), kind="stable")
@@ -198,7 +198,7 @@ def _in_memory(keys: Keys, count: int) -> tuple[npt.NDArray[Any], Indices]:
 
 
 def _opened(path: Path, keys: Keys, count: int) -> ClassIndex:
-    """Return the index in a file, which one of the processes makes while the others wait."""
+    """Return the index in a file, which one process builds while the others wait."""
     found = _map(path, len(keys), count)
     if found is None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ def _opened(path: Path, keys: Keys, count: int) -> ClassIndex:
                     _write(file, keys, count)
                 found = _map(path, len(keys), count)
     if found is None:
-        raise OSError("it was written, but what is read back is something else")
+        raise OSError("it was written, but reads back differently")
     return found
 
 
@@ -219,7 +219,7 @@ def _write(file: BinaryIO, keys: Keys, count: int) -> None:
     file.write(starts.tobytes())
     file.flush()
     begin, size = _layout(n, count)
-    # A full disk is an error here; found by a write to the map, it would kill the process.
+    # A full disk raises here; at a write to the map it would kill the process.
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
     else:
@@ -231,7 +231,7 @@ def _write(file: BinaryIO, keys: Keys, count: int) -> None:
 
 
 def _map(path: Path, n: int, count: int) -> ClassIndex | None:
-    """Return the index in a file; None where there is none, or one that is not whole."""
+    """Return the index in a file; None if it is missing or incomplete."""
     try:
         mapped = np.memmap(path, dtype=np.uint8, mode="r")
     except (FileNotFoundError, ValueError):  # ValueError: an empty file cannot be mapped
@@ -247,14 +247,12 @@ def _map(path: Path, n: int, count: int) -> ClassIndex | None:
 def _reopen(path: Path, n: int, count: int) -> ClassIndex:
     found = _map(path, n, count)
     if found is None:
-        raise DataFileIOError(
-            f"{path}: the index of the classes is not there any more; make the sampler or data set anew"
-        )
+        raise DataFileIOError(f"{path}: the index of the classes is gone; create the sampler or dataset again")
     return found
 
 
 def _layout(n: int, count: int) -> tuple[int, int]:
-    """Return where the rows begin in a file, and its size."""
+    """Return the offset of the rows in a file, and the file size."""
     begin = _HEADER_SIZE + 8 * (count + 1)
     return begin, begin + n * _itemsize(n)
 

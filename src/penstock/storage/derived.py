@@ -1,11 +1,11 @@
-"""Files that are made of a user's data once, kept in the cache, mapped by all processes, and bounded in bytes.
+"""Derived files: computed once from a user's data, cached, mapped by all processes, and limited in bytes.
 
     lines/KEY.idx, KEY.zst    see KINDS
 
-Promises: what was used least recently goes first, until all together are at most half of what the disk has free, they
-themselves included. Nobody loses a file: what a process of this machine has mapped stays (Linux says so, and Windows
-refuses), so does what is being made, and what was used in the last minute, which somebody may be about to map. What
-several processes write at the same time may exceed the bound, by 1/64 each.
+Promises: the least recently used files are evicted first, until all together take at most half of the free disk space,
+their own size included. No file in use is removed: files that a process of this machine has mapped stay (Linux lists
+them, Windows refuses), and so do files being written, and files used in the last minute, which a process may be about
+to map. Concurrent writers may exceed the limit, by 1/64 each.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ KINDS = {
     "entries": "where JPEGs can be begun",
     "clips": "where the packets of videos lie",
 }
-"""The folders, and what they hold."""
+"""The folders and their content."""
 
 _LEASE = 60.0  # seconds
-_LEFT = 3600.0  # seconds after which a temporary file that nobody writes to is one that a kill has left
+_ABANDONED = 3600.0  # seconds without a write, after which a temporary file counts as left by a killed process
 
 
 @dataclass(frozen=True)
 class KeptFile:
-    """One thing that is kept, in a file or in several of one name; ``used`` is a time of `time.time`."""
+    """A derived file, or several files of one name; ``used`` is a time of `time.time`."""
 
     kind: str
     paths: tuple[Path, ...]
@@ -53,26 +53,26 @@ class KeptFile:
 
 
 def kept_path(kind: str, name: str) -> Path:
-    """Return where a file is kept, or would be; if it is there, it has been used now.
+    """Return the path of a derived file, whether it exists or not; mark an existing one as used now.
 
     Raises:
-        DataFileIOError: a folder is there.
+        DataFileIOError: the path is a folder.
     """
     path = cache_root() / kind / name
     if path.is_dir():
-        raise DataFileIOError(f"{path}: a folder is in the place of a file ({KINDS[kind]}): remove it")
+        raise DataFileIOError(f"{path} is a folder, but should be a file ({KINDS[kind]}): remove it")
     with contextlib.suppress(OSError):
-        # The time of change stays: it is how others notice that a file was written to.
+        # The modification time stays: other processes detect writes by it.
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     return path
 
 
 @contextlib.contextmanager
 def write_kept(path: Path) -> Iterator[BinaryIO]:
-    """Write a file as `write_atomically` does, and make room for it afterwards, if it is one that is kept.
+    """Write a file as `write_atomically` does; if it is a derived file, make room for it afterwards.
 
     Raises:
-        OSError: of the disk.
+        OSError: the disk fails or is full.
     """
     with write_atomically(path) as file:
         yield file
@@ -80,22 +80,22 @@ def write_kept(path: Path) -> Iterator[BinaryIO]:
 
 
 def grown(path: Path, size: int) -> bool:
-    """Count the bytes that were added to a file, and make room for them, if it is one that is kept.
+    """Count bytes that were added to a file; if it is a derived file, make room for them.
 
-    Returns whether it may grow on: False where all that is kept exceeds the bound, and nothing else can go.
+    Returns whether it may grow further: False if the derived files exceed the limit and no other one can be evicted.
     """
     is_kept = path.parent.name in KINDS and path.parent.parent == cache_root()
     return not is_kept or _Room.taken(path, size)
 
 
 class _Room:
-    """How many bytes this process may write until it has to count again what all have written."""
+    """The bytes that this process may write before it must measure all derived files again."""
 
     left = 0
 
     @classmethod
     def taken(cls, path: Path, size: int) -> bool:
-        """Whether all is within the bound, after so many bytes more of a file."""
+        """Return whether the files are within the limit after a file has grown by this many bytes."""
         cls.left -= size
         if cls.left >= 0:
             return True
@@ -105,19 +105,19 @@ class _Room:
 
 
 def bound(held: int) -> int:
-    """Return how many bytes may be kept, where so many are."""
+    """Return the limit in bytes, given the bytes held now."""
     return (shutil.disk_usage(cache_root()).free + held) // 2
 
 
 def keep_bound(limit: int | None = None, *, but: str = "") -> tuple[int, int]:
-    """Remove what was used least recently until the rest is within the bound.
+    """Evict the least recently used files until the rest is within the limit.
 
     Args:
         limit: in bytes, by default `bound`.
-        but: the name, without its ending, of one that stays.
+        but: the name, without its suffix, of a file that stays.
 
     Returns:
-        What is held now, and the limit, in bytes.
+        The bytes held now, and the limit.
     """
     files = list(kept_files())
     held = sum(file.size for file in files)
@@ -125,17 +125,17 @@ def keep_bound(limit: int | None = None, *, but: str = "") -> tuple[int, int]:
     if held > limit:
         now, mapped = time.time(), _mapped()
         for file in sorted(files, key=lambda file: file.used):
-            fresh = -_LEASE < now - file.used <= _LEASE  # a clock that went back may not keep it for ever
+            fresh = -_LEASE < now - file.used <= _LEASE  # a clock that was set back must not keep it forever
             if held > limit and not fresh and file.paths[0].stem != but and _remove(file, mapped):
                 held -= file.size
     return held, limit
 
 
 def clear(*, unused_for: float = 0.0) -> tuple[int, int, int]:
-    """Remove what was not used for so many seconds.
+    """Remove the files that were unused for this many seconds.
 
     Returns:
-        How many were removed, how many bytes that was, and how many stay since somebody uses them.
+        The number of removed files, their bytes, and the number of files that stay because they are in use.
     """
     now, mapped, count, size, stay = time.time(), _mapped(), 0, 0, 0
     for file in list(kept_files()):
@@ -148,7 +148,7 @@ def clear(*, unused_for: float = 0.0) -> tuple[int, int, int]:
 
 
 def kept_files() -> Iterator[KeptFile]:
-    """Yield all that is kept, by kind and name. What a kill has left half-written is removed on the way."""
+    """Yield all derived files, by kind and name; remove partial files of killed processes on the way."""
     for kind in KINDS:
         names: dict[str, list[os.DirEntry[str]]] = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(cache_root() / kind) as entries:
@@ -158,7 +158,7 @@ def kept_files() -> Iterator[KeptFile]:
                 elif entry.is_file(follow_symlinks=False):
                     names.setdefault(Path(entry.name).stem, []).append(entry)
         for stem in sorted(names):
-            with contextlib.suppress(FileNotFoundError):  # somebody removes it at this moment
+            with contextlib.suppress(FileNotFoundError):  # another process is removing it
                 states = [entry.stat() for entry in names[stem]]
                 paths = tuple(Path(entry.path) for entry in names[stem])
                 used = max(max(state.st_atime, state.st_mtime) for state in states)
@@ -168,12 +168,12 @@ def kept_files() -> Iterator[KeptFile]:
 
 def _remove_left(entry: os.DirEntry[str]) -> None:
     with contextlib.suppress(OSError):
-        if entry.name.endswith(".tmp") and time.time() - entry.stat().st_mtime > _LEFT:
+        if entry.name.endswith(".tmp") and time.time() - entry.stat().st_mtime > _ABANDONED:
             os.unlink(entry.path)
 
 
 def _remove(file: KeptFile, mapped: frozenset[int]) -> bool:
-    """Remove it, unless somebody uses it."""
+    """Remove a file unless it is in use; return whether it was removed."""
     if file.inodes & mapped:
         return False
     locks = [file_lock(path) for path in file.paths]
@@ -181,20 +181,20 @@ def _remove(file: KeptFile, mapped: frozenset[int]) -> bool:
         for lock in locks:
             try:
                 held.enter_context(lock.acquire(timeout=0))
-            except TimeoutError:  # somebody makes it
+            except TimeoutError:  # a process is writing it
                 return False
         for path in file.paths:
             try:
                 path.unlink(missing_ok=True)
-            except PermissionError:  # Windows, of one that is open
+            except PermissionError:  # Windows: the file is open
                 return False
     return True
 
 
 def _mapped() -> frozenset[int]:
-    """Return the inodes of the files that processes of this user have mapped, as far as the system says."""
+    """Return the inodes of files that processes of this user have mapped, as far as the system shows them."""
     found: set[int] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             found.update(int(line.split(None, 5)[4]) for line in maps.read_bytes().splitlines())
     return frozenset(found - {0})

@@ -1,11 +1,11 @@
-"""Downloading one object into a folder, so that a process killed at any byte leaves something to go on from.
+"""Download one object into a folder, so that a download killed at any byte can resume.
 
-    NAME              the object's bytes, each block in its place
-    .journal          16 bytes for each block that is complete: its number and its xxh3, u64 each, little-endian
-    .entry.json       what it is; with the hashes of all blocks once it is complete
+    NAME              the object's bytes, each block at its offset
+    .journal          16 bytes for each complete block: its number and its xxh3, u64 each, little-endian
+    .entry.json       the identity of the object; once complete, also the hashes of all blocks
 
-A block goes into the file first and into the journal after. What the journal names is read and hashed before it is
-believed, so that a power cut that lost pages costs a few blocks, never a wrong byte.
+A block is written to the file first, then to the journal. Blocks in the journal are hashed before they are trusted, so
+a power cut that lost pages costs a few blocks, but never gives a wrong byte.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from penstock.threads import Daemon
 __all__ = ["ENTRY", "PIECE", "Download", "fill", "hash_blocks", "read_entry", "write_entry"]
 
 ENTRY, JOURNAL = ".entry.json", ".journal"
-PIECE = 4 << 20  # the blocks that are hashed, and fetched, one by one
+PIECE = 4 << 20  # bytes of a block, the unit of hashing and fetching
 _RECORD = struct.Struct("<QQ")
 _GRACE = 10.0
 
 
 class Download(Protocol):
-    """What is needed of an object to get all of it: see `penstock.storage.remote.RemoteSource`."""
+    """The interface of an object to download: see `penstock.storage.remote.RemoteSource`."""
 
     url: str
     size: int
@@ -47,17 +47,17 @@ class Download(Protocol):
 
     @property
     def given_up(self) -> bool:
-        """Whether its own process has ended the download."""
+        """Whether this process has cancelled the download."""
 
     def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
-        """Bytes from begin to end."""
+        """Return the bytes ``[begin, end)``."""
 
     def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
-        """The same, handed piece by piece to ``write(position, piece)``."""
+        """Fetch the same bytes, and pass them chunk by chunk to ``write(position, chunk)``."""
 
 
 def read_entry(folder: Path) -> dict[str, Any] | None:
-    """What a folder says that it holds; None for anything that is not readable, whole and of this version."""
+    """Return the entry of a folder; None if it is unreadable, incomplete, or of another version."""
     try:
         entry = json.loads((folder / ENTRY).read_bytes())
     except (OSError, ValueError):
@@ -67,28 +67,28 @@ def read_entry(folder: Path) -> dict[str, Any] | None:
 
 
 def write_entry(folder: Path, entry: dict[str, Any], *, sync: bool = True) -> None:
-    """Write it, all at once; without ``sync`` a power cut may lose it."""
+    """Write the entry of a folder atomically; without ``sync`` a power cut may lose it."""
     with write_atomically(folder / ENTRY, sync=sync) as out:
         out.write(json.dumps(entry).encode())
 
 
 def hash_blocks(descriptor: int, size: int) -> list[str]:
-    """The xxh3 of each block of an open file, as hex."""
+    """Return the xxh3 of each block of an open file, as hex."""
     pieces = ((begin, min(PIECE, size - begin)) for begin in range(0, size, PIECE))
     return [xxhash.xxh3_64_hexdigest(os.pread(descriptor, length, begin)) for begin, length in pieces]
 
 
 def fill(source: Download, folder: Path, name: str, progress: Callable[[int], object]) -> list[str]:
-    """Download all of ``source`` into ``folder/name``, going on from what a killed process has left there.
+    """Download ``source`` into ``folder/name``, resuming what a killed process left there.
 
     Returns:
-        The xxh3 of each block.
+        The xxh3 of each block, as hex.
 
     Raises:
-        StorageError: what `transfer` raises. What is complete stays, for the next attempt.
-        OSError: the disk.
+        StorageError: as `transfer`. Complete blocks stay, for the next attempt.
+        OSError: the disk fails or is full.
 
-    The caller holds the lock of this folder. Memory: a block for each of `Storage.parallel` requests.
+    The caller holds the lock of this folder. Memory: one block per parallel request (`Storage.parallel`).
     """
     descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
@@ -107,7 +107,7 @@ def fill(source: Download, folder: Path, name: str, progress: Callable[[int], ob
 
 
 def _fill_one(source: Download, descriptor: int, progress: Callable[[int], object]) -> list[str]:
-    """An object of one block, or of none: what of it a killed process has had is not worth a journal."""
+    """Download an object of at most one block, without a journal."""
     data = source.fetch(0, source.size)
     _write_all(descriptor, data, 0)
     progress(source.size)
@@ -115,7 +115,7 @@ def _fill_one(source: Download, descriptor: int, progress: Callable[[int], objec
 
 
 def _fill_in_order(source: Download, descriptor: int, progress: Callable[[int], object]) -> list[str]:
-    """From a server without ranges: one answer from beginning to end, hashed from the file afterwards."""
+    """Download from a server without ranges: one answer from start to end, hashed from the file afterwards."""
     guard, cancel = threading.Lock(), Cancel()
 
     def write(position: int, piece: bytes | memoryview) -> None:
@@ -127,7 +127,7 @@ def _fill_in_order(source: Download, descriptor: int, progress: Callable[[int], 
     try:
         source.fetch_into(write, 0, source.size, cancel)
     finally:
-        with guard:  # an answer that was given up must not write into whatever has this descriptor next
+        with guard:  # an abandoned answer must not write to a later file with the same descriptor
             cancel.set()
     return hash_blocks(descriptor, source.size)
 
@@ -138,7 +138,9 @@ def _fill_blocks(source: Download, folder: Path, descriptor: int, progress: Call
     progress(sum(min(PIECE, source.size - number * PIECE) for number in done))
     missing = iter([number for number in range(count) if number not in done])
     guard, cancel = threading.Lock(), Cancel()
-    writing: list[threading.Lock] = []  # each thread's, held while it writes, so that nobody waits for another's
+    writing: list[
+        threading.Lock
+    ] = []  # one lock per thread, held while it writes, so that threads do not wait for each other
     results: queue.SimpleQueue[tuple[int, int] | BaseException] = queue.SimpleQueue()
     with open(folder / JOURNAL, "ab", buffering=0) as journal:
 
@@ -146,7 +148,7 @@ def _fill_blocks(source: Download, folder: Path, descriptor: int, progress: Call
             mine = threading.Lock()
             with guard:
                 writing.append(mine)
-            buffer = bytearray(PIECE)  # for all blocks of this thread: fresh memory costs a page fault for every 4 KiB
+            buffer = bytearray(PIECE)  # reused for all blocks: fresh memory costs a page fault for every 4 KiB
             try:
                 while True:
                     with guard:
@@ -158,11 +160,11 @@ def _fill_blocks(source: Download, folder: Path, descriptor: int, progress: Call
                     data = source.fetch(begin, end, cancel, buffer if end - begin == PIECE else None)
                     value = xxhash.xxh3_64_intdigest(data)
                     with mine:
-                        if cancel.is_set():  # the files may be closed already
+                        if cancel.is_set():  # the files may have been closed
                             return
                         _write_all(descriptor, data, begin)
                         _start_writing_back(descriptor, begin, end - begin)
-                        journal.write(_RECORD.pack(number, value))  # appended by one call, which is atomic
+                        journal.write(_RECORD.pack(number, value))  # one append, which is atomic
                     results.put((number, value))
             except BaseException as error:
                 results.put(error)
@@ -178,12 +180,12 @@ def _fill_blocks(source: Download, folder: Path, descriptor: int, progress: Call
                     try:
                         raise result
                     finally:
-                        del result  # its traceback holds this frame, and all that the callers have open
+                        del result  # its traceback refers to this frame, and to the open files of the callers
                 done[result[0]] = result[1]
                 progress(min(PIECE, source.size - result[0] * PIECE))
         except queue.Empty:
             raise StorageUnavailableError(
-                f"nothing of {shown(source.url)} arrived for {patience:g} s, nor an error; giving up"
+                f"no bytes of {shown(source.url)} and no error arrived for {patience:g} s; giving up"
             ) from None
         finally:
             cancel.set()
@@ -191,12 +193,12 @@ def _fill_blocks(source: Download, folder: Path, descriptor: int, progress: Call
                 locks = list(writing)
             for lock in locks:
                 with lock:
-                    pass  # whoever was writing is done, and nobody begins to
+                    pass  # writes in progress are done, and no new one starts
     return [f"{done[number]:016x}" for number in range(count)]
 
 
 def _recover(journal: Path, descriptor: int, size: int) -> dict[int, int]:
-    """The blocks that an earlier process completed, each of them looked at; the journal is cut to whole records."""
+    """Return the blocks that an earlier process completed, verified by hash; cut the journal to whole records."""
     try:
         records = journal.read_bytes()
     except FileNotFoundError:
@@ -215,9 +217,9 @@ def _recover(journal: Path, descriptor: int, size: int) -> dict[int, int]:
 
 
 def _start_writing_back(descriptor: int, begin: int, size: int) -> None:
-    """Have the system begin to write what is in its cache, so that syncing at the end has little to wait for."""
+    """Ask the system to start writing its cached pages, so that the final sync waits less."""
     if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # no more than advice
+        with contextlib.suppress(OSError):  # only advice to the system
             os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
 
 

@@ -1,7 +1,7 @@
-"""How much a cache may hold, and which copies leave it first: those that no live job wants, then those due last.
+"""The limit of a cache, and its eviction order: copies that no live job needs, then those needed last.
 
-What is removed goes to ``trash`` in one step and is unlinked there, so whoever has it open keeps it. The bound is what
-the cache was given, and never more than its disk has room for: a disk that others fill shrinks it.
+Evicted copies are moved to ``trash`` atomically and unlinked there, so open ones stay readable. The limit is the one
+given to the cache, but at most the space on its disk: it shrinks if other programs fill the disk.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ __all__ = ["FULL", "LEASE", "POLL", "Room"]
 
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 LEASE = 60.0
-"""Seconds for which a path that was handed out stays good."""
+"""Seconds for which a returned path stays valid."""
 POLL = 0.02
-"""Seconds; a lock between processes cannot be waited for with a deadline in any other way."""
+"""Seconds between attempts: waiting for a lock between processes with a deadline needs polling."""
 
-_ABANDONED = 86400.0  # seconds after which a partial download that nobody works at is removed
-_PATIENCE = 60.0
-_SPARE, _SPARE_PART = 256 << 20, 64  # what stays free on the disk: a part of it, and so much at most
+_ABANDONED = 86400.0  # seconds after which an inactive partial download is removed
+_LOCK_TIMEOUT_S = 60.0
+_SPARE, _SPARE_PART = 256 << 20, 64  # bytes that stay free on the disk: 1/64 of it, at most 256 MiB
 
-_LOOKING = 20  # of so many seconds, one goes into looking at copies again
+_LOOKING = 20  # at most 1/20 of the time is spent on scanning the copies again
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """The complete copies of a cache, and until when they need no other look."""
+    """The complete copies of a cache, and the time until which this list is used."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
     until: float = 0.0
 
 
 _seen: dict[Path, _Seen] = {}
-"""Of each cache, as this process saw it last."""
+"""The last scan of each cache by this process."""
 
 _turn = threading.Lock()
-"""For the threads of this process, before the lock between processes."""
+"""Serialises the threads of this process before they take the lock between processes."""
 
 
 def _fork() -> None:
-    """Have a lock in the child that no thread of the parent holds."""
+    """Replace the lock in a forked child: a thread of the parent may hold the old one."""
     global _turn
     _turn = threading.Lock()
 
@@ -66,26 +66,26 @@ if hasattr(os, "register_at_fork"):
 
 
 class Room:
-    """The copies of a cache, and its bound.
+    """The copies of a cache, and its limit.
 
     Args:
-        folder: of the cache.
-        max_bytes: the bound; None for half of what its disk has free, its own contents included.
+        folder: the cache's folder.
+        max_bytes: the limit; None for half of the free disk space, including the cache's own contents.
     """
 
     def __init__(self, folder: Path, max_bytes: int | None) -> None:
         self.folder, self.max_bytes = folder, max_bytes
 
     def entries(self, *, recent: bool = False) -> list[Entry]:
-        """Return all copies, complete ones and others.
+        """Return all copies, complete and partial.
 
-        With ``recent`` the times and sizes of complete ones may be those of a moment ago. Looking at thousands of them
-        for each that comes would cost more than copying it.
+        With ``recent``, times and sizes of complete copies may be slightly old: scanning thousands of them for each new
+        one would cost more than copying it.
         """
         seen, complete, found = _seen.get(self.folder, _Seen()), {}, {}
         began = time.monotonic()
         again = not recent or began >= seen.until
-        # A download that ends meanwhile goes from the first folder to the second: it is seen, and once.
+        # A download that ends meanwhile moves from the first folder to the second, so it is seen exactly once.
         for name in sorted(os.listdir(self.folder / "partial")):
             entry = Entry.look(self.folder / "partial" / name, complete=False)
             if entry is not None:
@@ -103,7 +103,7 @@ class Room:
         return [*{**found, **complete}.values()]
 
     def limit(self, entries: list[Entry] | None = None) -> int:
-        """Return the bound in bytes: what was given, but no more than the disk takes now."""
+        """Return the limit in bytes: ``max_bytes``, but at most what fits on the disk now."""
         entries = self.entries(recent=True) if entries is None else entries
         disk = shutil.disk_usage(self.folder)
         fits = disk.free + sum(entry.stored for entry in entries) - min(_SPARE, disk.total // _SPARE_PART)
@@ -114,17 +114,17 @@ class Room:
     def make(
         self, size: int, *, but: str = "", only_later: bool = False, take: Callable[[], None] | None = None
     ) -> None:
-        """Remove copies until ``size`` more bytes are within the bound.
+        """Evict copies until ``size`` more bytes are within the limit.
 
         Args:
-            but: a key that stays, whatever happens.
-            only_later: remove none that is needed as soon as that one, or sooner.
-            take: called before anybody else may remove something. ``size`` is all that the copy ``but`` will take then,
-                and what is there of it counts no more.
+            but: a key that is never evicted.
+            only_later: evict only copies that are needed later than ``but``.
+            take: called before other processes may evict. ``size`` is then the whole size of the copy ``but``, and its
+                present bytes do not count.
 
         Raises:
-            NotCachedError: that is not enough. Nothing was removed for it.
-            StorageError: what has to stay is larger than the bound by itself.
+            NotCachedError: ``only_later`` frees too little. Nothing was evicted.
+            StorageError: the copies that must stay exceed the limit.
         """
         with self.lock():
             self.empty_trash()
@@ -143,7 +143,7 @@ class Room:
                 if own:
                     self.discard(own.folder)
                 raise NotCachedError(
-                    f"a copy of {own.url if own else 'an object'} would displace copies in the cache {self.folder} "
+                    f"a copy of {own.url if own else 'an object'} would evict copies in the cache {self.folder} "
                     "that are needed sooner; read it without a copy"
                 )
             for entry in chosen:
@@ -152,7 +152,7 @@ class Room:
                 take()
 
     def shrink(self, key: str) -> bool:
-        """Remove copies for one whose download has filled the disk; return whether there were any to remove."""
+        """Evict copies for a download that has filled the disk; return whether any could be evicted."""
         with self.lock():
             entries = self.entries(recent=True)
             own = next((entry for entry in entries if entry.folder.name == key), None)
@@ -165,12 +165,12 @@ class Room:
     def _choose(
         self, entries: list[Entry], own: Entry | None, excess: int, now: float, *, only_later: bool = False
     ) -> list[Entry]:
-        """Return which copies to remove, for so many bytes."""
+        """Return the copies to evict to free ``excess`` bytes."""
         if excess <= 0:
             return []
         due = Futures(self.folder).due(np.array([entry.name for entry in entries], np.uint64)).tolist()
         until = due[entries.index(own)] if own is not None and only_later else -1.0
-        # What no job has announced is asked for now.
+        # An object that no job has announced is needed now.
         until = 0.0 if until == np.inf else until
         chosen: list[Entry] = []
         last = [(-when, entry.used, number) for number, (when, entry) in enumerate(zip(due, entries, strict=True))]
@@ -180,7 +180,7 @@ class Room:
             seen = entries[number]
             entry = seen.again() or seen if seen.complete else seen
             if entry.used != used:
-                # Somebody has used it since it was looked at.
+                # It was used since the scan.
                 entries[number] = entry
                 heapq.heappush(last, (when, entry.used, number))
             elif seen is not own and self.removable(entry, now):
@@ -210,15 +210,15 @@ class Room:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only one that removes anything."""
+        """Hold the right to evict, exclusively."""
         lock = FileLock(self.folder / "locks" / "room.lock")
-        # Threads of one process wake each other; processes look again and again.
+        # Threads of one process wake each other; processes poll.
         with _turn:
             try:
-                lock.acquire(timeout=_PATIENCE, poll_interval=POLL)
+                lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=POLL)
             except Timeout:
                 raise StorageError(
-                    f"another process has been clearing the cache {self.folder} for {_PATIENCE:g} s: it hangs or is "
+                    f"another process has held the cache {self.folder} for {_LOCK_TIMEOUT_S:g} s: it hangs or is "
                     f"stopped; end it and try again (lock: {lock.lock_file})"
                 ) from None
             try:
@@ -227,9 +227,9 @@ class Room:
                 lock.release()
 
     def removable(self, entry: Entry, now: float) -> bool:
-        """Return whether nobody downloads a copy, and its path was not handed out a moment ago."""
+        """Return whether a copy is not being downloaded and its path was not returned recently."""
         if entry.complete:
-            return not -LEASE < now - entry.leased <= LEASE  # a clock that went back may not keep it for ever
+            return not -LEASE < now - entry.leased <= LEASE  # a clock that was set back must not keep it forever
         lock = FileLock(self.folder / "locks" / f"{entry.folder.name}.lock")
         try:
             lock.acquire(timeout=0)
@@ -239,13 +239,13 @@ class Room:
         return True
 
     def discard(self, folder: Path) -> None:
-        """Remove a folder: out of sight in one step, then its files. Open files and maps of them stay good."""
+        """Remove a folder: rename it away atomically, then delete its files. Open files and maps stay valid."""
         away = self.folder / "trash" / secrets.token_hex(8)
         with contextlib.suppress(FileNotFoundError):
             os.rename(folder, away)
         shutil.rmtree(away, ignore_errors=True)
 
     def empty_trash(self) -> None:
-        """Remove what a killed process has left on its way out."""
+        """Delete what killed processes left in ``trash``."""
         for left in (self.folder / "trash").iterdir():
             shutil.rmtree(left, ignore_errors=True)

@@ -1,9 +1,8 @@
-"""An open, memory-mapped source file that notices when somebody changes it.
+"""An open, memory-mapped source file that detects changes.
 
-A file that shrinks while it is mapped kills the process that reads the missing pages (SIGBUS), so `SourceFile.check`
-comes before every read: it compares size and modification time of the *open* file with those at opening. A file that
-was replaced by renaming another one over it stays readable, and unchanged, through the old map: that is the way to
-update a manifest in use.
+If a mapped file shrinks, reading the missing pages kills the process (SIGBUS). So every read calls `SourceFile.check`
+first: it compares size and modification time of the *open* file with those at opening. A file that was replaced by a
+rename stays readable and unchanged through the old map: that is the way to update a manifest in use.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from penstock.errors import ManifestChangedError, ManifestIOError
 
 __all__ = ["SourceFile", "io_error"]
 
-_CLOCK_STEP = 20_000_000  # ns; Linux stamps files with its timer's tick, 1 to 10 ms
+_CLOCK_STEP = 20_000_000  # ns; the resolution of file times on Linux is its timer tick, 1 to 10 ms
 
-# Not to wait for a pipe's other end; on Windows, bytes as they are.
+# Opening a pipe must not block; on Windows, no newline translation.
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 _INSTEAD = "choose another folder with cache_dir="
@@ -42,7 +41,7 @@ _ADVICE = {
 def io_error(
     path: str | os.PathLike[str], error: OSError, doing: str = "cannot read", instead: str = ""
 ) -> ManifestIOError:
-    """A `ManifestIOError` that names the file, what was being done to it, and what to do about it, or instead."""
+    """Return a `ManifestIOError` that names the file, the failed operation, and the remedy or alternative."""
     advice = _ADVICE.get(error.errno or 0)
     if advice is None:
         advice = error.strerror or str(error) or type(error).__name__
@@ -58,12 +57,12 @@ class SourceFile:
 
     Args:
         path: the file. It must exist and be a regular file.
-        descriptor: of the file, open already, which this takes over.
+        descriptor: an open descriptor of the file, which this object takes over.
 
     Raises:
         ManifestIOError: missing, a folder, a device or pipe, no permission, too many open files.
 
-    Memory: none of its own; mapped pages belong to the system's cache and are shared between processes.
+    Memory: none; mapped pages belong to the page cache and are shared between processes.
     """
 
     def __init__(self, path: str, *, descriptor: int | None = None) -> None:
@@ -85,12 +84,12 @@ class SourceFile:
         except OSError as error:
             raise io_error(path, error) from error
 
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # modules may be empty by then
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # at exit, module globals may be gone
         if self._fd >= 0:
             _close(self._fd)
 
     def read(self, count: int, position: int) -> bytes:
-        """Up to ``count`` bytes from a position; fewer at the end. Safe, unlike the map, when the file shrinks."""
+        """Return up to ``count`` bytes from a position, fewer at the end. Unlike the map, safe if the file shrinks."""
         if hasattr(os, "pread"):
             return os.pread(self._fd, count, position)
         with open(self.path, "rb", buffering=0) as file:  # Windows
@@ -98,7 +97,7 @@ class SourceFile:
             return file.read(count) or b""
 
     def read_into(self, buffer: memoryview, position: int) -> int:
-        """The same into a buffer; returns how many bytes."""
+        """Read into a buffer and return the number of bytes."""
         if hasattr(os, "preadv"):
             return os.preadv(self._fd, [buffer], position)
         data = self.read(len(buffer), position)
@@ -106,35 +105,35 @@ class SourceFile:
         return len(data)
 
     def size_now(self) -> int:
-        """The size that the open file has at this moment."""
+        """Return the current size of the open file."""
         return os.fstat(self._fd).st_size
 
     @property
     def is_removed(self) -> bool:
-        """Whether the file has no name any more: its bytes stay for those alone who have it open."""
+        """Return whether the file was unlinked: its bytes exist only while it is open."""
         return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
 
     def is_same(self, descriptor: int) -> bool:
-        """Whether another descriptor is of this very file, and not of one that took its name."""
+        """Return whether another descriptor refers to this very file, not to one that took its name."""
         return os.path.samestat(os.fstat(self._fd), os.fstat(descriptor))
 
     def check(self) -> None:
-        """Raise `ManifestChangedError` if the open file has another size or modification time. Costs one fstat."""
+        """Raise `ManifestChangedError` if size or modification time of the open file changed. Costs one fstat."""
         status = os.fstat(self._fd)
         if status.st_size != self.size or status.st_mtime_ns != self.mtime_ns:
             raise self.changed(status.st_size)
 
     def settle(self) -> None:
-        """Wait until a later write would show in the modification time, which moves in steps of some milliseconds.
+        """Wait until a later write would change the modification time, whose resolution is some milliseconds.
 
-        Before remembering what is in a file that was written just now.
+        Call it before recording the content of a file that was written just now.
         """
         age = time.time_ns() - self.mtime_ns
         if 0 <= age < _CLOCK_STEP:
             time.sleep((_CLOCK_STEP - age) / 1e9)
 
     def changed(self, size: int) -> ManifestChangedError:
-        """The error for a file that is not what it was, with its size now."""
+        """Return the error for a changed file, with its current size."""
         what = f"it had {self.size} bytes and has {size}" if size != self.size else "its modification time differs"
         return ManifestChangedError(
             f"{self.path} was changed while it was open: {what}. Open the manifest again; to update a file in use, "

@@ -1,9 +1,8 @@
-"""obstore in this process, and in processes that are forked from it.
+"""Use obstore in this process and in processes forked from it.
 
-A process that has used obstore runs threads of Rust's runtime, and a forked child has none of them: there every call
-would hang. So a child loads the library once more, from a copy that the linker takes for another one. The process that
-forks makes the copy, in memory, before its first fork: its children share it. Where obstore was not imported before the
-fork, there is no copy.
+obstore runs threads of Rust's runtime. A forked child does not have them, so every call would hang there. So a child
+loads the library again, from a copy that the linker takes for another library. The parent makes the copy in memory
+before its first fork, and its children share it. If obstore was not imported before the fork, no copy is made.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ _LIBRARY = "obstore._obstore"
 _lock = threading.Lock()
 _copy: int | OSError | None = None  # an open file for the children of this process
 _given: int | OSError | None = None  # the parent's copy, for this process
-_stale = False  # what is imported belongs to a parent
-_of_parents: list[Any] = []  # modules that must stay, and never be used
+_stale = False  # whether the imported library belongs to a parent
+_of_parents: list[Any] = []  # modules of parents, which must neither be freed nor used
 
 
 def obstore() -> Any:
-    """Return the module obstore, such that it works in this process.
+    """Return the module obstore, in a form that works in this process.
 
     Raises:
         ImportError: it is not installed.
-        StorageError: this process was forked, and there is no copy for it.
+        StorageError: this process was forked without a copy of the library.
     """
     global _stale
     with _lock:
@@ -45,7 +44,7 @@ def obstore() -> Any:
 
 
 class _Finder:
-    """Finds the library in an open file, whose name no other one has as long as it is open."""
+    """Finds the library in an open file, whose name is unique while it is open."""
 
     def __init__(self, file: int) -> None:
         self._path = f"/proc/self/fd/{file}"
@@ -57,7 +56,7 @@ class _Finder:
 
 
 def _load(file: int | OSError | None) -> None:
-    """Import obstore anew, from this file."""
+    """Import obstore again, from this file."""
     if not isinstance(file, int):
         raise StorageError(
             "this process was forked from one that has used obstore, and its library cannot be loaded again"
@@ -79,7 +78,7 @@ def _load(file: int | OSError | None) -> None:
 
 
 def _before_fork() -> None:
-    """Make the copy for the children, once."""
+    """Make the copy for child processes, once."""
     global _copy
     library = sys.modules.get(_LIBRARY)
     if library is None or _stale or _copy is not None:

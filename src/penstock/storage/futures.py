@@ -1,10 +1,10 @@
-"""When the live jobs of a machine will use which objects: what a cache evicts last, and what it fetches first.
+"""Planned uses of objects by the live jobs of a machine: they determine what a cache fetches and evicts first.
 
-    futures/ID.uses     header and columns: replaced as a whole, mapped by whoever asks
-    futures/ID.lock     held by the job's process; the system frees it when the process dies
+    futures/ID.uses     header and columns: replaced atomically, mapped by readers
+    futures/ID.lock     held by the job's process; the system frees it if the process dies
 
-A job counts its own positions (samples that it had), and publishes how long one takes. So the uses of several jobs are
-compared in seconds from now. What a killed job leaves counts no more, and whoever finds it removes it.
+A job counts its own positions (samples consumed), and publishes the time per position, so the uses of several jobs are
+compared in seconds from now. Files of a killed job are ignored and removed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from filelock import FileLock, Timeout
 __all__ = ["NEVER", "Future", "Futures", "Published", "Uses", "object_name"]
 
 NEVER = 1 << 62
-"""The position of a use that does not come."""
+"""The position of a use that never happens."""
 
 _HEADER = struct.Struct("<8sIIQqd")  # magic, version, pid, objects, position, seconds a position
 _MAGIC, _VERSION = b"PSTKUSES", 1
 _POSITION = struct.Struct("<qd")
 _POSITION_AT = _HEADER.size - _POSITION.size
-_PACE = 1e-3  # seconds a position, while nothing is measured
+_PACE = 1e-3  # seconds a position, until it is measured
 _COLUMNS = ("<u8", "<u8", "<i8", "<i8", "<i8", "<i8")
 _WIDTH = 8
 
@@ -44,7 +44,7 @@ Names = npt.NDArray[np.uint64]
 
 
 def object_name(url: str) -> int:
-    """Return the name of an object in futures and in the cache, whatever its version: 64 bits of its address."""
+    """Return the name of an object, for all versions, in futures and the cache: a 64-bit hash of its URL."""
     return xxhash.xxh3_64_intdigest(url.encode("utf-8", "surrogateescape"))
 
 
@@ -54,10 +54,10 @@ class Uses:
 
     Attributes:
         name: see `object_name`.
-        first: the position that needs the object first.
-        last: the last position that needs it, of those that belong together: up to here its copy is in use.
-        again: the first position that needs it after that, `NEVER` where none is known.
-        whole: whether a copy is wanted; where it is False, the object is read by ranges unless a copy is there.
+        first: the first position that needs the object.
+        last: the last position of this use: until then the copy is in use.
+        again: the first position of the next use, `NEVER` if unknown.
+        whole: whether a copy is wanted; if False, the object is read by ranges unless a copy exists.
     """
 
     name: Names
@@ -68,7 +68,7 @@ class Uses:
 
     @classmethod
     def of(cls, urls: list[str], first: Any, last: Any, again: Any = NEVER, whole: Any = True) -> Uses:
-        """Return the uses of objects with these addresses; numbers hold for all of them."""
+        """Return the uses of objects with these URLs; scalars apply to all of them."""
         name = np.fromiter(map(object_name, urls), np.uint64, len(urls))
 
         def column(given: Any) -> Ints:
@@ -79,15 +79,15 @@ class Uses:
 
 
 class Future:
-    """What one job publishes in the folder of a cache. It counts until it is closed, or its process ends.
+    """The uses that one job publishes in a cache folder, valid until it is closed or its process ends.
 
     Args:
-        folder: of the cache.
+        folder: the cache's folder.
 
     Raises:
         OSError: the folder cannot be written to.
 
-    Safe in threads. A child of a fork holds nothing of it.
+    Thread-safe. A forked child does not hold it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -95,7 +95,7 @@ class Future:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.id = secrets.token_hex(8)
         self._path = self._folder / f"{self.id}.uses"
-        # One thread makes it, another may close it.
+        # Threads that create and close it may differ.
         self._lock = FileLock(self._folder / f"{self.id}.lock", thread_local=False)
         self._lock.acquire(timeout=0)
         self._pid = os.getpid()
@@ -104,9 +104,9 @@ class Future:
         self._close = weakref.finalize(self, _remove, self._path, self._lock, self._pid)
 
     def publish(self, uses: Uses, *, position: int = 0, versions: Names | None = None) -> None:
-        """Say what the job will use, in the place of what was said before. Positions count anew, from ``position``.
+        """Publish the uses of the job, replacing earlier ones. Positions count anew from ``position``.
 
-        Cost: 48 bytes an object on the disk.
+        Cost: 48 bytes per object on the disk.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -127,7 +127,7 @@ class Future:
         self._map, self._position, self._began = mapped, position, time.monotonic()
 
     def advance(self, position: int) -> None:
-        """Say that the job has had so many positions."""
+        """Publish that the job has consumed this many positions."""
         mapped = self._map
         if mapped is None or self._pid != os.getpid():
             return
@@ -137,7 +137,7 @@ class Future:
         mapped[_POSITION_AT : _HEADER.size] = _POSITION.pack(position, self._pace)
 
     def close(self) -> None:
-        """Want nothing more."""
+        """Withdraw all uses."""
         self._map = None
         self._close()
 
@@ -151,14 +151,14 @@ def _remove(path: Path, lock: FileLock, pid: int) -> None:
 
 
 class Published:
-    """One job's uses, as others read them: its process, position and pace (seconds a position), and columns."""
+    """The uses of one job, as read by others: its pid, position, pace (seconds a position), and columns."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         magic, version, self.pid, count, self.position, self.pace = _HEADER.unpack_from(data)
         if (magic, version) != (_MAGIC, _VERSION) or len(data) != _HEADER.size + len(_COLUMNS) * _WIDTH * count:
-            raise ValueError(f"{path} is of another version")
+            raise ValueError(f"{path} has another format version")
         self.id = path.stem
         places = range(_HEADER.size, len(data) + 1, _WIDTH * count) if count else [_HEADER.size] * len(_COLUMNS)
         columns = [np.frombuffer(data, kind, count, at) for kind, at in zip(_COLUMNS, places, strict=False)]
@@ -168,31 +168,31 @@ class Published:
         return len(self.name)
 
     def find(self, names: Names) -> tuple[npt.NDArray[np.bool_], Ints]:
-        """Return which of these names the job has, and the rows of those."""
+        """Return a mask of the names that the job uses, and their rows."""
         at = np.searchsorted(self.name, names)
         known = at < len(self.name)
         known[known] = self.name[at[known]] == names[known]
         return known, at[known]
 
     def due(self, rows: Ints) -> npt.NDArray[np.float64]:
-        """Return in how many seconds the job needs these objects."""
+        """Return the seconds until the job needs each of these objects."""
         now, first, last, again = self.position, self.first[rows], self.last[rows], self.again[rows]
         position = np.where(now <= last, np.maximum(first, now), again)
         return np.where(position < NEVER, (position - now) * self.pace, np.inf)
 
 
 class Futures:
-    """What all live jobs want of a cache, at this moment.
+    """The current planned uses of all live jobs of a cache.
 
     Args:
-        folder: of the cache. What dead jobs left there is removed.
+        folder: the cache's folder. Files of dead jobs are removed.
     """
 
     def __init__(self, folder: Path) -> None:
         self.jobs = list(_live(folder / "futures"))
 
     def due(self, names: Names) -> npt.NDArray[np.float64]:
-        """Return in how many seconds somebody needs objects; infinity where nobody does."""
+        """Return the seconds until any job needs each object; infinity if none does."""
         soonest = np.full(len(names), np.inf)
         for job in self.jobs:
             known, rows = job.find(names)
@@ -200,7 +200,7 @@ class Futures:
         return soonest
 
     def wants_ranges(self, name: int) -> bool:
-        """Return whether jobs read this object, and none of them wants a copy of it."""
+        """Return whether jobs read this object, but none of them wants a copy."""
         asked = np.array([name], np.uint64)
         found = [job.whole[rows[0]] for job in self.jobs for known, rows in [job.find(asked)] if known[0]]
         return bool(found) and not any(found)
@@ -212,11 +212,11 @@ def _live(folder: Path) -> Iterator[Published]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            # It may end at this moment.
+            # The job may end right now.
             with contextlib.suppress(OSError, ValueError, struct.error):
                 yield Published(path)
             continue
-        except OSError:  # a cache that may only be read
+        except OSError:  # a read-only cache
             continue
         for left in (path, path.with_suffix(".tmp"), path.with_suffix(".lock")):
             left.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Objects of any other file system that fsspec knows: ftp, gdrive, hf, ...
+"""Objects of all other file systems that fsspec supports: ftp, gdrive, hf, ...
 
-These are asked for ranges in fsspec's own way, which tells nothing of the version that the bytes are of. So size and
-etag are looked at again after each range: one more request, and never bytes of two versions.
+fsspec's range reads do not tell the version of the bytes. So size and etag are checked again after each range: one more
+request, but never bytes of two versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TIMES = ("last_modified", "LastModified", "updated", "mtime", "last_commit", "m
 
 
 class GenericBackend:
-    """By ``info`` and ``cat_file``. Calls go to a thread of their own, since any of them may block for ever."""
+    """Reads by ``info`` and ``cat_file``. Each call runs in a thread, since it may block forever."""
 
     def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
         self._protocol = protocol
@@ -46,7 +46,7 @@ class GenericBackend:
 
     def put(self, url: str, data: bytes, *, if_absent: bool, idle: float, deadline: float, cancel: Cancel) -> bool:
         if if_absent:
-            raise StorageError(f"cannot write {shown(url)}: fsspec has no way to write an object only if there is none")
+            raise StorageError(f"cannot write {shown(url)}: fsspec cannot write an object only if it is absent")
         self._call(lambda: self._fs.pipe_file(self._path(url), data), url, deadline, cancel)
         return True
 
@@ -71,10 +71,10 @@ class GenericBackend:
 
     def _stat_of(self, info: Mapping[str, Any], url: str) -> Stat:
         if info.get("type") == "directory" or info.get("size") is None:
-            raise StorageNotFoundError(f"{shown(url)} is a folder or has no size; name an object in it")
+            raise StorageNotFoundError(f"{shown(url)} is a folder or has no size; give an object in it")
         etag = next((str(info[name]) for name in _ETAGS if info.get(name)), "")
         modified = next((info[name] for name in _TIMES if info.get(name)), "")
-        # Some list a time as seconds, and tell that of a single object as a date.
+        # Some file systems list times as seconds, but return the time of a single object as a date.
         modified = modified.timestamp() if isinstance(modified, datetime) else modified
         return Stat(int(info["size"]), etag, str(modified))
 

@@ -1,7 +1,7 @@
-"""Files of data sets on the Hugging Face hub: hf://datasets/OWNER/NAME[@REVISION]/PATH.
+"""Files of datasets on the Hugging Face Hub: hf://datasets/OWNER/NAME[@REVISION]/PATH.
 
-A branch or a tag is looked up once, and from then on its commit is read: what a commit holds never changes. Names and
-sizes come from `huggingface_hub`, bytes by ranges over HTTP. Options are those of `huggingface_hub.HfFileSystem`:
+A branch or tag is resolved once to its commit, whose content never changes. Names and sizes come from
+`huggingface_hub`, bytes from range requests over HTTP. Options are those of `huggingface_hub.HfFileSystem`:
 ``token``, ``endpoint``; by default the token that its own tools have stored, and HF_ENDPOINT.
 """
 
@@ -26,7 +26,7 @@ _COMMIT = re.compile(r"^hf://[^@]+@[0-9a-f]{40}(/|$)")
 
 
 class HubBackend(GenericBackend):
-    """Addresses of a commit are read by ranges; those of a branch as `GenericBackend` does, see `pin`."""
+    """Reads URLs of a commit by range requests, and URLs of a branch as `GenericBackend` does; see `pin`."""
 
     def __init__(self, options: Mapping[str, Any], idle: float) -> None:
         super().__init__("hf", options)
@@ -36,11 +36,11 @@ class HubBackend(GenericBackend):
         self._known: dict[str, tuple[str, Stat]] = {}
 
     def pin(self, url: str, *, deadline: float) -> str:
-        """Return the address with the commit that its branch or tag stands for now; by default the branch is main.
+        """Return the URL with the current commit of its branch or tag; the default branch is main.
 
         Raises:
-            StorageNotFoundError: no such data set or revision, or it is private.
-            StorageAuthError: the token is not enough.
+            StorageNotFoundError: no such dataset or revision, or it is private.
+            StorageAuthError: the token lacks permission.
         """
         return url if _COMMIT.match(url) else self._call(lambda: self._pinned(url), url, deadline, Cancel())
 
@@ -49,7 +49,7 @@ class HubBackend(GenericBackend):
         if not hasattr(found, "repo_id"):
             # A bucket has no revisions.
             return url
-        # An open data set keeps its commit, and the next one that is opened looks again.
+        # An open dataset keeps its commit; the next one that is opened resolves the branch again.
         api = HfApi(endpoint=self._fs.endpoint, token=self._fs.token)
         info = api.repo_info(found.repo_id, revision=found.revision, repo_type=found.repo_type)
         kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
@@ -74,10 +74,10 @@ class HubBackend(GenericBackend):
         return super().find(self.pin(url, deadline=deadline), deadline=deadline)
 
     def _look(self, url: str) -> tuple[str, Stat]:
-        """Return the address of a file of a commit on the web, and what the hub says of it. A folder is listed once."""
+        """Return the HTTP URL of a file of a commit, and its identity on the hub. Each folder is listed once."""
         found = self._known.get(url)
         if found is None:
-            # The file system's listings are no matter of several threads.
+            # The file system's listings are not thread-safe.
             with self._lock:
                 found = self._fs.url(self._path(url)), self._stat_of(self._fs.info(self._path(url)), url)
             self._known[url] = found
@@ -85,9 +85,9 @@ class HubBackend(GenericBackend):
 
 
 class _OfCommit:
-    """Hands an answer on with the identity that the hub gives to a file, whichever server it comes from.
+    """Passes an answer on with the hub's identity of the file, whichever server sends it.
 
-    Servers that files are kept at have etags of their own. A size that is wrong is still noticed.
+    The servers that store the files have other etags. A wrong size is still detected.
     """
 
     def __init__(self, into: Receiver, stat: Stat) -> None:

@@ -1,8 +1,8 @@
-"""Files of numbers, memory-mapped: raw ones (``.bin``) of a type that is said, and NumPy's ``.npy``.
+"""Memory-mapped files of numbers: raw files (``.bin``) of a given dtype, and NumPy's ``.npy``.
 
-Promises: opening reads no more than headers; pages are the system's cache, shared by all processes; a file that changes
-while it is open is an error before the next read, where the map alone would kill the process (SIGBUS); a pickle is a
-handle, which opens the same files elsewhere and refuses others. To update a file in use, rename a new one over it.
+Promises: opening reads only headers; all processes share the pages in the page cache; a file that changes while it is
+open raises an error before the next read, where the map alone would kill the process (SIGBUS); a pickle is a handle
+that opens the same files elsewhere and refuses others. To update a file in use, rename a new one over it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ from penstock.storage.urls import listed
 
 __all__ = ["MOST_OPEN", "FilesTable", "MappedFile", "MappedFiles", "changed", "look_at", "said"]
 
-MOST_OPEN = 256  # each takes a descriptor and a map
-_WHOLE = 1 << 18  # bytes up to which all of a file is hashed
-_ENDS, _BLOCK, _BLOCKS = 1 << 16, 1 << 12, 32  # of a larger one so much at both ends, and so many pieces between
+MOST_OPEN = 256  # files; each takes a descriptor and a map
+_WHOLE = 1 << 18  # files up to this many bytes are hashed completely
+_ENDS, _BLOCK, _BLOCKS = (
+    1 << 16,
+    1 << 12,
+    32,
+)  # of larger files: bytes at both ends, and bytes and number of blocks between
 
 
 class MappedFile(NamedTuple):
-    """What a file held when it was looked at: an array of this type and shape, from byte ``begin`` on."""
+    """The content of a file when it was inspected: an array of this dtype and shape, from byte ``begin`` on."""
 
     path: str
     size: int
@@ -40,18 +44,18 @@ class MappedFile(NamedTuple):
 
 
 def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: Storage | None = None) -> MappedFile:
-    """What is in a file: ``.npy`` says so in its header, others hold numbers of ``dtype`` and nothing else.
+    """Return the content of a file: ``.npy`` files have a header, all others hold numbers of ``dtype`` only.
 
     Args:
-        name: a path; of an object in a store the cache keeps a local copy.
-        dtype: NumPy's name of the type. Of an ``.npy`` file it may be left out.
-        storage: how a store is reached.
+        name: a path, or a URL, which is copied to the local cache.
+        dtype: the NumPy dtype. Optional for ``.npy`` files.
+        storage: access options for stores.
 
     Raises:
         DataFileIOError: missing, a folder, no permission.
-        DataFileError: not an ``.npy`` file in spite of its name, truncated, or not a whole number of elements.
-        ConfigError: no ``dtype`` for a raw file, or another than an ``.npy`` file has.
-        StorageError: a store says no.
+        DataFileError: not an ``.npy`` file despite its name, truncated, or not a whole number of elements.
+        ConfigError: no ``dtype`` for a raw file, or a ``dtype`` that differs from that of the ``.npy`` file.
+        StorageError: a store fails.
     """
     path = local_path(name, storage=storage) if is_remote(name) else os.path.abspath(name)
     source = _open(path)
@@ -62,32 +66,32 @@ def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: 
             raise ConfigError(f"{path} holds {found}, not {np.dtype(dtype)}: leave dtype= out")
         return MappedFile(path, size, mtime, begin, found.str, shape)
     if dtype is None:
-        raise ConfigError(f"{path}: a raw file does not say what is in it; give its type, such as dtype='uint16'")
+        raise ConfigError(f"{path}: a raw file does not tell its dtype; pass it, such as dtype='uint16'")
     kind = np.dtype(dtype)
     if size % kind.itemsize:
         raise DataFileError(
-            f"{path} has {size} bytes, which is no whole number of {kind} ({kind.itemsize} bytes each): it is "
+            f"{path} has {size} bytes, which is not a whole number of {kind} ({kind.itemsize} bytes each): it is "
             "truncated, or of another dtype"
         )
     return MappedFile(path, size, mtime, 0, kind.str, (size // kind.itemsize,))
 
 
 def _header(path: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Type, shape and first byte of the array in an ``.npy`` file."""
+    """Return dtype, shape and first byte of the array in an ``.npy`` file."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # NumPy reads the header as Python: there is no end to what it raises for a damaged one
+    except Exception as error:  # NumPy parses the header as Python, so a damaged one may raise anything
         raise DataFileError(f"{path} is not an .npy file that can be mapped, or is truncated: {said(error)}") from error
     if not isinstance(array, np.memmap) or array.dtype.hasobject or array.dtype.names or not array.ndim:
         what = f"{getattr(array, 'dtype', 'arrays')} of shape {getattr(array, 'shape', '-')}"
-        raise DataFileError(f"{path} holds {what}: an array of numbers is needed")
+        raise DataFileError(f"{path} holds {what}, not an array of numbers")
     if not array.flags.c_contiguous:
-        raise DataFileError(f"{path} is in Fortran order: save it by np.save(path, np.ascontiguousarray(array))")
+        raise DataFileError(f"{path} is in Fortran order: save it with np.save(path, np.ascontiguousarray(array))")
     return array.dtype, array.shape, int(array.offset)
 
 
 def said(error: Exception) -> str:
-    """What an error of NumPy's says, in one line and with its type where that alone says something."""
+    """Return the text of a NumPy error in one line, with its type if the text is empty."""
     text = str(error).partition("\n")[0]
     return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
 
@@ -102,10 +106,10 @@ def _open(path: str) -> SourceFile:
 
 
 class MappedFiles:
-    """Several files, mapped when they are first needed; of very many the last ones that were opened.
+    """Several files, mapped at first use; of very many, only the most recently opened stay mapped.
 
     Args:
-        files: by `look_at`.
+        files: results of `look_at`.
     """
 
     def __init__(self, files: list[MappedFile]) -> None:
@@ -115,10 +119,10 @@ class MappedFiles:
         self._fingerprints: dict[int, str] = {}
 
     def array(self, number: int) -> npt.NDArray[Any]:
-        """The array of one file, read-only, once more compared with what it was. Use it at once, or ask again.
+        """Return the array of one file, read-only, after a check for changes. Use it at once, or call again.
 
         Raises:
-            DataFileChangedError: the file has another size or modification time.
+            DataFileChangedError: the size or modification time of the file changed.
             DataFileIOError: it cannot be opened.
         """
         source, array = self._opened(number)
@@ -147,17 +151,19 @@ class MappedFiles:
         return source, array
 
     def holds(self, number: int, data: Any) -> bool:
-        """Whether this is the array of a file, as it is open now."""
+        """Return whether this is the currently mapped array of a file."""
         found = self._open.get(number)
         return found is not None and found[1] is data
 
     def in_words(self) -> str:
-        """Return the first path, and how many more there are."""
+        """Return the first path, and the number of further ones."""
         return listed([file.path for file in self.files])
 
     def fingerprint(self, number: int) -> str:
-        """Identity of a file's array: type, shape and content, of a large file samples of its content: 64 KiB at both
-        ends and 32 pieces between. Neither names nor times."""
+        """Return the identity of a file's array: a hash of dtype, shape and content, without names and times.
+
+        Of a large file it hashes samples: 64 KiB at both ends, and 32 blocks between.
+        """
         found = self._fingerprints.get(number)
         if found is None:
             self.array(number)
@@ -183,31 +189,31 @@ class MappedFiles:
 
 
 class FilesTable(abc.ABC):
-    """Rows in files that may get more files behind them: its identity, and those of what it was before."""
+    """Rows in a list of files that may grow by more files: its fingerprint, and those of its earlier versions."""
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
     def records(self, rows: npt.NDArray[np.int64]) -> list[Any]:
-        """Return the records of some rows, in this order."""
+        """Return the records of rows, in this order."""
 
     @abc.abstractmethod
     def prefixes(self, rows: int) -> list[str]:
-        """The fingerprints of the first files that have so many rows together: none, one, or with empty files more."""
+        """Return the fingerprints of the first files with ``rows`` rows in total: several if some files are empty."""
 
     @property
     def fingerprint(self) -> str:
-        """Identity of all rows, see `MappedFiles.fingerprint`."""
+        """The identity of all rows, see `MappedFiles.fingerprint`."""
         return self.prefixes(len(self))[-1]
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Whether files with this fingerprint and so many rows have since got more files behind them."""
+        """Return whether files with this fingerprint and number of rows have since grown into these."""
         return fingerprint in self.prefixes(rows)
 
 
 def changed(file: MappedFile, size: int) -> DataFileChangedError:
-    """Return the error for a file that is not what it was, with its size now."""
+    """Return the error for a changed file, with its current size."""
     what = f"it had {file.size} bytes and has {size}" if size != file.size else "its modification time differs"
     return DataFileChangedError(
         f"{file.path} was changed since it was opened: {what}. Open the data set again; to update a file in use, write "

@@ -1,7 +1,7 @@
-"""Objects of S3, Google's and Azure's stores and of web servers, by obstore: Python's names for Rust's object_store.
+"""S3, Google and Azure stores and web servers, through obstore: Python bindings of Rust's object_store.
 
-It keeps connections, signs requests, follows redirections, and takes proxies from the environment. Here is what it does
-not do: errors that never show a signature, and servers without ranges.
+obstore pools connections, signs requests, follows redirects, and reads proxies from the environment. This module adds
+errors that never show a signature, and support for servers without range requests.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from penstock.storage.urls import WEB, scheme, shown
 
 __all__ = ["ObjectStoreBackend"]
 
-_KNOWN = 10_000  # objects of servers without ranges that are remembered, and asked once and not twice
-_PIECE = 1 << 16  # bytes handed on at once; a cut loses at most so many
+_KNOWN = 10_000  # remembered objects of servers without ranges, so that they are requested only once
+_PIECE = 1 << 16  # bytes passed on at once; a lost connection loses at most this many
 _STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})([\w ]*)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _CAUSE = re.compile(r'\b(?:message|error): "([^"\\]*)"')
 _KIND = re.compile(r"\bkind: (\w+)")
-_METADATA = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")  # where machines ask for credentials
+_METADATA = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")  # metadata services for credentials
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _ADDRESS = re.compile(r"\w+://\S+")
 _AGAIN, _NEVER = (408, 425, 429), (501, 505)
-_LASTING = {  # what goes wrong on the way and stays wrong
+_LASTING = {  # transport errors that retries do not fix
     "MissingContentLength": "the server does not say how large the object is (Content-Length), so that nobody could "
     "tell whether all of it arrived; download it by other means",
     "TooManyRedirects": "more than 10 redirections",
@@ -49,11 +49,11 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 class _NoRanges(Exception):
-    """The server answers with all of the object to a question for a part, or has no such part."""
+    """The server returned the whole object for a range request, or has no such range."""
 
 
 class ObjectStoreBackend:
-    """Reads by GET alone: many servers, and all presigned addresses, refuse HEAD."""
+    """Reads with GET only: many servers, and all presigned URLs, refuse HEAD."""
 
     def __init__(self, options: Mapping[str, Any], idle: float) -> None:
         self._obstore, self._stores = obstore(), Stores(options, idle)
@@ -76,7 +76,9 @@ class ObjectStoreBackend:
 
     def find(self, url: str, *, deadline: float) -> list[tuple[str, Stat]]:
         if scheme(url) in (*WEB, "ais"):
-            raise StorageError(f"{shown(url)}: patterns need a store that can be listed, HTTP cannot; name the files")
+            raise StorageError(
+                f"{shown(url)}: patterns need a store that can be listed, and HTTP cannot; name the files"
+            )
         return call_in_thread(lambda: self._find(url), deadline=deadline, cancel=Cancel())
 
     def _stat(self, url: str) -> Stat:
@@ -110,12 +112,12 @@ class ObjectStoreBackend:
                 if piece is None:
                     return
                 left -= len(piece)
-                # An answer that is read to its end leaves a connection for the next request.
+                # Reading an answer to its end keeps the connection for the next request.
                 if not into.piece(memoryview(piece)) and left:
                     return
         finally:
-            # A traceback would keep them, until a fork of this process removes them: there that waits for ever for a
-            # lock which a thread of obstore's had here.
+            # A traceback would keep these objects alive until a fork of this process frees them. There it would wait
+            # forever for a lock that a thread of obstore held in this process.
             del answer, pieces
 
     def _put(self, url: str, data: bytes, if_absent: bool) -> bool:
@@ -159,7 +161,7 @@ class ObjectStoreBackend:
 
     @contextmanager
     def _translated(self, url: str, what: str = "read") -> Iterator[None]:
-        """Raise obstore's errors as ours. Their own text is never shown: it has the address."""
+        """Raise obstore's errors as ours. Their text is never shown, since it contains the URL."""
         errors = self._obstore.exceptions
         try:
             yield
@@ -168,7 +170,7 @@ class ObjectStoreBackend:
         except (errors.NotSupportedError, NotImplementedError) as error:
             if "RangeNotSupported" in str(error):
                 raise _NoRanges from None
-            raise StorageError(f"cannot {what} {shown(url)}: the store has no way to do that") from None
+            raise StorageError(f"cannot {what} {shown(url)}: the store does not support this") from None
         except ValueError as error:
             raise StorageError(f"cannot {what} {shown(url)}: {_brief(error)}") from None
         except (OSError, errors.BaseError) as error:
@@ -179,17 +181,17 @@ def _stat(meta: Mapping[str, Any]) -> Stat:
     when = meta["last_modified"]
     modified = email.utils.format_datetime(when, usegmt=True) if when.timestamp() else ""
     etag = meta["e_tag"] or ""
-    # Azure's lists leave out the quotation marks that its answers have.
+    # Azure's listings omit the quotation marks of etags.
     return Stat(int(meta["size"]), f'"{etag}"' if etag and '"' not in etag else etag, modified)
 
 
 def _is_folder(meta: Mapping[str, Any], found: list[Any]) -> bool:
-    """Return whether this is an empty object that stands for a folder."""
+    """Return whether this is an empty object that represents a folder."""
     return not meta["size"] and any(other["path"].startswith(meta["path"] + "/") for other in found)
 
 
 def _matches(names: list[str], parts: list[str]) -> bool:
-    """Return whether a path matches a pattern, both in parts: ``**`` is any number of them, ``*`` is within one."""
+    """Return whether a path matches a pattern, both split into segments: ``**`` matches any number of segments."""
     if not parts:
         return not names
     if parts[0] == "**":
@@ -198,12 +200,12 @@ def _matches(names: list[str], parts: list[str]) -> bool:
 
 
 def _brief(error: object) -> str:
-    """Return what an error says, without addresses and the part for programmers that obstore adds."""
+    """Return the text of an error without URLs and without obstore's debug details."""
     return _ADDRESS.sub("...", str(error).partition("\n\nDebug source:")[0])
 
 
 def _failure(url: str, text: str, what: str) -> Exception:
-    """Return what an error of obstore means, which says so in its text alone."""
+    """Return our error for an error of obstore, whose kind shows only in its text."""
     where = shown(url)
     if any(host in text for host in _METADATA):
         return StorageAuthError(f"{where}: no credentials were found, nor has this machine any; {NO_CREDENTIALS}")
@@ -230,7 +232,7 @@ def _failure(url: str, text: str, what: str) -> Exception:
 
 
 def _refused(where: str, status: int, reason: str, what: str) -> Exception:
-    """Return what a status means."""
+    """Return our error for an HTTP status."""
     if status in (404, 410):
         return StorageNotFoundError(f"{where} does not exist ({reason})")
     if status in (401, 403, 407):

@@ -1,6 +1,6 @@
-"""Many small objects, or parts, such as the images of a batch: several requests under way at a time.
+"""Concurrent requests for many small objects or ranges, such as the images of a batch.
 
-`ObjectsAhead` for bytes in order, `in_threads` for what else a store is asked about many objects.
+`ObjectsAhead` reads bytes in order; `in_threads` runs any other function of a store for many objects.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _PARALLEL = 16
-_LOOKS = 48  # requests for a few bytes each under way at most
+_LOOKS = 48  # maximum number of concurrent small requests
 
 
 def in_threads(function: Callable[[T], R], items: Sequence[T], *, count: int = _LOOKS) -> list[R]:
-    """Return what a function that waits for a store returns for each item; ``count`` of them at a time.
+    """Return the results of a function for each item, ``count`` calls at a time; for functions that wait for a store.
 
-    Raises: what the function raises for the first item for which it does. Those that have not begun are left out.
+    Raises: the first exception of the function, in the order of the items. Calls that have not started are skipped.
     """
     if len(items) < 2:
         return [function(item) for item in items]
@@ -34,18 +34,19 @@ def in_threads(function: Callable[[T], R], items: Sequence[T], *, count: int = _
 
 
 class ObjectsAhead(Generic[T]):
-    """Whole objects in the order of their addresses, or parts of objects, read ahead.
+    """Reads whole objects, or ranges of objects, ahead of use, in order.
 
         with ObjectsAhead(urls, storage.read, deadline=storage.deadline) as ahead:
             first, second = ahead.next(), ahead.next()
 
     Args:
-        urls: what to read.
-        read: gets one of them, all of it.
-        deadline: seconds in which ``read`` promises to end.
-        parallel: requests under way at most.
+        urls: the objects to read.
+        read: reads one of them completely.
+        deadline: seconds within which ``read`` ends.
+        parallel: maximum number of concurrent requests.
 
-    An error is raised in its turn. Leaving gives up what is under way. Memory: ``parallel`` objects.
+    An error is raised at its position in the order. Leaving the block cancels the requests. Memory: ``parallel``
+    objects.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ObjectsAhead(Generic[T]):
         self._ahead.clear()
 
     def next(self) -> bytes:
-        """The next object's bytes. IndexError when there was none left."""
+        """Return the bytes of the next object; IndexError if none is left."""
         while len(self._ahead) < self._parallel and self._asked < len(self._urls):
             self._ahead.append(
                 Waiting(lambda number, _, c: self._read(self._urls[number], c), self._asked, 0, self._deadline)

@@ -1,4 +1,4 @@
-"""`Peer`: somebody nearer than the store who may have a copy of an object, asked before the store is."""
+"""`Peer`: a cache closer than the store, which is asked for copies of objects first."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["Peer"]
 
 
 class Peer(Protocol):
-    """What `penstock.storage.Storage` asks: `penstock.server.CacheClient`. Safe in threads, picklable."""
+    """The interface that `penstock.storage.Storage` uses: `penstock.server.CacheClient`. Thread-safe and picklable."""
 
     def read(self, key: str, begin: int, target: memoryview, cancel: Cancel) -> int:
-        """Fill a buffer with a copy's bytes from ``begin`` on; return how many were had from the front.
+        """Fill a buffer with a copy's bytes from ``begin`` on; return the number of bytes read from the front.
 
         Args:
-            key: the copy's name, which is that of one version of one object, see `penstock.storage.Cache.key`.
+            key: the name of the copy, for one version of one object; see `penstock.storage.Cache.key`.
             begin: the first byte.
-            target: where they go.
-            cancel: given up from another thread.
+            target: the buffer to fill.
+            cancel: aborts the read from another thread.
 
-        Never raises for a peer that is gone, hangs, fails or has no such copy: it returns fewer bytes.
+        Never raises if the peer is gone, hangs, fails or has no such copy: it returns fewer bytes.
         """

@@ -1,12 +1,12 @@
-"""`CopiesAhead`: copies of objects that are there when they are needed, since the order of their first use is known.
+"""`CopiesAhead`: prefetch copies of objects in the known order of their first use.
 
     ahead = CopiesAhead(storage)
     ahead.follow([Use(url, first=0, last=99), Use(other, first=100, last=199)])
     ahead.get(url)            a complete copy, open
-    ahead.advance(100)        the consumer has had 100 positions: the next objects are fetched
+    ahead.advance(100)        the consumer is at position 100: the next objects are fetched
 
-What is needed next is fetched next. The job's future is published in the cache's folder, so the cache keeps what is
-needed soonest, whichever process asks (`penstock.storage.futures`).
+Objects are fetched in the order of need. The planned uses are published in the cache's folder, so the cache evicts what
+any process needs last (`penstock.storage.futures`).
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 
 __all__ = ["CopiesAhead", "Stoppable", "Use", "ahead_bytes"]
 
-_COPIES = 4  # large objects under way at a time, which share the requests of the storage
-_PART, _MOST = 16, 4 << 30  # of the cache's bound: what is fetched and not yet needed takes no more
+_COPIES = 4  # large objects fetched at a time, which share the storage's requests
+_PART, _MOST = 16, 4 << 30  # prefetched bytes take at most 1/16 of the cache's limit, and at most 4 GiB
 _PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
 class Use:
-    """When a job needs one object, in positions: samples, or whatever its consumer counts.
+    """The planned use of one object, in positions: samples, or another unit that the consumer counts.
 
     Attributes:
-        url: its address.
-        first: the position that needs it first.
-        last: the last position that does.
-        again: the first one that needs it after that, `NEVER` where none is known.
-        whole: False for an object of which ranges are read: it is not fetched.
-        size: in bytes, 0 where it is not known.
-        stat: its version; looked up where it is not given, by one request.
+        url: the object's URL.
+        first: the first position that needs it.
+        last: the last position of this use.
+        again: the first position of the next use, `NEVER` if unknown.
+        whole: False for an object that is read by ranges: it is not fetched.
+        size: in bytes, 0 if unknown.
+        stat: its version; looked up by one request if not given.
     """
 
     url: str
@@ -63,7 +63,7 @@ class Use:
 
 
 def ahead_bytes(limit: int) -> int:
-    """Return how much of a cache's bound may be fetched that is not needed yet."""
+    """Return how many bytes of a cache's limit prefetched objects may take."""
     return min(limit // _PART, _MOST)
 
 
@@ -71,13 +71,13 @@ class CopiesAhead:
     """Fetches the objects of one consumer into the cache, in the order of their first use.
 
     Args:
-        storage: how the store is reached, and the cache.
-        ahead_bytes: how much may be fetched, or under way, that is not needed yet, beside the next object; by default
-            a sixteenth of the cache's bound, 4 GiB at most. It takes the place of copies that are needed later.
+        storage: access options and the cache.
+        ahead_bytes: maximum bytes of prefetched objects, complete or in transfer, besides the next object. Default: a
+            sixteenth of the cache's limit, at most 4 GiB. They may evict copies that are needed later.
 
-    An error of an object is raised by `get` of that object, once. Threads are few, begin with `follow` and end with
-    `close`, or when nobody holds this any more. A child of a fork has none: it opens copies, and its parent fetches.
-    Requests under way: `Storage.parallel` at most. Memory: a block of 4 MiB for each, and what ``uses`` take.
+    `get` raises the error of an object, once. A few threads run from `follow` until `close`, or until this object is
+    garbage-collected. A forked child has no threads: it opens copies that its parent fetches.
+    At most `Storage.parallel` requests at a time. Memory: a block of 4 MiB for each, and the ``uses``.
     """
 
     def __init__(self, storage: Storage, *, ahead_bytes: int | None = None) -> None:
@@ -93,11 +93,11 @@ class CopiesAhead:
         self.__init__(state["_storage"], ahead_bytes=state["_ahead_bytes"])  # type: ignore[misc]
 
     def follow(self, uses: Sequence[Use], *, position: int = 0) -> None:
-        """Fetch these objects, in the place of what was followed before.
+        """Fetch these objects, instead of those of earlier calls.
 
         Args:
-            uses: in the order of their first use.
-            position: where the consumer is.
+            uses: the uses, in the order of their first position.
+            position: the position of the consumer.
 
         Raises:
             OSError: the cache's folder cannot be written to.
@@ -117,13 +117,13 @@ class CopiesAhead:
         self._fetching.follow(uses, position)
 
     def advance(self, position: int) -> None:
-        """Say that the consumer has had so many positions. Costs microseconds."""
+        """Tell the position of the consumer. Costs microseconds."""
         if self._pid == os.getpid() and self._fetching is not None and self._future is not None:
             self._future.advance(position)
             self._fetching.advance(position)
 
     def get(self, url: str) -> CachedFile:
-        """A complete copy of an object, open; it waits until it is there, with the deadlines of `Storage`.
+        """Return an open, complete copy of an object; wait for it, with the deadlines of `Storage`.
 
         Raises:
             StorageError: it could not be fetched.
@@ -137,7 +137,7 @@ class CopiesAhead:
         return self._storage.the_cache().open(fetching.source(url), progress=False)
 
     def close(self) -> None:
-        """End the threads, within seconds, and want nothing more. What was half fetched is gone on with later."""
+        """End the threads, within seconds, and withdraw the uses. Partial downloads resume later."""
         if self._pid != os.getpid():
             return
         fetching, self._fetching = self._fetching, None
@@ -149,22 +149,22 @@ class CopiesAhead:
 
 
 class _Fetching:
-    """The threads, and what they share."""
+    """The threads and their shared state."""
 
     def __init__(self, storage: Storage, bound: int) -> None:
-        self._most = storage.parallel  # requests under way
-        self._each = max(1, storage.parallel // _COPIES)  # of them for one object
+        self._most = storage.parallel  # maximum number of concurrent requests
+        self._each = max(1, storage.parallel // _COPIES)  # maximum for one object
         self.failed: dict[str, BaseException] = {}
         self._storage, self._bound = replace(storage, parallel=self._each), bound
         self._cache = storage.the_cache()
         self._sources: dict[str, RemoteSource] = {}
         self._uses: Sequence[Use] = ()
         self._position = self._turn = 0
-        self._next = 0  # the first use that nobody has taken
-        self._declined: list[int] = []  # uses for which there was no room, and the position at which that was
+        self._next = 0  # the first use that no thread has taken
+        self._declined: list[int] = []  # uses that did not fit the cache, with the position at that time
         self._declined_at = -1
-        self._under_way = 0  # requests that the objects which are being fetched may make
-        self._ahead: list[list[int]] = []  # first position and bytes of what was fetched and is not needed yet
+        self._under_way = 0  # sum of the requests that the current downloads may make
+        self._ahead: list[list[int]] = []  # first position and bytes of each prefetched object
         self._changed = threading.Condition()
         self._door = threading.Lock()
         self._cancel = Cancel()
@@ -188,7 +188,7 @@ class _Fetching:
             self._changed.notify_all()
 
     def source(self, url: str, stat: Stat | None = None) -> RemoteSource:
-        """The version of an object that this consumer reads."""
+        """Return the version of an object that this consumer reads."""
         found = self._sources.get(url)
         if found is None:
             found = self._sources.setdefault(url, RemoteSource(url, self._storage, stat))
@@ -205,7 +205,7 @@ class _Fetching:
             thread.join(_PATIENCE)
 
     def _wake(self) -> None:
-        if self._pid != os.getpid():  # a fork may have copied locks that a thread of the parent holds
+        if self._pid != os.getpid():  # in a forked child: a thread of the parent may hold the locks
             return
         self._cancel.set()
         with self._changed:
@@ -215,7 +215,7 @@ class _Fetching:
 
     def _work(self, thread: Daemon) -> None:
         while True:
-            # One after the other: what is needed later must not take the room of what is needed sooner.
+            # One admission at a time: a later object must not take the room of one that is needed sooner.
             with _Once(self._door) as admitted:
                 taken = self._take(thread)
                 if taken is None:
@@ -256,7 +256,7 @@ class _Fetching:
             return self._uses[number] if turn == self._turn else None
 
     def _take(self, thread: Daemon) -> tuple[int, int, int, list[int]] | None:
-        """What to fetch next, once there is room for it, after the requests that it may make; None to end."""
+        """Wait until an object may be fetched; return its requests, turn, use and room, or None to end."""
         with self._changed:
             while not thread.stopping:
                 number = self._wanted()
@@ -287,14 +287,14 @@ class _Fetching:
         return None
 
     def _requests_of(self, use: Use) -> int:
-        """Return how many requests an object may make at a time; one whose size is not known counts as large."""
+        """Return how many concurrent requests an object may make; an unknown size counts as large."""
         return min(self._each, -(-use.size // PIECE) or self._each)
 
     def _has_requests(self, use: Use) -> bool:
         return self._under_way + self._requests_of(use) <= self._most
 
     def _decline(self, turn: int, number: int, room: list[int]) -> None:
-        """Try again once the consumer has gone on: then there are copies that it needs later."""
+        """Retry this use when the consumer has advanced: then copies exist that it needs later."""
         with self._changed:
             room[1] = 0
             if turn == self._turn:
@@ -303,7 +303,7 @@ class _Fetching:
 
 
 class _Once:
-    """A lock that is held until `release`, which any thread may call; or until the end of the block."""
+    """A lock held until `release`, which any thread may call, or until the end of the block."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock, self._held, self._guard = lock, False, threading.Lock()
@@ -324,7 +324,7 @@ class _Once:
 
 
 class Stoppable:
-    """A source whose requests end with a signal. With the first of them it is admitted to the cache."""
+    """A source whose requests can be cancelled. Its first request admits it to the cache."""
 
     def __init__(self, source: RemoteSource, cancel: Cancel, admitted: _Once | None = None) -> None:
         self.url, self.size, self.fingerprint = source.url, source.size, source.fingerprint
@@ -333,7 +333,7 @@ class Stoppable:
 
     @property
     def given_up(self) -> bool:
-        """Whether the signal was given."""
+        """Whether it was cancelled."""
         return self._cancel.is_set()
 
     def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
@@ -346,7 +346,7 @@ class Stoppable:
 
     @contextmanager
     def _joined(self, cancel: Cancel | None) -> Iterator[Cancel]:
-        """A signal that is given with either of two."""
+        """Yield a signal that is set when either of two signals is."""
         if self._admitted is not None:
             self._admitted.release()
         both = cancel if cancel is not None else Cancel()

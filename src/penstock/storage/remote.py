@@ -1,4 +1,4 @@
-"""Objects wherever they are: `open_source` gives size, version, parts and streams of a file or a remote object.
+"""Read files and remote objects: `open_source` returns size, version, ranges and streams of either.
 
     source = open_source("s3://bucket/shards/000.tar")
     source.size, source.etag, source.fingerprint
@@ -6,9 +6,9 @@
     with source.stream() as file: ...             a file that reads ahead, in parallel
     local_path("https://host/train.txt")          a complete copy on this machine
 
-Promises: every byte is of the version that was opened, or the read is an error that says what changed; every wait has a
-deadline; what was cut goes on at the byte. Connections are made when they are first used, by each process for itself,
-so that sources may be pickled, and forked, at any time.
+Promises: every byte is from the version that was opened, or the read raises an error that says what changed; every wait
+has a deadline; an interrupted transfer resumes at the byte. Each process opens its own connections at first use, so
+sources may be pickled and forked at any time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 
 
 class Source(Protocol):
-    """A file or an object, opened: `FileSource`, `RemoteSource`."""
+    """An open file or object: `FileSource`, `RemoteSource`."""
 
     url: str
     size: int
@@ -66,31 +66,32 @@ class Source(Protocol):
         """``size`` bytes from ``offset`` on, fewer at the end alone."""
 
     def stream(self, begin: int = 0, end: int | None = None) -> IO[bytes] | BlockStream:
-        """A binary file over ``[begin, end)``; its position counts from the object's beginning."""
+        """Return a binary file over ``[begin, end)``; its position counts from the object's beginning."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How remote objects are reached. Small and picklable, for `Manifest.open`, `ImageDataset` and workers.
+    """Options for remote objects: access, deadlines, cache. Small and picklable, for datasets and workers.
 
     Args:
-        options: of the store: ``{"anon": True}``, ``{"endpoint_url": ...}``, ``{"headers": {...}}``, and what obstore's
-            stores take. Credentials are usually found without, where the stores' own tools look for them.
+        options: store options: ``{"anon": True}``, ``{"endpoint_url": ...}``, ``{"headers": {...}}``, and all options
+        of
+            obstore's stores. Credentials are usually found without, in the places that the stores' own tools use.
         cache: the `Cache` for local copies, or its folder; None for ``penstock/objects`` in the user's cache folder.
-        idle: seconds without a byte after which a connection is given up.
-        deadline: seconds for one request with all its repetitions, of a few MiB at most.
-        attempts: failures in a row, without progress between them, before it is an error. Pauses between them grow from
-            0.1 to 10 s, so that the default outlasts a store that is gone for 40 s.
-        parallel: requests under way at a time for one stream or download.
-        block: bytes of each of them.
-        peer: who may have copies nearer than the store has the objects: a `penstock.server.CacheClient`. It is asked
-            first, and whatever it does not give comes from the store.
+        idle: seconds without a byte after which a connection is closed.
+        deadline: seconds for one request of a few MiB, including its retries.
+        attempts: consecutive failures without progress before an error. The pauses between them grow from 0.1 to 10 s,
+            so the default survives a store that is down for 40 s.
+        parallel: concurrent requests of one stream or download.
+        block: bytes per request.
+        peer: a cache that is closer than the store: a `penstock.server.CacheClient`. It is asked first; the store
+            provides what it does not have.
 
     Raises:
-        ConfigError: numbers that are not positive; an address as ``peer``.
+        ConfigError: numbers that are not positive; a URL as ``peer``.
     """
 
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # there may be secrets in it
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold secrets
     cache: Cache | str | os.PathLike[str] | None = None
     idle: float = 30.0
     deadline: float = 300.0
@@ -107,15 +108,15 @@ class Storage:
                 what = "number" if kind is Real else "integer"
                 raise ConfigError(f"{name} must be a positive {what}, not {value!r}")
         if isinstance(self.peer, str):
-            raise ConfigError(f"peer is a client of the address: penstock.server.CacheClient({self.peer!r})")
+            raise ConfigError(f"peer must be a client: pass penstock.server.CacheClient({self.peer!r})")
 
     @property
     def patience(self) -> Patience:
-        """The three numbers that say when to give up."""
+        """The limits for waiting and retrying."""
         return Patience(self.idle, self.deadline, self.attempts)
 
     def the_cache(self) -> Cache:
-        """The cache that local copies go to."""
+        """The cache of local copies."""
         return self.cache if isinstance(self.cache, Cache) else Cache(self.cache)
 
     def open(self, url: str | os.PathLike[str]) -> FileSource | RemoteSource:
@@ -123,7 +124,7 @@ class Storage:
         return RemoteSource(os.fspath(url), self) if is_remote(url) else FileSource(local_part(url))
 
     def read(self, url: str | os.PathLike[str], cancel: Cancel | None = None) -> bytes:
-        """See `read_object`. ``cancel`` gives up from another thread."""
+        """See `read_object`. Another thread can abort it with ``cancel``."""
         if not is_remote(url):
             source = FileSource(local_part(url))
             return source.read_at(0, source.size)
@@ -137,7 +138,7 @@ class Storage:
         return bytes(data)
 
     def read_begin(self, url: str, size: int) -> tuple[bytes, Stat]:
-        """The first ``size`` bytes of a remote object, fewer if it has no more, and its version: by one request."""
+        """Return the first ``size`` bytes of a remote object (fewer if it is shorter), and its version; one request."""
         backend, data = backend_for(url, self), bytearray()
 
         def write(_: int, piece: bytes | memoryview) -> None:
@@ -150,7 +151,7 @@ class Storage:
         return bytes(data), stat
 
     def read_ahead(self, urls: Sequence[str]) -> ObjectsAhead[str]:
-        """Many whole objects, in order, with several requests under way: a context manager, see there."""
+        """Return a context manager that reads many whole objects in order, with concurrent requests."""
         return ObjectsAhead(urls, self.read, deadline=self.deadline)
 
     def local_path(self, url: str | os.PathLike[str], *, progress: bool | None = None) -> str:
@@ -158,22 +159,22 @@ class Storage:
         if not is_remote(url):
             path = local_part(url)
             if not os.path.exists(path):
-                raise StorageNotFoundError(errno.ENOENT, "there is no such file", path)
+                raise StorageNotFoundError(errno.ENOENT, "no such file", path)
             return path
         return str(RemoteSource(os.fspath(url), self).local(keep=True, progress=progress).path)
 
     def pinned(self, url: str) -> str:
-        """The address of the version that a branch or tag on a hub (``hf://``) stands for now; others as they are.
+        """Return the URL with the commit that a branch or tag on a hub (``hf://``) refers to now; other URLs unchanged.
 
         Raises:
-            StorageNotFoundError: no such data set or revision.
+            StorageNotFoundError: no such dataset or revision.
         """
         backend = backend_for(url, self) if scheme(url) == "hf" else None
         pin = getattr(backend, "pin", None)
         return url if pin is None else pin(url, deadline=time.monotonic() + self.deadline)
 
     def glob(self, url: str) -> list[str]:
-        """The addresses that a pattern in a store matches, sorted: ``s3://bucket/train-*.tar``.
+        """Return the URLs that match a pattern in a store, sorted: ``s3://bucket/train-*.tar``.
 
         Raises:
             StorageNotFoundError: none does.
@@ -188,21 +189,20 @@ class Storage:
         return found
 
     def put(self, url: str | os.PathLike[str], data: bytes, *, if_absent: bool = False) -> bool:
-        """Write a small object, or a file, as a whole: readers see the old bytes or the new ones.
+        """Write a small object or file atomically: readers see the old bytes or the new ones.
 
         Args:
-            url: where to. A file's folder must be there.
-            data: at most 5 GB, by one request.
-            if_absent: leave what is there. Of several that write at the same time one succeeds.
+            url: the target. The folder of a file must exist.
+            data: at most 5 GB, sent in one request.
+            if_absent: keep an existing object. Of several concurrent writers, one succeeds.
 
         Returns:
-            Whether it was written. Where ``if_absent`` is asked and an answer is lost, False may stand for a write of
-            one's own.
+            Whether it was written. With ``if_absent``, if an answer is lost, False may mean that this call wrote it.
 
         Raises:
-            StorageAuthError: it may not be written there.
+            StorageAuthError: no permission to write.
             StorageUnavailableError: the store does not answer.
-            StorageError: the store has no way to do that; web servers know no ``if_absent``.
+            StorageError: the store does not support it; web servers have no ``if_absent``.
         """
         if not is_remote(url):
             return put_file(local_part(url), data, if_absent)
@@ -211,7 +211,7 @@ class Storage:
 
 
 class FileSource:
-    """A local file as a source. Reads are checked against size and modification time of the open file."""
+    """A local file as a source. Reads check the size and modification time of the open file."""
 
     def __init__(self, path: str) -> None:
         self.url = path
@@ -231,7 +231,7 @@ class FileSource:
         """``size`` bytes from ``offset`` on, fewer at the end alone.
 
         Raises:
-            StorageChangedError: the file was truncated, or written to.
+            StorageChangedError: the file was truncated or modified.
         """
         size = max(0, min(size, self.size - offset))
         self._check()
@@ -246,7 +246,7 @@ class FileSource:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def stream(self, begin: int = 0, end: int | None = None) -> BlockStream:
-        """The file's bytes as a stream."""
+        """Return the file's bytes as a stream."""
         stop = self.size if end is None else min(end, self.size)
         return BlockStream(_reader(self), begin, stop, parallel=1, deadline=3600.0, name=self.url)
 
@@ -254,7 +254,7 @@ class FileSource:
         status = os.fstat(self._file.fileno())
         if f"{status.st_size}:{status.st_mtime_ns}" != self.fingerprint:
             raise StorageChangedError(
-                f"{self.url} was changed while it was open (it had {self.size:,} bytes and has {status.st_size:,}). "
+                f"{self.url} changed while it was open (from {self.size:,} to {status.st_size:,} bytes). "
                 "Open it again; to update a file in use, write a new one and rename it over the old"
             )
 
@@ -266,14 +266,14 @@ class RemoteSource:
     """One version of a remote object.
 
     Args:
-        url: its address.
-        storage: how it is reached.
-        stat: the version to be read, for copies in other processes; looked up where it is not given.
+        url: its URL.
+        storage: access options.
+        stat: the version to read, for copies in other processes; looked up by default.
 
     Raises:
         StorageNotFoundError, StorageAuthError, StorageUnavailableError, StorageError.
 
-    Safe from several threads, after a fork, and pickled: the other process reads the same version, or gets an error.
+    Safe in several threads, after a fork, and pickled: the other process reads the same version, or raises an error.
     """
 
     given_up = False
@@ -286,13 +286,13 @@ class RemoteSource:
         self._local: CachedFile | None = None
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on, fewer at the end alone; those of large reads come in parallel.
+        """Return ``size`` bytes from ``offset`` on, fewer only at the end; large reads use parallel requests.
 
         Raises:
             StorageChangedError: the object was replaced.
-            StorageUnavailableError: the store goes on failing.
+            StorageUnavailableError: the store keeps failing.
 
-        From a server that knows no ranges the object is first fetched as a whole, into the cache.
+        If the server does not support range requests, the whole object is first downloaded into the cache.
         """
         stop = min(offset + size, self.size)
         if offset >= stop:
@@ -303,9 +303,9 @@ class RemoteSource:
         return read_parallel(self.fetch, offset, stop, block=how.block, parallel=how.parallel, deadline=how.deadline)
 
     def stream(self, begin: int = 0, end: int | None = None) -> BlockStream:
-        """The bytes ``[begin, end)`` as a file that reads ahead. Memory: `Storage.parallel` blocks."""
+        """Return the bytes ``[begin, end)`` as a file that reads ahead. Memory: `Storage.parallel` blocks."""
         how, stop = self.storage, self.size if end is None else min(end, self.size)
-        spare: list[bytearray] = []  # fresh memory costs a page fault for every 4 KiB
+        spare: list[bytearray] = []  # reused: fresh memory costs a page fault for every 4 KiB
 
         def fetch(first: int, last: int, cancel: Cancel) -> bytearray:
             with contextlib.suppress(IndexError):
@@ -329,7 +329,7 @@ class RemoteSource:
         )
 
     def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
-        """The bytes ``[begin, end)`` by one request, repeated and resumed where it fails; into ``data`` if given."""
+        """Return the bytes ``[begin, end)`` by one request, with retries that resume; into ``data`` if given."""
         data = data if data is not None else bytearray(end - begin)
         backend, how, peer = backend_for(self.url, self.storage), self.storage.patience, self.storage.peer
         target = memoryview(data)
@@ -340,20 +340,20 @@ class RemoteSource:
         return data
 
     def fetch_into(self, write: Any, begin: int, end: int, cancel: Cancel | None = None) -> None:
-        """The same, handed piece by piece to ``write(position, piece)``."""
+        """Fetch the same bytes, and pass them chunk by chunk to ``write(position, chunk)``."""
         backend = backend_for(self.url, self.storage)
         patience = self.storage.patience
         transfer(backend, self.url, begin, end, known=self.stat, write=write, patience=patience, cancel=cancel)
 
     def local(self, *, keep: bool = False, progress: bool | None = None) -> CachedFile:
-        """A complete copy on this machine, open; downloaded where the cache has none. See `Cache.open`."""
+        """Return an open, complete local copy, downloaded if the cache has none. See `Cache.open`."""
         return self.storage.the_cache().open(self, keep=keep, progress=progress)
 
     def copy_if_wanted(self) -> CachedFile | None:
-        """A complete copy if there is one or may be one; None where ranges are to be read.
+        """Return a complete copy if the cache has or may have one; None if ranges should be read instead.
 
-        That is so where the jobs of this machine say so, or need sooner what a copy would displace
-        (`penstock.storage.futures`), or it is larger than the cache may be.
+        Ranges are read if the jobs of this machine prefer them, if a copy would evict copies that they need sooner
+        (`penstock.storage.futures`), or if the object exceeds the cache's limit.
         """
         cache = self.storage.the_cache()
         found = cache.find(self)
@@ -379,22 +379,22 @@ class RemoteSource:
 
 
 def _reader(file: FileSource | CachedFile) -> Fetch:
-    """Ranges of something that is here already."""
+    """Return a function that reads ranges of a local file."""
     return lambda begin, end, _: file.read_at(begin, end - begin)
 
 
 def open_source(url: str | os.PathLike[str], *, storage: Storage | None = None) -> FileSource | RemoteSource:
-    """Open a path, a ``file://`` address or a remote object for reading.
+    """Open a path, a ``file://`` URL or a remote object for reading.
 
     Args:
-        url: schemes http, https, s3, gs, az, hf, ais, and any other that fsspec knows.
+        url: schemes http, https, s3, gs, az, hf, ais, and all others that fsspec supports.
         storage: options, deadlines, cache; `Storage()` by default.
 
     Raises:
-        StorageNotFoundError: there is no such object.
-        StorageAuthError: credentials are missing or not enough.
+        StorageNotFoundError: the object does not exist.
+        StorageAuthError: credentials are missing or insufficient.
         StorageUnavailableError: the store does not answer.
-        StorageError: the package for this kind of store is not installed, and anything else.
+        StorageError: the package for this kind of store is not installed, or any other failure.
 
     Costs one request.
     """
@@ -402,23 +402,23 @@ def open_source(url: str | os.PathLike[str], *, storage: Storage | None = None) 
 
 
 def read_object(url: str | os.PathLike[str], *, storage: Storage | None = None) -> bytes:
-    """All bytes of an object, by one request and past the cache: for many small ones, such as images."""
+    """Return all bytes of an object by one request, bypassing the cache: for many small objects, such as images."""
     return (storage or Storage()).read(url)
 
 
 def list_objects(pattern: str, *, storage: Storage | None = None) -> list[tuple[str, Stat]]:
-    """List the objects that a pattern in a store matches, sorted, each with its size and version.
+    """Return the objects that match a pattern in a store, sorted, each with its size and version.
 
     Args:
-        pattern: ``s3://bucket/train-*.tar``. ``*`` stays within a folder, ``**`` as a part stands for any folders.
+        pattern: ``s3://bucket/train-*.tar``. ``*`` matches within a folder, ``**`` matches any folders.
         storage: how the store is reached.
 
     Raises:
         StorageNotFoundError: none does.
-        StorageError: the store cannot be listed, as web servers.
+        StorageError: the store cannot be listed, such as a web server.
 
-    Costs one request for each 1,000 objects of the folder before the first sign, and those below it where a pattern
-    goes on after a folder. What is opened as ``RemoteSource(address, storage, stat)`` then needs no look at it.
+    Costs one request per 1,000 objects in the folder before the first wildcard, and in the folders below it if the
+    pattern continues. ``RemoteSource(url, storage, stat)`` then opens an object without another request.
     """
     return (storage or Storage()).list_objects(pattern)
 
@@ -430,19 +430,19 @@ def local_path(
     storage: Storage | None = None,
     progress: bool | None = None,
 ) -> str:
-    """The path of a complete local copy of an object; local paths as they are.
+    """Return the path of a complete local copy of an object; local paths are returned unchanged.
 
     Args:
-        url: what to have here.
-        cache: instead of that of ``storage``.
+        url: the object.
+        cache: a cache to use instead of the cache of ``storage``.
         storage: options, deadlines, cache.
         progress: show a bar: True, False, or None for large objects on a terminal.
 
-    The copy is of the version that the store has now (one request), downloaded by one process of the machine while the
-    others wait. It stays for at least a minute after the last call, and for as long as somebody has it open or mapped;
-    after that the cache may remove it to make room. Open it at once, or ask again.
+    The copy is of the store's current version (one request). One process of the machine downloads it while the others
+    wait. It stays for at least a minute after the last call, and as long as a process has it open or mapped; then the
+    cache may evict it. Open it at once, or call again.
 
-    Raises: as `open_source`; and StorageError if the disk is full, or the object is larger than the cache may be.
+    Raises: as `open_source`; also StorageError if the disk is full, or the object exceeds the cache's limit.
     """
     how = storage or Storage()
     if cache is not None:

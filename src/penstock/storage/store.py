@@ -1,18 +1,18 @@
 """The cache of remote objects: complete copies of one version each, shared by all processes of a machine.
 
-    objects/KEY/       NAME, .entry.json      KEY is the xxh3 of the address, and of it with the size and etag
-    partial/KEY/       NAME, .journal, ...    one that is being downloaded, or whose process was killed
+    objects/KEY/       NAME, .entry.json      KEY is the xxh3 of the URL, and of the URL with size and etag
+    partial/KEY/       NAME, .journal, ...    a download in progress, or left by a killed process
     locks/KEY.lock     held by the process that downloads
-    failures/KEY.json  how the last attempt failed, for those that waited for it
+    failures/KEY.json  how the last attempt failed, for the processes that waited for it
     futures/ID.uses    when a live job will use which objects, see `penstock.storage.futures`
-    trash/             on its way out
+    trash/             about to be deleted
 
-Promises: a folder in ``objects`` is complete, since it is renamed into place after all of it was synced. kill -9 at any
-point costs a few blocks at most. One process downloads an object while the others wait for its lock, which the system
-frees when it dies. What is removed is unlinked: whoever has it open or mapped keeps it. The bound in bytes holds
-before a download begins and after it; only copies whose path was handed out in the last minute, and what several
-processes are downloading at the same time, may exceed it. A full disk shrinks the cache, and is an error only where
-nothing is left to remove.
+Promises: a folder in ``objects`` is complete, since it is renamed into place after it was synced. kill -9 at any point
+loses a few blocks at most. One process downloads an object while the others wait for its lock, which the system frees
+when the process dies. Evicted copies are unlinked: a process that has one open or mapped can still read it. The limit
+in bytes holds before and after each download; only copies whose path was returned in the last minute, and concurrent
+downloads of several processes, may exceed it. A full disk shrinks the cache; it is an error only if nothing can be
+evicted.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from penstock.storage.urls import basename, shown
 __all__ = ["Cache"]
 
 _TRIES = 5
-_EPOCH = 1_000_000_000  # copies bear a time between 2001 and 2017, which no clock of a running machine shows
+_EPOCH = 1_000_000_000  # modification times of copies are between 2001 and 2017, unlike any file written now
 
 
 class Cache:
     """A folder of local copies. Picklable; any number of processes may use one folder.
 
     Args:
-        folder: where; None for ``penstock/objects`` in the user's cache folder. Created when it does not exist.
-        max_bytes: how much it may hold; None for half of what its disk has free, its own contents included.
-        verify: hash a copy each time it is opened, and not only its size: as fast as the disk reads.
+        folder: its folder, created if missing; None for ``penstock/objects`` in the user's cache folder.
+        max_bytes: its limit; None for half of the free disk space, including the cache's own contents.
+        verify: check the hash of a copy, and not only its size, each time it is opened: at the speed of the disk.
 
     Raises:
-        ConfigError: a bound that is not positive.
+        ConfigError: a limit that is not positive.
         StorageError: the folder cannot be created.
     """
 
@@ -76,7 +76,7 @@ class Cache:
         self._room = Room(self.folder, max_bytes)
         try:
             self._make_folders()
-            tag = self.folder / "CACHEDIR.TAG"  # by which backup programs know what to leave out
+            tag = self.folder / "CACHEDIR.TAG"  # backup programs skip folders with this file
             if not tag.exists():
                 tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
         except OSError as error:
@@ -94,20 +94,20 @@ class Cache:
     def open(
         self, source: Download, *, keep: bool = False, only_later: bool = False, progress: bool | None = None
     ) -> CachedFile:
-        """A complete copy of this version of an object, open.
+        """Return an open, complete copy of this version of an object; download it if needed.
 
         Args:
             source: see `penstock.storage.open_source`.
-            keep: its *path* is going to be handed out, so it must stay for a minute.
-            only_later: make room for it only by removing what is needed later than this object (or by nobody), as
-                the jobs of this machine say (`futures`).
+            keep: the caller uses its *path*, so the copy must stay for a minute.
+            only_later: make room only by evicting copies that are needed later than this object, or not at all, by
+                the jobs of this machine (`futures`).
             progress: show a bar while downloading.
 
         Raises:
-            NotCachedError: with ``only_later``, what is there is needed sooner. Read the object by ranges.
-            StorageError: the download fails (see `transfer`), the disk is full, the object is larger than the bound.
+            NotCachedError: with ``only_later``, the copies in the cache are needed sooner. Read the object by ranges.
+            StorageError: the download fails (see `transfer`), the disk is full, or the object exceeds the limit.
 
-        Where another process downloads it, this one waits, and gets its error if it fails.
+        If another process downloads the object, this one waits, and raises the same error if it fails.
         """
         key = self.key(source)
         try:
@@ -116,7 +116,7 @@ class Cache:
                 if found is not None:
                     return found
                 made = self._obtain(key, source, progress, only_later=only_later)
-                # It is good for its readers even if others have made room of it already. Its path is not.
+                # Its readers keep it even if it has been evicted already. Its path would be invalid.
                 if made is not None and not keep:
                     return made
         except PenstockError:
@@ -124,19 +124,19 @@ class Cache:
         except OSError as error:
             raise _disk_error(self.folder, source.url, error) from error
         raise StorageError(
-            f"{shown(source.url)} was removed from the cache {self.folder} as often as it was downloaded: others fill "
-            "it at the same time; give it more room (max_bytes=)"
+            f"{shown(source.url)} was evicted from the cache {self.folder} after each download: other processes fill "
+            "it at the same time; raise its limit (max_bytes=)"
         )
 
     def find(self, source: Download, *, keep: bool = False) -> CachedFile | None:
-        """The copy of this version of an object, open, if there is one. Nothing is downloaded."""
+        """Return an open copy of this version of an object, or None if the cache has none; never download."""
         try:
             return self._look(self.key(source), keep)
         except OSError as error:
             raise _disk_error(self.folder, source.url, error) from error
 
     def find_key(self, key: str) -> tuple[CachedFile, list[str]] | None:
-        """The copy of this name (see `key`), open, and the xxh3 of each of its blocks of 4 MiB, if there is one."""
+        """Return an open copy by its `key`, and the xxh3 of each of its 4 MiB blocks; None if the cache has none."""
         try:
             file = self._look(key, False)
             entry = read_entry(self.folder / "objects" / key)
@@ -145,26 +145,26 @@ class Cache:
         return None if file is None or entry is None else (file, list(entry.get("xxh3", [])))
 
     def has(self, source: Download) -> bool:
-        """Whether there is a copy of this version of an object. Costs one small read."""
+        """Return whether the cache has a copy of this version of an object. Costs one small read."""
         return read_entry(self.folder / "objects" / self.key(source)) is not None
 
     @staticmethod
     def key(source: Download) -> str:
-        """Name of the copy: the same for the same version at the same address, and for nothing else."""
+        """Return the name of a copy, unique for each version of an object at a URL."""
         version = f"{source.url}\0{source.fingerprint}".encode("utf-8", "surrogateescape")
         return f"{object_name(source.url):016x}{xxhash.xxh3_64_hexdigest(version)}"
 
     def place(self, source: Download) -> tuple[Path, int]:
-        """Where the copy of this version is, or would be, and its time of modification in nanoseconds."""
+        """Return the path that a copy of this version has or would have, and its modification time in nanoseconds."""
         key = self.key(source)
         return self.folder / "objects" / key / basename(source.url), _modified(key) * 1_000_000_000
 
     def _look(self, key: str, keep: bool) -> CachedFile | None:
-        """The copy, if there is a sound one; an unsound one is removed."""
+        """Return the copy if it is valid; remove an invalid one and return None."""
         folder = self.folder / "objects" / key
         entry = read_entry(folder)
         if entry is None and folder.exists():
-            # It may have come between the two looks. Then it is whole.
+            # It may have appeared between the two checks. Then it is complete.
             entry = read_entry(folder)
             if entry is None:
                 self._room.discard(folder)
@@ -177,22 +177,22 @@ class Cache:
             ):
                 self._room.discard(folder)
                 return None
-            if os.access(folder, os.W_OK):  # nobody removes anything from a cache that may only be read
+            if os.access(folder, os.W_OK):  # a read-only cache stays as it is
                 self._note_use(folder, keep)
-        except FileNotFoundError:  # it is being removed at this moment; or somebody has removed its file alone
+        except FileNotFoundError:  # it is being removed right now, or only its file was removed
             self._room.discard(folder)
             return None
         return file
 
     def _note_use(self, folder: Path, keep: bool) -> None:
         if keep:
-            with self._room.lock():  # else it might be removed between this and the next line
+            with self._room.lock():  # else it could be evicted before the next line
                 os.utime(folder)
         os.utime(folder / ENTRY)
 
     def _obtain(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> CachedFile | None:
-        """Have the copy in place: download it and return it open, or wait for the process that does."""
-        self._make_folders()  # somebody may have removed them
+        """Download a copy and return it open, or wait for another process's download and return None."""
+        self._make_folders()  # they may have been removed
         lock = FileLock(self.folder / "locks" / f"{key}.lock")
         began, waited = time.time(), self._acquire(lock, key, source)
         try:
@@ -203,7 +203,7 @@ class Cache:
             try:
                 return self._download(key, source, progress, only_later=only_later)
             except StorageError as error:
-                # That there is no room for it now, or that a job ends, says nothing to those who have to have it.
+                # No room under only_later, or the end of a job, is not a failure for processes that must have it.
                 if not isinstance(error, NotCachedError) and not source.given_up:
                     self._publish_failure(key, error)
                 raise
@@ -211,7 +211,7 @@ class Cache:
             lock.release()
 
     def _acquire(self, lock: FileLock, key: str, source: Download) -> bool:
-        """Take the lock; True if that took waiting. A holder that downloads nothing for too long is an error."""
+        """Take the lock and return whether it had to wait; an error if the holder makes no progress for too long."""
         with contextlib.suppress(Timeout):
             lock.acquire(timeout=0)
             return False
@@ -224,14 +224,14 @@ class Cache:
             now = self._traces(key)
             if now == seen:
                 raise StorageUnavailableError(
-                    f"another process of this machine downloads {shown(source.url)}, and nothing has come for "
+                    f"another process of this machine downloads {shown(source.url)}, but received nothing for "
                     f"{patience.idle + patience.deadline:g} s: it hangs or is stopped; end it and try again "
                     f"(lock: {lock.lock_file})"
                 )
             seen = now
 
     def _traces(self, key: str) -> list[tuple[str, int, int]]:
-        """What changes while somebody downloads."""
+        """Return file sizes and times that change while a download makes progress."""
         with contextlib.suppress(OSError), os.scandir(self.folder / "partial" / key) as files:
             return sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
         return []
@@ -246,37 +246,37 @@ class Cache:
                 except OSError as error:
                     if error.errno not in FULL:
                         raise
-                    # Each turn removes a copy at least, so there is a last one.
+                    # Each round evicts at least one copy, so the loop ends.
                     if not self._room.shrink(key):
-                        self._room.discard(partial)  # a full disk is not left full
+                        self._room.discard(partial)  # do not leave the disk full
                         raise
         if final.exists():
             self._room.discard(final)
         made = CachedFile(partial / basename(source.url), source.size)
         made.path = final / made.path.name
-        os.utime(partial, (0, 0))  # nobody has its path yet
+        os.utime(partial, (0, 0))  # its path has not been returned yet
         os.rename(partial, final)
         _sync(final.parent)
         (self.folder / "failures" / f"{key}.json").unlink(missing_ok=True)
-        with contextlib.suppress(StorageError):  # the copy is here, whatever became of the disk
-            self.make_room(0, but=key)  # others were downloading too, perhaps: what they have completed may go now
+        with contextlib.suppress(StorageError):  # the copy is complete in any case
+            self.make_room(0, but=key)  # concurrent downloads may have exceeded the limit
         return made
 
     def _complete(self, key: str, source: Download, advance: Callable[[int], object], *, only_later: bool) -> None:
-        """Have all of an object in its folder of partial ones."""
+        """Download the whole object into its folder under ``partial``."""
         partial, name = self.folder / "partial" / key, basename(source.url)
         entry = {"version": 1, "url": shown(source.url), "name": name, "size": source.size}
         entry["fingerprint"] = source.fingerprint
         try:
             partial.mkdir(exist_ok=True)
-            write_entry(partial, entry, sync=False)  # to go on from; the last one counts
-            # Its size counts from there on. Before, others would make room for what may not come.
+            write_entry(partial, entry, sync=False)  # to resume from; the final one is synced
+            # From now on its size counts. Earlier, others would evict copies for a download that may never start.
             take = functools.partial(write_entry, partial, {**entry, "has_room": True}, sync=False)
             self._room.make(source.size, but=key, only_later=only_later, take=take)
             hashes = fill(source, partial, name, advance)
             write_entry(partial, {**entry, "xxh3": hashes})
         except BaseException:
-            # From a server without ranges the next attempt begins at the beginning.
+            # Without range requests, the next attempt starts from scratch.
             if not source.stat.ranged:
                 self._room.discard(partial)
             raise
@@ -291,46 +291,46 @@ class Cache:
             os.replace(temporary, path)
 
     def _raise_failure(self, key: str, since: float) -> None:
-        """Raise what the process that was waited for has found out, rather than wait for the same again."""
+        """Raise the error of the process that was waited for, instead of repeating its attempt."""
         try:
             failure = json.loads((self.folder / "failures" / f"{key}.json").read_bytes())
             kind, message, when = getattr(errors, failure["kind"]), failure["message"], float(failure["time"])
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return
         if when >= since and issubclass(kind, StorageError):
-            raise kind(f"{message} (found by process {failure.get('pid')}, which this one waited for)")
+            raise kind(f"{message} (in process {failure.get('pid')}, whose download this one waited for)")
 
     # ------------------------------------------------------------------ room
 
     def limit(self) -> int:
-        """The bound in bytes: what was given, but no more than the disk has room for."""
+        """Return the limit in bytes: ``max_bytes``, but at most what fits on the disk."""
         return self._room.limit()
 
     def make_room(self, size: int, *, but: str = "") -> None:
-        """Remove copies until ``size`` more bytes are within the bound: unwanted ones first, then those due last.
+        """Evict copies until ``size`` more bytes are within the limit: unwanted ones first, then those needed last.
 
         Args:
-            but: a key that stays, whatever happens.
+            but: a key that is never evicted.
 
         Raises:
-            StorageError: what has to stay is larger than the bound by itself.
+            StorageError: the copies that must stay exceed the limit.
         """
         self._room.make(size, but=but)
 
     def futures(self) -> Futures:
-        """What the live jobs of this machine want of the cache."""
+        """Return the planned uses of the live jobs of this machine."""
         return Futures(self.folder)
 
-    # ------------------------------------------------------------------ looking after it
+    # ------------------------------------------------------------------ maintenance
 
     def entries(self) -> list[Entry]:
-        """All copies, complete ones and others."""
+        """Return all copies, complete and partial."""
         return self._room.entries()
 
     def clear(self, *, unused_for: float = 0.0) -> tuple[int, int]:
-        """Remove all copies that were not used for so many seconds: how many, and how many bytes.
+        """Remove all copies that were unused for this many seconds; return their number and bytes.
 
-        What others are downloading stays.
+        Downloads in progress stay.
         """
         now, count, size = time.time(), 0, 0
         with self._room.lock():
@@ -342,9 +342,9 @@ class Cache:
         return count, size
 
     def verify(self, *, remove: bool = False, progress: bool | None = False) -> tuple[int, list[tuple[Entry, str]]]:
-        """Hash all complete copies: how many there are, and those that are damaged, with the reason.
+        """Hash all complete copies; return their number, and the damaged ones with the reason.
 
-        ``remove`` removes those.
+        With ``remove``, damaged copies are removed.
         """
         entries = [entry for entry in self.entries() if entry.complete]
         bad = []
@@ -359,7 +359,7 @@ class Cache:
         return len(entries), bad
 
     def _damage(self, entry: Entry) -> str:
-        """What is wrong with a copy; nothing if it is gone."""
+        """Return what is wrong with a copy; empty if it is sound or gone."""
         said = read_entry(entry.folder)
         if said is None:
             return ""
@@ -380,7 +380,7 @@ def _cache(folder: str, max_bytes: int | None, verify: bool) -> Cache:
 
 
 def _modified(key: str) -> int:
-    """Return the time that copies of one version bear: what was made of an earlier copy is of the next one, too."""
+    """Return the modification time of copies of a version: indexes of an earlier copy stay valid for the next."""
     return _EPOCH + int(key[16:], 16) % (_EPOCH // 2)
 
 

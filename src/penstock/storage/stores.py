@@ -1,8 +1,7 @@
-"""Which of obstore's stores an address belongs to, and the options that it is made with.
+"""Select the obstore store of a URL, and its options.
 
-Options have the names that obstore gives them, or the older ones of s3fs, gcsfs and adlfs. Credentials that are not
-given are looked for where the stores' own tools do: by obstore, and for S3 by botocore where it is installed, which
-knows ``~/.aws``.
+Options have obstore's names, or the older ones of s3fs, gcsfs and adlfs. Missing credentials are searched where the
+stores' own tools search: by obstore, and for S3 by botocore if it is installed, which reads ``~/.aws``.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ NO_CREDENTIALS = (
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SAFE = "/:@!$&'()*+,;=~-._[]"
-_SINGLE = 64  # stores kept that are for one address
-_FOREVER = datetime.timedelta(days=365)  # the deadline is ours
-_FRESH = datetime.timedelta(minutes=5)  # after which botocore is asked for credentials again
+_SINGLE = 64  # cached stores that serve a single URL
+_FOREVER = datetime.timedelta(days=365)  # we enforce the deadline
+_FRESH = datetime.timedelta(minutes=5)  # after which credentials are read from botocore again
 _ANONYMOUS = {"anon": "skip_signature"}
 _NAMES = {
     "s3": _ANONYMOUS
@@ -43,11 +42,11 @@ _KINDS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 
 
 class Stores:
-    """The stores of one set of options, made when they are first needed. For one process, and all its threads.
+    """The stores of one set of options, created at first use. For one process and all its threads.
 
     Args:
-        options: see the module, and ``headers``, ``ca_file``, ``client_options``.
-        idle: seconds in which a connection must be made, and a byte must come.
+        options: see the module; also ``headers``, ``ca_file``, ``client_options``.
+        idle: seconds allowed for connecting, and without a byte.
 
     Raises:
         ImportError: obstore is not installed.
@@ -73,19 +72,19 @@ class Stores:
         self._single: OrderedDict[str, Any] = OrderedDict()
 
     def find(self, url: str) -> tuple[Any, str]:
-        """Return the store of an address, and the object's path in it.
+        """Return the store of a URL, and the object's path in it.
 
         Raises:
-            StorageError: it is no address.
-            StorageAuthError: no credentials were found.
+            StorageError: it is not a URL.
+            StorageAuthError: no credentials found.
         """
         if _CONTROL.search(url):
-            raise StorageError(f"cannot read {shown(url)!r}: there are line feeds or other control characters in it")
+            raise StorageError(f"cannot read {shown(url)!r}: it contains line feeds or other control characters")
         if scheme(url) in (*WEB, "ais"):
             return self._on_the_web(url)
         bucket, _, path = url.partition("://")[2].partition("/")
         if not bucket or not path:
-            raise StorageError(f"{url}: an object is named {scheme(url)}://bucket/key")
+            raise StorageError(f"{url}: an object has a URL such as {scheme(url)}://bucket/key")
         key = (scheme(url), bucket)
         if key not in self._kept:
             self._kept[key] = self._in_cloud(url, *key)
@@ -95,12 +94,12 @@ class Stores:
         if self._options:
             unknown = ", ".join(map(repr, sorted(self._options)))
             raise ConfigError(
-                f"options of HTTP are 'headers' and 'ca_file', not {unknown}; those of the client are 'client_options'"
+                f"unknown options for HTTP: {unknown}; use 'headers' and 'ca_file', or 'client_options' for the client"
             )
         address = through_gateway(url)
         parts = urlsplit(address)
         if parts.scheme not in WEB or not parts.hostname:
-            raise StorageError(f"{shown(url)}: not an address of a web server: {shown(address)}")
+            raise StorageError(f"{shown(url)}: not a URL of a web server: {shown(address)}")
         host = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         user = parts.netloc.rpartition("@")[0]
         if _is_plain(parts):
@@ -108,7 +107,7 @@ class Stores:
             if key not in self._kept:
                 self._kept[key] = self._web_store(host, parts)
             return self._kept[key], unquote(parts.path[1:])
-        # A query belongs to the store in object_store's view, and so does a path that it would write in another way.
+        # In object_store, a query is part of the store, and so is a path that it would encode differently.
         found = self._single.pop(address, None)
         if found is None:
             whole = host + quote(parts.path, safe=_SAFE + "%") + (f"?{parts.query}" if parts.query else "")
@@ -126,7 +125,7 @@ class Stores:
         return self._obstore.store.HTTPStore.from_url(address, **self._how(headers, parts.scheme == "http"))
 
     def _how(self, headers: Mapping[str, str], plain: bool) -> dict[str, Any]:
-        """Return the arguments that all stores take. The retries are ours, which go on at the byte."""
+        """Return the arguments that all stores take. Retries are off: ours resume at the byte."""
         encoded = {name: value.encode("latin-1") for name, value in headers.items()}
         client = {"default_headers": encoded, "allow_http": plain} if encoded else {"allow_http": plain}
         return {"client_options": {**client, **self._client}, "retry_config": {"max_retries": 0}}
@@ -134,7 +133,7 @@ class Stores:
     def _in_cloud(self, url: str, protocol: str, bucket: str) -> Any:
         kind = _KINDS.get(protocol, "az")
         given = dict(self._options)
-        # As s3fs takes them; what is None is not given there.
+        # As in s3fs, where None means not given.
         given |= given.pop("client_kwargs", None) or {}
         names = _NAMES[kind]
         config = {names.get(name, name): value for name, value in given.items() if value is not None}
@@ -149,13 +148,13 @@ class Stores:
         except self._obstore.exceptions.UnknownConfigurationKeyError as error:
             name = re.search(r"'([^']*)'", str(error))
             raise StorageError(
-                f"cannot reach {url}: {name[1] if name else 'an option'!r} is neither among the options of s3fs that "
-                f"are taken ({', '.join([*names, 'client_kwargs'])}) nor among those of obstore's store"
+                f"cannot open {url}: {name[1] if name else 'an option'!r} is neither a supported option of s3fs "
+                f"({', '.join([*names, 'client_kwargs'])}) nor an option of obstore's store"
             ) from None
 
 
 def _is_plain(parts: SplitResult) -> bool:
-    """Return whether object_store asks for exactly this path: of segments that it encodes as they are encoded here."""
+    """Return whether object_store would request exactly this path, encoded as it is here."""
     path = unquote(parts.path)
     segments = path.split("/")[1:]
     odd = any(segment in ("", ".", "..") for segment in segments)
@@ -163,16 +162,16 @@ def _is_plain(parts: SplitResult) -> bool:
 
 
 def _endpoint(kind: str) -> str:
-    """Return the endpoint that the environment names."""
+    """Return the endpoint from the environment variables."""
     names = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "az": ("AZURE_STORAGE_ENDPOINT",)}
     return next((os.environ[name] for name in names.get(kind, ()) if os.environ.get(name)), "")
 
 
 def _from_botocore(url: str, config: dict[str, Any]) -> Any:
-    """Return where credentials come from, None for obstore's own way; adds region and endpoint of the profile.
+    """Return the credential provider, None for obstore's own; add region and endpoint of the profile.
 
     Raises:
-        StorageAuthError: there are none, or no such profile.
+        StorageAuthError: no credentials, or no such profile.
     """
     profile = config.pop("profile", None)
     try:
@@ -195,7 +194,7 @@ def _from_botocore(url: str, config: dict[str, Any]) -> Any:
     except botocore.exceptions.BotoCoreError as error:
         raise StorageAuthError(f"{url}: {error}; {NO_CREDENTIALS}") from None
     if found is None:
-        raise StorageAuthError(f"{url}: no credentials for S3 were found; {NO_CREDENTIALS}")
+        raise StorageAuthError(f"{url}: no credentials for S3 found; {NO_CREDENTIALS}")
 
     def credentials() -> dict[str, Any]:
         now = found.get_frozen_credentials()

@@ -1,7 +1,7 @@
-"""Bytes of an object, exactly those that were asked for: retried, resumed at the byte, checked for one version.
+"""Transfer exact byte ranges of an object: with retries, resumed at the byte, all from one version.
 
-Promises: what is written is every byte of ``[begin, end)`` once and in order, all of the version that was expected;
-or there is an error. Each transfer has a deadline, and each silence of the server a shorter one.
+Promises: every byte of ``[begin, end)`` is written once, in order, and from the expected version; else an error is
+raised. Each transfer has a deadline, and a shorter one for each time the server is silent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Patience", "find_objects", "put_object", "rank_note", "stat_object", "transfer"]
 
-_ENOUGH = 1 << 16  # bytes after which a failure counts as the first one again
+_ENOUGH = 1 << 16  # after this many bytes of progress, the count of failures starts again
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0
 
 Write = Callable[[int, bytes | memoryview], None]
@@ -29,7 +29,7 @@ Write = Callable[[int, bytes | memoryview], None]
 
 @dataclass(frozen=True)
 class Patience:
-    """How much is put up with: seconds without a byte, seconds for one transfer in all, failures in a row."""
+    """Limits of a transfer: seconds without a byte, seconds in total, consecutive failures."""
 
     idle: float = 30.0
     deadline: float = 300.0
@@ -37,7 +37,7 @@ class Patience:
 
 
 class _Receiver:
-    """Writes what arrives from `position` on, and refuses another version."""
+    """Writes the bytes that arrive from `position` on, and refuses other versions."""
 
     def __init__(
         self, url: str, begin: int, end: int | None, known: Stat | None, write: Write | None, target: memoryview | None
@@ -55,21 +55,21 @@ class _Receiver:
             self.end = stat.size if self.end is None else min(self.end, stat.size)
         elif difference := self.known.difference(stat):
             raise StorageChangedError(
-                f"{shown(self.url)} was changed while it was being read: {difference}. Open it again; to update an "
+                f"{shown(self.url)} changed while it was read: {difference}. Open it again; to update an "
                 "object in use, write a new one under another name"
             )
         if self.end is None:
             self.end = stat.size
         if offset > self.position:
             raise StorageError(
-                f"{shown(self.url)}: the server was asked for byte {self.position}, and began at {offset}"
+                f"{shown(self.url)}: byte {self.position} was requested, but the server started at byte {offset}"
             )
         self._skip = self.position - offset
 
     def piece(self, data: bytes | memoryview) -> bool:
         assert self.end is not None
         view = memoryview(data)
-        if self._skip:  # a server without ranges begins at the beginning
+        if self._skip:  # a server without ranges starts at byte 0
             skipped = min(self._skip, len(view))
             self._skip -= skipped
             view = view[skipped:]
@@ -85,14 +85,14 @@ class _Receiver:
 
 
 class _Attempts:
-    """Counts failures in a row, and how long to wait; progress starts the count again."""
+    """Counts consecutive failures and computes the pauses; progress resets the count."""
 
     def __init__(self, patience: Patience, deadline: float, position: Callable[[], int]) -> None:
         self._patience, self._deadline, self._position = patience, deadline, position
         self._mark, self.in_a_row, self.total = position(), 0, 0
 
     def failed(self) -> None:
-        """Note one."""
+        """Count a failure."""
         if self._position() - self._mark >= _ENOUGH:
             self.in_a_row = 0
         self._mark = self._position()
@@ -112,9 +112,9 @@ def _persist(
     """Call ``once(deadline)`` until it does not raise `Transient`.
 
     Raises:
-        StorageUnavailableError: it goes on failing. Errors of other kinds are raised as they are.
+        StorageUnavailableError: it keeps failing. Other errors are raised unchanged.
     """
-    from tenacity import Retrying, retry_if_exception_type  # it imports tornado where that is installed
+    from tenacity import Retrying, retry_if_exception_type  # imported late: it imports tornado if that is installed
 
     deadline = time.monotonic() + patience.deadline
     attempts = _Attempts(patience, deadline, position)
@@ -152,7 +152,7 @@ def _persist(
 
 
 def stat_object(backend: Backend, url: str, *, patience: Patience, cancel: Cancel | None = None) -> Stat:
-    """Size and version of an object. Raises what `transfer` does. One request."""
+    """Return size and version of an object, by one request. Raises the errors of `transfer`."""
     found: list[Stat] = []
     given_up = cancel or Cancel()
 
@@ -164,7 +164,7 @@ def stat_object(backend: Backend, url: str, *, patience: Patience, cancel: Cance
 
 
 def find_objects(backend: Backend, url: str, *, patience: Patience) -> list[tuple[str, Stat]]:
-    """What a pattern matches, see `Backend.find`. Raises what `transfer` does."""
+    """Return the objects that match a pattern, see `Backend.find`. Raises the errors of `transfer`."""
     found: list[tuple[str, Stat]] = []
 
     def once(deadline: float) -> None:
@@ -177,7 +177,7 @@ def find_objects(backend: Backend, url: str, *, patience: Patience) -> list[tupl
 def put_object(
     backend: Backend, url: str, data: bytes, *, if_absent: bool, patience: Patience, cancel: Cancel | None = None
 ) -> bool:
-    """Write a whole object; False if one is there and ``if_absent`` was asked. Raises what `transfer` does."""
+    """Write a whole object; return False if ``if_absent`` and it exists. Raises the errors of `transfer`."""
     done: list[bool] = []
     given_up = cancel or Cancel()
 
@@ -201,20 +201,20 @@ def transfer(
     patience: Patience,
     cancel: Cancel | None = None,
 ) -> Stat:
-    """Get the bytes from ``begin`` to before ``end`` (or to the object's end) and hand them to ``write``, in order.
+    """Fetch the bytes ``[begin, end)`` (or up to the object's end) and pass them to ``write``, in order.
 
     Args:
-        known: the version that it must be; None for whichever it is, which may end before ``end``.
-        write: called with a position and bytes, from the thread that they arrive in.
-        target: what they are put into instead, of exactly ``end - begin`` bytes. Not to be touched after an error.
+        known: the expected version; None for any version, which may end before ``end``.
+        write: called with a position and bytes, in the thread where they arrive.
+        target: a buffer of exactly ``end - begin`` bytes to fill instead. Do not use it after an error.
 
     Returns:
-        The version that it was.
+        The version that was read.
 
     Raises:
-        StorageChangedError: another version, or the object was replaced on the way.
-        StorageUnavailableError: it goes on failing, or takes longer than the deadline. Names object, attempt, rank.
-        StorageNotFoundError, StorageAuthError, StorageError: what does not go away by trying again.
+        StorageChangedError: another version, or the object was replaced meanwhile.
+        StorageUnavailableError: it keeps failing, or exceeds the deadline. Names object, attempt and rank.
+        StorageNotFoundError, StorageAuthError, StorageError: failures that retries do not fix.
     """
     receiver = _Receiver(url, begin, end, known, write, target)
     given_up = cancel or Cancel()
@@ -241,11 +241,11 @@ def transfer(
 
 
 def rank_note() -> str:
-    """`` (rank 3 of 8)`` in a job of several ranks, for messages."""
+    """Return `` (rank 3 of 8)`` in a job of several ranks, else an empty text; for messages."""
     try:
         from penstock.distributed import current
 
         world = current()
-    except Exception:  # whatever is wrong there, it is not what went wrong here
+    except Exception:  # a problem with ranks must not hide the error that is reported
         return ""
     return f" (rank {world.rank} of {world.world_size})" if world.world_size > 1 else ""

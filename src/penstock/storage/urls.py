@@ -1,7 +1,7 @@
-"""Addresses of objects: which are remote, what their parts are, and how they may be printed.
+"""URLs of objects: whether they are remote, their parts, and how to print them safely.
 
-A remote address is ``scheme://...``, other than ``file://``. It is printed without password and query, since presigned
-addresses carry their signature there.
+A remote URL is ``scheme://...``, except ``file://``. It is printed without password and query, where presigned URLs
+have their signature.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, StorageError
 __all__ = ["WEB", "basename", "is_remote", "listed", "local_part", "scheme", "shown", "through_gateway", "unsigned"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_NORMALISED = re.compile(r"(https?|s3a?|gcs|gs|az|abfss?|adl|hf|ais):/[^/]")  # what a Path makes of an address
+_NORMALISED = re.compile(r"(https?|s3a?|gcs|gs|az|abfss?|adl|hf|ais):/[^/]")  # a URL that went through Path
 _LOCAL = ("file", "local")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]")
 WEB = ("http", "https")
@@ -24,46 +24,46 @@ _SIGNED = re.compile(r"\?[^!]*\b(?:x-amz-signature|x-goog-signature|signature|si
 
 
 def scheme(url: str | os.PathLike[str]) -> str:
-    """``"s3"`` of ``"s3://bucket/key"``, in lower case; empty for a path."""
+    """Return the scheme of a URL in lower case, ``"s3"`` for ``"s3://bucket/key"``; empty for a path."""
     found = _SCHEME.match(os.fspath(url))
     return found[1].lower() if found else ""
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:
-    """Whether this is an address of another machine, and not a path or ``file://`` address of this one."""
+    """Return whether this is a remote URL, and not a path or a ``file://`` URL."""
     text = os.fspath(url)
     return "://" in text and scheme(text) not in ("", *_LOCAL)
 
 
 def local_part(url: str | os.PathLike[str]) -> str:
-    """The path of something that is not remote: ``file://`` taken away, ``~`` left as it is.
+    """Return the path of a local file: ``file://`` is removed, ``~`` is not expanded.
 
     Raises:
-        ConfigError: a remote address that went through `Path`, which makes one slash of two.
+        ConfigError: a remote URL that went through `Path`, which turns two slashes into one.
     """
     text = os.fspath(url)
     if _NORMALISED.match(text) and not os.path.lexists(text):
-        raise ConfigError(f"{text!r} looks like an address that pathlib.Path has taken a slash from: give it as a str")
+        raise ConfigError(f"{text!r} looks like a URL that lost a slash in pathlib.Path: pass it as a str")
     if scheme(text) not in _LOCAL:
         return text
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
-        raise ConfigError(f"{text!r} names the host {parts.netloc!r}: file:// addresses have three slashes")
+        raise ConfigError(f"{text!r} names the host {parts.netloc!r}: file:// URLs have three slashes")
     return unquote(parts.path)
 
 
 def listed(urls: Sequence[str | os.PathLike[str]]) -> str:
-    """Return the first address, safe to print, and how many more there are."""
+    """Return the first URL, safe to print, and the number of further ones."""
     return shown(urls[0]) + (f" and {len(urls) - 1} more" if len(urls) > 1 else "")
 
 
 def shown(url: str | os.PathLike[str]) -> str:
-    """The address without password, query and fragment, safe to print."""
+    """Return the URL without password, query and fragment, safe to print."""
     text = os.fspath(url)
     if scheme(text) in WEB or "@" in text.partition("://")[2].partition("/")[0]:
         try:
             parts = urlsplit(text)
-        except ValueError:  # no address at all
+        except ValueError:  # not a URL
             return text.partition("?")[0].rpartition("@")[2]
         host = parts.netloc.rpartition("@")[2]
         return (
@@ -75,7 +75,7 @@ def shown(url: str | os.PathLike[str]) -> str:
 
 
 def unsigned(url: str) -> str:
-    """The address without a query that signs it, which is another one each time; what may follow a ``!`` stays.
+    """Return the URL without a signature, which changes each time; a part after ``!`` stays.
 
     >>> unsigned("https://bucket.s3.amazonaws.com/a.mp4?X-Amz-Date=20260101&X-Amz-Signature=7f3a")
     'https://bucket.s3.amazonaws.com/a.mp4'
@@ -84,18 +84,18 @@ def unsigned(url: str) -> str:
 
 
 def basename(url: str) -> str:
-    """The last part of the address as the name of a file: the extension tells readers what it is."""
+    """Return the last segment of the URL as a file name, with its extension."""
     path = unquote(urlsplit(url).path) if scheme(url) in WEB else url.partition("://")[2]
     name = _UNSAFE.sub("_", path.rstrip("/").rpartition("/")[2])[-100:].lstrip(".")
     return name or "object"
 
 
 def through_gateway(url: str) -> str:
-    """``ais://bucket/object`` as the HTTP address of AIStore's gateway (AIS_ENDPOINT); others as they are."""
+    """Return ``ais://bucket/object`` as a URL of AIStore's HTTP gateway (AIS_ENDPOINT); other URLs unchanged."""
     if scheme(url) != "ais":
         return url
     gateway = os.environ.get("AIS_ENDPOINT", "").rstrip("/")
     if not gateway:
-        raise StorageError(f"{url}: set AIS_ENDPOINT, as AIStore's own clients need it, to the address of the gateway")
+        raise StorageError(f"{url}: set AIS_ENDPOINT to the address of the gateway, as for AIStore's own clients")
     bucket, _, name = url.partition("://")[2].partition("/")
     return f"{gateway}/v1/objects/{bucket}/{name}"

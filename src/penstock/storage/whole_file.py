@@ -1,4 +1,4 @@
-"""`read_file`: all of a file, here or in a store, at once."""
+"""`read_file`: read a whole file, local or remote."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["read_file"]
 
 
 def read_file(path: str, storage: Storage | None = None) -> bytes:
-    """All of a file, here or in a store.
+    """Return the bytes of a whole file, local or remote.
 
     Raises:
-        DataFileIOError: it is missing, or cannot be read.
-        StorageError: a store says no.
+        DataFileIOError: it is missing or cannot be read.
+        StorageError: a store fails.
     """
     with stage("read"):
         if is_remote(path):
