@@ -1,21 +1,27 @@
-"""Pictures of results beside the peers, a bar each, as SVG: images a second, and samples a second out of a store."""
+"""Bar charts as SVG that read well on a phone: a name and a figure, with the bar below them.
+
+A picture has one panel or several; each has a scale of its own. It follows the reader's light or dark mode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 from xml.sax.saxutils import escape
 
-__all__ = ["images", "stores"]
+__all__ = ["Bar", "Panel", "draw"]
 
-_LEFT, _BAR, _WIDTH, _TOP, _STEP, _HEIGHT = 190, 440, 760, 64, 26, 18
+# Units of the picture, which a phone shows at nearly their size in pixels.
+_WIDTH, _EDGE, _STEP = 420, 16, 31
+# What one character takes at most in each size of text, to break lines.
+_HEAD_COLUMNS, _ROW_COLUMNS, _SMALL_COLUMNS = 46, 48, 62
 _STYLE = """\
     svg { color-scheme: light dark; }
     text { font: 14px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #263238; }
     .small { font-size: 12px; fill: #546e7a; }
-    .head { font-weight: 600; }
+    .head { font-size: 15px; font-weight: 600; }
     .end { text-anchor: end; }
-    .in { text-anchor: end; fill: #ffffff; }
     .back { fill: #ffffff; }
     .ours { fill: #00796b; }
     .plain { fill: none; stroke: #78909c; stroke-dasharray: 4 3; }
@@ -27,94 +33,90 @@ _STYLE = """\
       .ours { fill: #4db6ac; }
       .plain { stroke: #90a4ae; }
       .peer { fill: #546e7a; }
-      .in { fill: #1e2129; }
     }
 """
 
 
-def images(result: dict[str, Any]) -> str:
-    """Return bars of the medians of ``images.json``; rows that were not measured are left out."""
-    table = result["tables"][0]
-    name, rate = table["columns"].index("peer"), table["columns"].index("median")
-    rows = [Bar(row[name], _number(row[rate])) for row in table["rows"] if row[rate]]
-    return _bars(
-        rows,
-        result,
-        "JPEG files to augmented batches of 224 x 224: images a second",
-        "two workers; read, decode, random crop, resize, mirror; the dashed bar only reads and decodes",
-        "docs/performance.md",
-    )
-
-
-def stores(result: dict[str, Any]) -> str:
-    """Return bars of a cold epoch out of the store that is farthest away, of ``remote.json``; failures are left out."""
-    tables = [table for table in result["tables"] if table["title"].endswith("before each answer")]
-    table = [table for table in tables if any(column.startswith("cold samples") for column in table["columns"])][-1]
-    columns = table["columns"]
-    # The least of each figure is named, and the median stands behind it.
-    first, rate = (
-        next(number for number, column in enumerate(columns) if column.startswith(begin)) + 1
-        for begin in ("first batch", "cold samples")
-    )
-    rows = [
-        Bar(row[0], _number(row[rate]), f"first batch in {row[first]} s") for row in table["rows"] if row[rate] != "-"
-    ]
-    return _bars(
-        rows,
-        result,
-        "A first epoch out of a store: samples a second",
-        table["title"],
-        "docs/guides/training-from-stores.md",
-    )
-
-
 class Bar(NamedTuple):
-    """A row of a picture."""
+    """One row of a panel. `text` stands in place of the value, where the plain number is not enough."""
 
     name: str
-    rate: float
-    more: str = ""
+    value: float
+    kind: Literal["ours", "peer", "plain"] = "peer"
+    text: str = ""
+
+    @property
+    def figure(self) -> str:
+        """Return the text at the end of the row."""
+        return self.text or f"{self.value:,.0f}"
 
 
-def _number(text: str) -> float:
-    return float(text.replace(",", ""))
+class Panel(NamedTuple):
+    """Bars on one scale, the best first: the largest, or the smallest where ``least`` is better."""
+
+    title: str
+    note: str
+    bars: Sequence[Bar]
+    least: bool = False
+
+    def ordered(self) -> list[Bar]:
+        """Return the bars, the best first."""
+        return sorted(self.bars, key=lambda bar: bar.value if self.least else -bar.value)
 
 
-def _bars(rows: list[Bar], result: dict[str, Any], title: str, note: str, page: str) -> str:
-    rows = sorted(rows, key=lambda row: -row.rate)
-    height = _TOP + _STEP * len(rows) + 34
-    where = f"{result['machine']['processor']}, {result['machine']['cores']} cores, {result['date'][:10]}"
+def draw(title: str, panels: Iterable[Panel], source: str) -> str:
+    """Return a picture of the panels that have bars; `source` says below where the figures come from."""
+    panels = [panel for panel in panels if panel.bars]
+    lines: list[str] = []
+    y = 4
+    for panel in panels:
+        drawn, y = _panel(panel, y)
+        lines += drawn
+    drawn, y = _text(source, y + 4, "small", _SMALL_COLUMNS, 16)
+    height = y + 10
+    described = ". ".join(_described(panel) for panel in panels)
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-            f'height="{height}" role="img" aria-labelledby="title desc">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH * 11 // 10}" '
+            f'height="{height * 11 // 10}" role="img" aria-labelledby="title desc">',
             f'  <title id="title">{escape(title)}</title>',
-            f'  <desc id="desc">{escape(_described(title, rows))}</desc>',
+            f'  <desc id="desc">{escape(described)}.</desc>',
             f"  <style>\n{_STYLE}  </style>",
             f'  <rect class="back" width="{_WIDTH}" height="{height}" rx="8"/>',
-            f'  <text x="20" y="30" class="head">{escape(title)}</text>',
-            f'  <text x="20" y="50" class="small">{escape(note)}</text>',
-            *(line for number, row in enumerate(rows) for line in _bar(number, row, most=rows[0].rate)),
-            f'  <text x="20" y="{height - 14}" class="small">{escape(where)}; medians; {page}</text>',
+            *lines,
+            *drawn,
             "</svg>\n",
         ]
     )
 
 
-def _bar(number: int, bar: Bar, *, most: float) -> list[str]:
-    """Return a row: name, bar, number."""
-    y, width = _TOP + _STEP * number, round(_BAR * bar.rate / most)
-    kind = "plain" if bar.name == "decode alone" else "ours" if bar.name.lower().startswith("penstock") else "peer"
-    more = f"; {bar.more}" if bar.more else ""
-    # Where there is no room behind a bar, its number stands in it.
-    inside = bool(more) and width > _BAR // 2
-    x, kinds = (_LEFT + width - 8, "small in") if inside else (_LEFT + width + 8, "small")
-    return [
-        f'  <text x="{_LEFT - 10}" y="{y + 14}" class="end">{escape(bar.name)}</text>',
-        f'  <rect class="{kind}" x="{_LEFT}" y="{y}" width="{width}" height="{_HEIGHT}" rx="2"/>',
-        f'  <text x="{x}" y="{y + 14}" class="{kinds}">{bar.rate:,.0f}{escape(more)}</text>',
+def _panel(panel: Panel, y: int) -> tuple[list[str], int]:
+    """Return the lines of a panel that begins at this height, and the height below it."""
+    lines, y = _text(panel.title, y + 8, "head", _HEAD_COLUMNS, 20)
+    note, y = _text(panel.note, y, "small", _SMALL_COLUMNS, 16)
+    y += 4
+    most = max(bar.value for bar in panel.bars) or 1.0
+    for bar in panel.ordered():
+        width = max(2, round((_WIDTH - 2 * _EDGE) * bar.value / most))
+        kind = "end small" if len(bar.name) + len(bar.figure) > _ROW_COLUMNS else "end"
+        note += [
+            f'  <text x="{_EDGE}" y="{y + 19}">{escape(bar.name)}</text>',
+            f'  <text x="{_WIDTH - _EDGE}" y="{y + 19}" class="{kind}">{escape(bar.figure)}</text>',
+            f'  <rect class="{bar.kind}" x="{_EDGE}" y="{y + 24}" width="{width}" height="7" rx="2"/>',
+        ]
+        y += _STEP
+    return lines + note, y + 8
+
+
+def _text(text: str, y: int, kind: str, columns: int, step: int) -> tuple[list[str], int]:
+    """Return a text in as many lines as it needs, and the height below it."""
+    lines = textwrap.wrap(text, columns)
+    drawn = [
+        f'  <text x="{_EDGE}" y="{y + step * number}" class="{kind}">{escape(line)}</text>'
+        for number, line in enumerate(lines, 1)
     ]
+    return drawn, y + step * len(lines)
 
 
-def _described(title: str, rows: Sequence[Bar]) -> str:
-    return f"{title}: " + ", ".join(f"{row.name} {row.rate:,.0f}" for row in rows) + "."
+def _described(panel: Panel) -> str:
+    return f"{panel.title}: " + ", ".join(f"{bar.name} {bar.figure}" for bar in panel.ordered())

@@ -2,7 +2,7 @@
 
 In performance.md and training-from-stores.md the lines between ``<!-- results: NAME -->`` and ``<!-- end -->`` stand
 where the tables of results/NAME.json go, with date, machine, versions and command; as long as there is no such file
-they are kept. The pictures are made of results/images.json and results/remote.json.
+they are kept. On performance.md they are folded, below the pictures that _charts.py draws of the same results.
 
     python benchmarks/render.py                         # write the pages and the pictures
     python benchmarks/render.py --take .bench           # take over what was measured, then the same
@@ -12,6 +12,8 @@ they are kept. The pictures are made of results/images.json and results/remote.j
 from __future__ import annotations
 
 import argparse
+import html
+import inspect
 import json
 import re
 import shutil
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # whoever loads this as a file
-import _picture
+import _charts
 
 HERE = Path(__file__).resolve().parent
 RESULTS, DOCS = HERE / "results", HERE.parent / "docs"
@@ -29,10 +31,7 @@ PAGES = {
     HERE / "performance.md": DOCS / "performance.md",
     HERE / "training-from-stores.md": DOCS / "guides" / "training-from-stores.md",
 }
-PICTURES = {
-    "images": (_picture.images, DOCS / "images-peers.svg"),
-    "remote": (_picture.stores, DOCS / "guides" / "training-from-stores.svg"),
-}
+FOLDED = {HERE / "performance.md"}
 _HEAD = "<!-- Made by benchmarks/render.py of benchmarks/{} and benchmarks/results; edit those. -->\n\n"
 _BLOCK = re.compile(r"^<!-- results: (\w+) -->\n(.*?)^<!-- end -->\n", re.MULTILINE | re.DOTALL)
 
@@ -41,7 +40,20 @@ def pages(results: dict[str, dict[str, Any]]) -> dict[Path, str]:
     """Return the pages. Raises as `check` does."""
     notes = {source: source.read_text(encoding="utf-8") for source in PAGES}
     check(notes.values(), results)
-    return {PAGES[source]: _HEAD.format(source.name) + fill(text, results) for source, text in notes.items()}
+    return {
+        PAGES[source]: _HEAD.format(source.name) + fill(text, results, folded=source in FOLDED)
+        for source, text in notes.items()
+    }
+
+
+def pictures(results: dict[str, dict[str, Any]]) -> dict[Path, str]:
+    """Return the pictures whose results are all there."""
+    made = {}
+    for name, chart in _charts.CHARTS.items():
+        needed = list(inspect.signature(chart).parameters)
+        if all(result in results for result in needed):
+            made[DOCS / name] = chart(**{result: results[result] for result in needed})
+    return made
 
 
 def check(notes: Collection[str], results: dict[str, dict[str, Any]]) -> None:
@@ -60,9 +72,18 @@ def check(notes: Collection[str], results: dict[str, dict[str, Any]]) -> None:
         raise ValueError("a page has a block of results without its end")
 
 
-def fill(notes: str, results: dict[str, dict[str, Any]]) -> str:
-    """Return a page with the results in their places."""
-    return _BLOCK.sub(lambda match: block(results[match[1]]) if match[1] in results else match[2], notes)
+def fill(notes: str, results: dict[str, dict[str, Any]], *, folded: bool = False) -> str:
+    """Return a page with the results in their places, each behind one line that opens it if `folded`."""
+    made = fold if folded else block
+    return _BLOCK.sub(lambda match: made(results[match[1]]) if match[1] in results else match[2], notes)
+
+
+def fold(result: dict[str, Any]) -> str:
+    """Return the tables of one benchmark behind the names of its tables."""
+    titles = [re.split(r"[;:,] ", " ".join(table["title"].split()))[0] for table in result["tables"]]
+    shown = "; ".join(dict.fromkeys(titles))
+    summary = f"<summary>Tables of {result['script']}.py: {html.escape(shown)}</summary>"
+    return f'<details markdown="1">\n{summary}\n\n{block(result)}\n</details>\n'
 
 
 def block(result: dict[str, Any]) -> str:
@@ -110,7 +131,7 @@ def take(folder: Path) -> None:
 
 
 def main() -> int:
-    """Write or check the page and the picture; the exit code."""
+    """Write or check the pages and the pictures; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--take", type=Path, metavar="FOLDER", help="take over the results of a run first")
     parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 if the page would differ")
@@ -120,12 +141,13 @@ def main() -> int:
             take(options.take)
         results = stored()
         made = pages(results)
-        made |= {path: draw(results[name]) for name, (draw, path) in PICTURES.items() if name in results}
+        made |= pictures(results)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
     if not options.check:
         for path, text in made.items():
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         return 0
     differs = [path.name for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]

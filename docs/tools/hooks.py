@@ -37,6 +37,8 @@ def on_files(files: Files, config: Any) -> Files:
     linked: set[str] = set()
     for file in files.documentation_pages():
         rewritten(file.content_string, "docs/" + file.src_uri, lambda target: linked.add(target) or "")
+    for name in filter(lambda name: name.endswith(".md"), texts()):
+        rewritten((ROOT / name).read_text(encoding="utf-8"), name, lambda target: linked.add(target) or "")
     outside = {name for name in linked if not name.startswith("docs/") and (ROOT / name).exists()}
     outside |= {f"{name}/{path.name}" for name in outside for path in programs(ROOT / name)}
     listed = {*texts(), *examples()}

@@ -90,19 +90,36 @@ def test_pages_are_made_of_the_stored_results(renderer: ModuleType) -> None:
         assert path.read_text() == page
 
 
-def test_the_picture_is_made_of_the_stored_results(renderer: ModuleType) -> None:
-    """Every peer that was measured has its bar and its figure; `make bench-docs` draws it."""
-    result = renderer.stored()["images"]
+def test_the_pictures_are_made_of_the_stored_results(renderer: ModuleType) -> None:
+    """`make bench-docs` draws them, and no other picture lies beside them."""
+    made = renderer.pictures(renderer.stored())
+    for path, drawn in made.items():
+        assert path.read_text() == drawn
+    assert set((ROOT / "docs" / "charts").iterdir()) <= set(made)
+
+
+def test_every_measured_row_of_images_has_its_bar_and_its_figure(renderer: ModuleType) -> None:
+    table = renderer.stored()["images"]["tables"][0]
     drawn = (ROOT / "docs" / "images-peers.svg").read_text()
-    draw, path = renderer.PICTURES["images"]
-    assert path.read_text() == draw(result) == drawn
-    table = result["tables"][0]
     rate = table["columns"].index("median")
     measured = {row[0]: float(row[rate].replace(",", "")) for row in table["rows"] if row[rate]}
     texts = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     for name, images in measured.items():
         assert texts[texts.index(name) + 1] == f"{images:,.0f}"
     assert drawn.count("<rect") == 1 + len(measured)
+
+
+def test_the_first_picture_has_images_and_tokens_of_every_peer(renderer: ModuleType) -> None:
+    drawn = (ROOT / "docs" / "speed.svg").read_text()
+    texts = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    for name in ("Grain", "torch, OpenCV", "DALI on the CPU", "WebDataset", "LitData", "FFCV", "SPDL", "torch, Pillow"):
+        assert name in texts
+    table = next(t for t in renderer.stored()["tokens"]["tables"] if t["title"].endswith("batches of 64"))
+    sequences = {row[0]: float(row[table["columns"].index("median")].replace(",", "")) for row in table["rows"]}
+    for row, name in (("penstock, 0 workers", "Penstock, no workers"), ("torch, 2 workers", "torch, two workers")):
+        shown = texts[texts.index(name) + 1]
+        assert shown is not None
+        assert float(shown.removesuffix(" M")) == pytest.approx(sequences[row] * 2048 / 1e6, rel=0.005)
 
 
 def test_the_picture_of_stores_has_a_bar_for_each_that_did_not_fail(renderer: ModuleType) -> None:
@@ -114,11 +131,21 @@ def test_the_picture_of_stores_has_a_bar_for_each_that_did_not_fail(renderer: Mo
     ]
     table = {"title": "20 JPEGs, 50 ms before each answer", "columns": columns, "rows": rows}
     result = {"tables": [table], "machine": {"processor": "P", "cores": 2}, "date": "2026-01-01T00:00:00"}
-    drawn = renderer.PICTURES["remote"][0](result)
+    [drawn] = renderer.pictures({"remote": result}).values()
     texts = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert texts[texts.index("Penstock, tar") + 1] == "9,500; first batch in 0.6 s"
-    assert texts[texts.index("WebDataset") + 1] == "900; first batch in 1.1 s"
+    assert texts[texts.index("Penstock, tar") + 1] == "9,500; first batch 0.6 s"
+    assert texts[texts.index("WebDataset") + 1] == "900; first batch 1.1 s"
     assert drawn.count("<rect") == 3
+    assert drawn.count('class="ours"') == drawn.count('class="peer"') == 1
+
+
+def test_a_peer_that_was_not_measured_has_no_bar(renderer: ModuleType) -> None:
+    result = renderer.stored()["images_small"]
+    table = result["tables"][0]
+    less = {**table, "rows": [row if row[0] != "FFCV" else ["FFCV", *[""] * (len(row) - 1)] for row in table["rows"]]}
+    [drawn] = renderer.pictures({"images_small": {**result, "tables": [less]}}).values()
+    assert "FFCV" not in drawn
+    assert drawn.count("<rect") == len(table["rows"])
 
 
 def test_every_job_has_a_place_on_the_page(renderer: ModuleType, runner: ModuleType, result: dict[str, Any]) -> None:
