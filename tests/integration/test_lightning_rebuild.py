@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from integration_support import Share
@@ -73,6 +74,19 @@ def test_arguments_by_position_stay(kind: Any) -> None:
     assert [len(batch) for batch in found[0]] == [4, 4, 4]
     assert sorted(row for rank in found for batch in rank for row in batch) == list(range(N))
     assert all(loader.seed == 7 and getattr(loader, "extra", "e") == "e" for loader in loaders)
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+def test_the_form_of_batches_stays(assigned: bool) -> None:
+    def hook() -> ps.DataLoader[Any]:
+        loader: ps.DataLoader[Any] = ps.DataLoader(Rows(), 4, **({} if assigned else {"output": "numpy"}))
+        if assigned:
+            loader.output = "numpy"
+        return loader
+
+    loaders = on_two_ranks(hook)
+    assert [loader.output for loader in loaders] == ["numpy"] * 2
+    assert {type(batch) for loader in loaders for batch in loader} == {np.ndarray}
 
 
 def test_a_copied_loader_is_dealt_as_well() -> None:

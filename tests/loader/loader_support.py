@@ -190,7 +190,7 @@ def noting_init(worker: int) -> None:
 
 def plain(batch: Any) -> Any:
     """A batch as nested lists, dicts and numbers, to be compared bit for bit."""
-    if isinstance(batch, torch.Tensor):
+    if isinstance(batch, torch.Tensor | np.ndarray):
         return batch.tolist()
     if isinstance(batch, dict):
         return {name: plain(value) for name, value in batch.items()}

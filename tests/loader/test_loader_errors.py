@@ -31,6 +31,7 @@ from loader_support import (
     ended,
     outcomes,
 )
+from torch.utils.data._utils.pin_memory import pin_memory
 
 import penstock as ps
 from penstock import DataLoader, DistributedSampler, Manifest, MPDataset, RankDataset
@@ -403,7 +404,7 @@ class Unpinnable:
 def test_a_batch_that_cannot_be_pinned_is_an_error_in_its_place() -> None:
     loader = DataLoader(Squares(6), 2, collate_fn=lambda batch: batch[0] or Unpinnable())
     iterator: Any = iter(loader)
-    iterator._pinned = True  # there may be no accelerator here
+    iterator._finish = pin_memory  # there may be no accelerator here
     with pytest.raises(LookupError, match="not this one"):
         next(iterator)
     assert [next(iterator), next(iterator)] == [4, 16]

@@ -463,3 +463,15 @@ def test_dpex() -> None:
         ps.DpexDataLoader(data, False, "10.0.0.1:6379")
     with pytest.raises(ConfigError, match="name the arguments"):
         ps.DpexDataLoader(data, 8, True)  # type: ignore[arg-type]
+
+
+def test_arrays_come_from_a_cluster_as_tensors_do() -> None:
+    with make("pure", output="numpy", executor="ray", num_workers=1) as loader:
+        arrays = list(loader)
+    tensors = list(make("pure"))
+    assert len(arrays) == len(tensors) == PER_EPOCH
+    for mine, yours in zip(arrays, tensors, strict=True):
+        assert {type(part) for part in mine.values()} == {np.ndarray}
+        assert {name: part.tobytes() for name, part in mine.items()} == {
+            name: part.numpy().tobytes() for name, part in yours.items()
+        }

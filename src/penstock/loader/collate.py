@@ -160,6 +160,13 @@ def _numbers(batch: Sequence[Any], *, make: Callable[..., Any], collate_fn_map: 
     return tensor if out is None else out.copy_(tensor)
 
 
+def _stack_any_arrays(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> Any:
+    """Stack arrays, those of types that torch lacks (times, text, records) into an array."""
+    if _torch_dtype(batch[0].dtype) is not None:
+        return _stack_arrays(batch, collate_fn_map=collate_fn_map)
+    return np.stack(batch)
+
+
 _SCALARS = (np.bool_, np.number, np.object_)
 _TORCH: _Map = {
     torch.Tensor: collate_tensor_fn,
@@ -176,7 +183,16 @@ _OURS: _Map = {
     np.ndarray: _stack_arrays,
     **{key: partial(_numbers, make=_TORCH[key]) for key in (_SCALARS, float, int)},
 }
-_IMAGES: _Map = {**_OURS, torch.Tensor: _stack_images}
+_MAPS: dict[tuple[bool, bool], _Map] = {
+    (channels_last, arrays): {
+        **_OURS,
+        **({torch.Tensor: _stack_images} if channels_last else {}),
+        **({np.ndarray: _stack_any_arrays} if arrays else {}),
+    }
+    for channels_last in (False, True)
+    for arrays in (False, True)
+}
+"""Functions by type, for collate functions with and without ``channels_last`` and ``arrays``."""
 
 
 def _plain(batch: Sequence[Any], ours: _Map) -> Any:
@@ -203,14 +219,16 @@ class Collate:
     Args:
         channels_last: images with such strides keep them, which torch's function does not: for data sets that set
             ``channels_last = True``, as `ImageDataset` does.
+        arrays: stack arrays of types that torch lacks, too, which torch's function refuses.
     """
 
-    def __init__(self, *, channels_last: bool = False) -> None:
+    def __init__(self, *, channels_last: bool = False, arrays: bool = False) -> None:
         self.channels_last = channels_last
+        self.arrays = arrays
 
     def __call__(self, samples: list[Any]) -> Any:
         """The batch."""
-        ours = _IMAGES if self.channels_last else _OURS
+        ours = _MAPS[self.channels_last, self.arrays]
         if is_default():
             return _plain(samples, ours)
         registered = {key: ours[key] if f is _TORCH.get(key) else f for key, f in default_collate_fn_map.items()}

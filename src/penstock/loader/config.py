@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO",
     "EXECUTORS",
+    "OUTPUTS",
     "PROCESSES",
     "AutoWorkers",
     "LoaderConfig",
@@ -49,6 +50,7 @@ PROCESSES = hasattr(select, "poll")
 
 AUTO = "auto"
 EXECUTORS = (AUTO, "inline", "thread", "process", "ray")
+OUTPUTS = ("torch", "numpy")
 _LIGHT = 8  # times as many batches are made ahead if they are small and quickly made, and the user did not say
 _NUMBERS: tuple[tuple[str, Any, bool], ...] = (
     ("num_workers", SupportsIndex, False),
@@ -161,6 +163,7 @@ class LoaderConfig:
     ray_options: RayOptions | None = None
     pin_memory: bool = False
     pin_memory_device: str = ""
+    output: str = "torch"
     progress: bool = False
     pure: bool = False
     releases_gil: bool = False
@@ -235,6 +238,18 @@ def check(config: LoaderConfig) -> None:
         raise ConfigError(f"unknown dispatch {config.dispatch!r}: use one of {', '.join(map(repr, _DISPATCHES))}")
     if config.on_worker_death not in ("raise", "restart"):
         raise ConfigError(f"unknown on_worker_death {config.on_worker_death!r}: use 'raise' or 'restart'")
+    _check_output(config)
+
+
+def _check_output(config: LoaderConfig) -> None:
+    """Refuse an unknown form of batches, and copies for a device that only tensors can have."""
+    if config.output not in OUTPUTS:
+        raise ConfigError(f"unknown output {config.output!r}: use one of {', '.join(map(repr, OUTPUTS))}")
+    if config.output == "numpy" and config.pin_memory:
+        raise ConfigError(
+            "pin_memory=True copies tensors into memory that a GPU reads, and NumPy has no such arrays: leave "
+            "pin_memory=True out, or use output='torch'"
+        )
 
 
 def check_assigned(config: LoaderConfig) -> None:

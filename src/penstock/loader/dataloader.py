@@ -31,7 +31,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from penstock.errors import ConfigError
 from penstock.hashing import checked_seed
 from penstock.loader.config import LoaderConfig, as_workers, check, check_assigned, check_stream, ranges_of
-from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S, DataLoaderIter, Progress, ResultIterator, pins
+from penstock.loader.dataloader_iter import SHUTDOWN_TIMEOUT_S, DataLoaderIter, Progress, ResultIterator, finisher
 from penstock.loader.describe import describe
 from penstock.loader.engine import Engine, Run
 from penstock.loader.failure_log import FailureLog
@@ -69,7 +69,7 @@ _ATTRIBUTES = (
     *("batch_size", "drop_last", "num_workers", "collate_fn", "pin_memory", "pin_memory_device", "timeout"),
     *("worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "in_order"),
     *("executor", "threads_per_worker", "dispatch", "seed", "on_error", "on_worker_death", "max_bytes_in_flight"),
-    *("ray_options", "progress"),
+    *("ray_options", "output", "progress"),
 )
 """Settings that are attributes of a loader, by the same names."""
 _values_of = attrgetter(*_ATTRIBUTES)
@@ -120,6 +120,8 @@ class DataLoader(TorchDataLoader[T_co]):
         max_bytes_in_flight: bytes of batches that are finished or being made, beside those that the consumer holds; at
             least one batch. None: as ``prefetch_factor`` says.
         ray_options: where the workers of ``executor="ray"`` run, a `RayOptions`.
+        output: ``"torch"``, or ``"numpy"``: batches of NumPy arrays instead of tensors, over the same memory, without a
+            copy. Tensors of a ``collate_fn`` become arrays, too.
         progress: show a progress bar on standard error.
 
     Raises:
@@ -178,6 +180,7 @@ class DataLoader(TorchDataLoader[T_co]):
         on_worker_death: str = "raise",
         max_bytes_in_flight: int | None = None,
         ray_options: RayOptions | None = None,
+        output: str = "torch",
         progress: bool = False,
     ) -> None:
         config = LoaderConfig(
@@ -205,6 +208,7 @@ class DataLoader(TorchDataLoader[T_co]):
             ray_options=ray_options,
             pin_memory=pin_memory,
             pin_memory_device=pin_memory_device,
+            output=output,
             progress=progress,
             **declarations(dataset),
         )
@@ -220,6 +224,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.on_worker_death = config.on_worker_death
         self.max_bytes_in_flight = config.max_bytes_in_flight
         self.ray_options = config.ray_options
+        self.output = config.output
         self.progress = config.progress
         self._begin_as_torch(dataset, sampler, batch_sampler)
         self._set_up()
@@ -555,7 +560,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self._log,
             self._finished,
             rank=0 if self._log is None else position.rank,
-            pinned=pins(self.pin_memory, self.pin_memory_device),
+            finish=finisher(config),
             lying=self._IterableDataset_len_called if position.plan is None else None,
             workers=config.workers,
             bar=_bar(statistics, position, progress) if self.progress else None,

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from penstock.errors import WorkerError
+from penstock.loader.config import LoaderConfig
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchResult
@@ -26,7 +27,7 @@ from penstock.plan.epoch import BatchEpochPlan
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
 
-__all__ = ["SHUTDOWN_TIMEOUT_S", "WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "pins"]
+__all__ = ["SHUTDOWN_TIMEOUT_S", "WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "finisher"]
 
 SHUTDOWN_TIMEOUT_S = 5.0
 """Seconds that all workers together are given to end by themselves."""
@@ -131,7 +132,7 @@ class DataLoaderIter:
         log: of samples that ``on_error`` dealt with.
         finished: called once, at the end of the pass.
         rank: whose batches they are, for the log.
-        pinned: copy tensors to pinned memory.
+        finish: makes of a batch the form that the consumer asked for; None if it has it already.
         lying: length that an iterable data set claims, beyond which torch warns; None if it was not asked.
         workers: how many make the batches, for that warning.
         bar: a progress bar.
@@ -148,7 +149,7 @@ class DataLoaderIter:
         finished: Callable[[Progress], None],
         *,
         rank: int,
-        pinned: bool,
+        finish: Callable[[Any], Any] | None,
         lying: int | None,
         workers: int,
         bar: Bar | None,
@@ -163,7 +164,7 @@ class DataLoaderIter:
         self._log = log
         self._finished: Callable[[Progress], None] | None = finished
         self._rank = rank
-        self._pinned = pinned
+        self._finish = finish
         self._lying = lying
         self._num_workers = workers
         self._bar = bar
@@ -221,8 +222,8 @@ class DataLoaderIter:
             raise
         # An exception of a signal handler may strike from here on. Then the batch was not had, and no other may follow.
         self._in_hand = True
-        if self._pinned and result.error is None:
-            result = _pin(result)
+        if self._finish is not None and result.error is None:
+            result = _finished(result, self._finish)
         if result.error is not None:
             # Where Ctrl-C has struck, the batch was not had: a state says that it is missing.
             failure, result = result.error, result._replace(error=None)
@@ -311,11 +312,11 @@ def _wait_for_exit() -> None:
         threading.Event().wait()
 
 
-def _pin(result: BatchResult) -> BatchResult:
-    """Return a batch in pinned memory; or, if it cannot be pinned, the error in its place."""
+def _finished(result: BatchResult, finish: Callable[[Any], Any]) -> BatchResult:
+    """Return a batch in the form that the consumer asked for; or, if it cannot have it, the error in its place."""
     begin = perf_counter()
     try:
-        batch = pin(result.batch)  # type: ignore[no-untyped-call]
+        batch = finish(result.batch)
     except Exception as error:
         if is_of_signal_handler(error):
             raise
@@ -324,19 +325,28 @@ def _pin(result: BatchResult) -> BatchResult:
     return result._replace(batch=batch)
 
 
-def pins(pin_memory: bool, device: str) -> bool:
+def finisher(config: LoaderConfig) -> Callable[[Any], Any] | None:
+    """Return what makes of each batch the form that the consumer asked for; None where it has it already."""
+    if config.output == "numpy":
+        from penstock.loader.batches import as_arrays  # only where it is asked for
+
+        return as_arrays
+    return pin if _pins(config.pin_memory, config.pin_memory_device) else None
+
+
+def _pins(pin_memory: bool, device: str) -> bool:
     """Whether batches go to pinned memory; where that is asked for in vain, torch's warnings are given."""
     if pin_memory and device:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device='{device}'.",
-            stacklevel=4,
+            stacklevel=5,
         )
     if pin_memory and not torch.accelerator.is_available():
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, "
             "then device pinned memory won't be used.",
-            stacklevel=4,
+            stacklevel=5,
         )
         return False
     return pin_memory

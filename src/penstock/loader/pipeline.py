@@ -45,7 +45,6 @@ class Pipeline:
         self, dataset: Any, plan: EpochBatchSampler | None, sampler: Any, config: LoaderConfig, *, batched: bool
     ) -> None:
         self.dataset = dataset
-        self.collate = Collate(channels_last=_channels_last(dataset))
         self.dealt = False
         """Whether a framework deals the batches to the ranks, once they are made."""
         self._batched = batched
@@ -83,7 +82,7 @@ class Pipeline:
         """
         position, collate_fn = self.position, config.collate_fn
         if self._batched and collate_fn is default_collate:
-            collate_fn = self.collate
+            collate_fn = Collate(channels_last=_channels_last(self.dataset), arrays=config.output == "numpy")
         assert collate_fn is not None
         if position.plan is None:
             return StreamFetch(
