@@ -59,9 +59,9 @@ def test_what_is_understood(text: str, host: str, port: int, secure: bool | None
         ("/data/train.txt", "more in it than host and port"),
         ("a:8815,b:8815", "as a list"),
         ("a b:8815", "as a list"),
-        (8815, "no text"),
-        (None, "no text"),
-        (b"a:8815", "no text"),
+        (8815, "must be a str"),
+        (None, "must be a str"),
+        (b"a:8815", "must be a str"),
     ],
 )
 def test_what_is_refused(text: Any, reason: str) -> None:

@@ -48,7 +48,7 @@ class TestVersions:
             for rows in range(11, 20):
                 os.replace(write_lines(tmp_path / "new.txt", rows), path)
                 server.reload()
-            with pytest.raises(ServerChangedError, match=f"{first} is asked for"):
+            with pytest.raises(ServerChangedError, match=f"{first} was requested"):
                 client.info("train", first)
 
     def test_a_file_that_cannot_be_opened(self, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ class TestVersions:
             os.replace(write_lines(tmp_path / "new.txt", 20), good)
             with pytest.raises(ManifestError, match=r"bad\.txt") as caught:
                 server.reload()
-            assert "'bad', which goes on with the version it had" in caught.value.__notes__[0]
+            assert "'bad', which keeps its current version" in caught.value.__notes__[0]
             assert [info.rows for info in client.list()] == [10, 20]
             assert client.manifest("bad")[3].label == 3
 

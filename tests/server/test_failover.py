@@ -299,7 +299,7 @@ class TestOtherData:
             server.kill()
             write_lines(path, ROWS + 1)
             server.restart()
-            with pytest.raises(ServerChangedError, match="is asked for"):
+            with pytest.raises(ServerChangedError, match="was requested"):
                 list(stream)
 
 

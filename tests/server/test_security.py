@@ -96,7 +96,7 @@ class TestToken:
 class TestExposure:
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
     def test_strangers(self, manifest: Manifest, host: str) -> None:
-        with pytest.raises(ConfigError, match=r"anyone who reaches .* give a token, or insecure=True"):
+        with pytest.raises(ConfigError, match=r"anyone who reaches .* pass a token, or insecure=True"):
             Server({"train": manifest}, host=host)
 
     def test_allowed(self) -> None:
@@ -175,7 +175,7 @@ class TestTLS:
         _, other = authority.certificate("two")
         (tmp_path / "junk.pem").write_text("junk")
         for tls, message in [
-            (TLS(cert, other), "no certificate and its key"),
+            (TLS(cert, other), "not a certificate and its key"),
             (TLS(tmp_path / "none.pem", key), "tls cert: cannot read"),
             (TLS(cert, tmp_path / "junk.pem"), "tls key: .* not in PEM format"),
             (TLS(cert, key, client_roots=tmp_path / "junk.pem"), "tls client roots: .* not in PEM format"),

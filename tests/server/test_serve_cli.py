@@ -203,7 +203,7 @@ class TestServes:
         fingerprint = clients[0].info().fingerprint
         for client in clients[:2]:
             client.rows("train", fingerprint, [0])
-        with pytest.raises(ServerUnavailableError, match="it has 2 streams and allows no more"):
+        with pytest.raises(ServerUnavailableError, match="it has 2 streams, its limit"):
             clients[2].rows("train", fingerprint, [0])
         for client in clients:
             client.close()

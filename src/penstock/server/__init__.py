@@ -1,4 +1,4 @@
-"""The server: rows of manifests, and copies of a cache, over Arrow Flight. See `Server`, `Client`, `CacheClient`."""
+"""The metadata server: manifest rows and cached copies over Arrow Flight. See `Server`, `Client`, `CacheClient`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Access`: where servers are, what a client shows them, and the calls that it opens."""
+"""`Access`: addresses and credentials of servers, and the calls opened with them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _Path = str | PathLike[str]
 
 
 class Access:
-    """What opens calls. Picklable.
+    """Opens calls to servers. Picklable.
 
-    Args: those of `penstock.server.Client`.
+    Args: as for `penstock.server.Client`.
 
     Raises:
-        ConfigError: arguments that make no sense, a file that cannot be read.
+        ConfigError: invalid arguments, or a file that cannot be read.
     """
 
     def __init__(
@@ -41,37 +41,37 @@ class Access:
     ) -> None:
         given = [addresses] if isinstance(addresses, str) else list(addresses)
         tls = (tls_roots, tls_cert) != (None, None)
-        # Each is asked once.
+        # Ask each server once.
         self.addresses = tuple(dict.fromkeys(parse_address(text, tls=tls) for text in given))
         if not self.addresses or not timeout > 0:
-            raise ConfigError(f"give at least one address, and a positive timeout: {given}, {timeout=}")
+            raise ConfigError(f"pass at least one address and a positive timeout, got {given}, {timeout=}")
         if (tls_cert is None) != (tls_key is None) or (token is not None and token_file is not None):
-            raise ConfigError("tls_cert= and tls_key= go together; token= and token_file= do not")
+            raise ConfigError("pass tls_cert= and tls_key= together, and only one of token= and token_file=")
         if tls and not any(address.tls for address in self.addresses):
-            raise ConfigError(f"certificates are for grpc+tls://, and the addresses are {given}")
+            raise ConfigError(f"certificates need grpc+tls:// addresses, got {given}")
         self.timeout = timeout
         self._token, self._token_file = None if token is None else check_token(token), token_file
         self._tls = {"tls_root_certs": tls_roots, "cert_chain": tls_cert, "private_key": tls_key}
-        # Say at once what cannot be read.
+        # Report unreadable files at once.
         self._secrets()
         self.context()
 
     def context(self) -> ssl.SSLContext:
-        """Return how certificates are checked."""
+        """Return the SSL context that checks certificates."""
         return client_context(*self._tls.values())
 
     def open(self, address: Address) -> Call:
         """Open a call to a server.
 
         Raises:
-            ConfigError: a file of secrets is gone.
+            ConfigError: a token or certificate file cannot be read.
             ServerForkError: this process was forked while gRPC was running.
         """
         token, tls = self._secrets()
         return Call(address, tls if address.tls else {}, token, self.timeout)
 
     def _secrets(self) -> tuple[str | None, dict[str, Any]]:
-        """Return the token, and Flight's arguments for TLS, read anew since such files are renewed."""
+        """Return the token and Flight's TLS arguments, read again each time, since such files are renewed."""
         token = self._token
         if self._token_file is not None:
             try:

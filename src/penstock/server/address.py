@@ -1,4 +1,4 @@
-"""`Address`: where a server is, and the one function that reads it from text."""
+"""`Address`: the address of a server, and the function that parses it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.errors import ConfigError
 __all__ = ["Address", "parse_address"]
 
 _SCHEMES = {"grpc": False, "grpc+tcp": False, "grpc+tls": True}
-"""Whether they mean TLS."""
+"""Whether each scheme uses TLS."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is."""
+    """Host and port of a server, and whether it uses TLS."""
 
     host: str
     port: int
@@ -27,20 +27,20 @@ class Address:
 
 
 def parse_address(text: str, *, tls: bool = False) -> Address:
-    """Read ``host:port``, ``grpc://host:port`` or ``grpc+tls://host:port``; an IPv6 host stands in brackets.
+    """Parse ``host:port``, ``grpc://host:port`` or ``grpc+tls://host:port``, with IPv6 hosts in brackets.
 
     Args:
-        text: the address. Space around it is left out.
-        tls: whether an address without a scheme means TLS.
+        text: the address. Surrounding spaces are ignored.
+        tls: whether an address without a scheme uses TLS.
 
     Raises:
-        ConfigError: anything else; the message says what to write.
+        ConfigError: an invalid address; the message shows a valid one.
     """
     if not isinstance(text, str):
-        raise _refusal(text, "that is no text")
+        raise _refusal(text, "it must be a str")
     given = text.strip()
     if any(letter.isspace() or letter == "," for letter in given):
-        raise _refusal(text, "give several addresses as a list")
+        raise _refusal(text, "pass several addresses as a list")
     try:
         parts = urlsplit(given if "://" in given else f"{'grpc+tls' if tls else 'grpc'}://{given}")
         host, port = parts.hostname, parts.port
@@ -54,7 +54,7 @@ def parse_address(text: str, *, tls: bool = False) -> Address:
 
 
 def _fault(parts: SplitResult, host: str | None, port: int | None) -> str | None:
-    """What is wrong with an address that has the form of a URL; None for nothing."""
+    """Return what is wrong with an address that parses as a URL; None if it is valid."""
     if parts.scheme not in _SCHEMES:
         return f"servers are not asked by {parts.scheme}://"
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:

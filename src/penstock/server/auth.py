@@ -1,9 +1,9 @@
-"""Who may ask: a bearer token, compared in constant time, and TLS.
+"""Authentication: a bearer token, compared in constant time, and TLS.
 
     Server({"train": "train.txt"}, token="secret", tls=TLS("cert.pem", "key.pem"))
 
-The token goes with every call, and is looked at before anything else of it is read. Without TLS it can be read on the
-way; on networks that are not your own use both.
+Every call carries the token, which is checked before anything else is read. Without TLS, others on the network can read
+the token; on networks that you do not control, use both.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ __all__ = ["TLS", "BearerToken", "check_exposure", "check_token", "no_password",
 
 @dataclass(frozen=True)
 class TLS:
-    """Files (PEM): the server's certificate with its chain, and its key. With ``client_roots`` clients must have a
-    certificate as well, signed by one of these (mutual TLS)."""
+    """PEM files: the server's certificate with its chain, and its key.
+
+    With ``client_roots``, clients need a certificate that one of these has signed, too (mutual TLS).
+    """
 
     cert: str | PathLike[str]
     key: str | PathLike[str]
     client_roots: str | PathLike[str] | None = None
 
     def options(self) -> dict[str, Any]:
-        """The arguments of a Flight server.
+        """Return the TLS arguments of a Flight server.
 
         Raises:
-            ConfigError: a file is missing or no PEM, or the key is not that of the certificate.
+            ConfigError: a file is missing or not PEM, or the key does not match the certificate.
         """
         cert, key = read_pem(self.cert, "tls cert"), read_pem(self.key, "tls key")
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key, password=no_password)
         except (ssl.SSLError, ValueError) as error:
             raise ConfigError(
-                f"{fspath(self.cert)} and {fspath(self.key)} are no certificate and its key: {error}"
+                f"{fspath(self.cert)} and {fspath(self.key)} are not a certificate and its key: {error}"
             ) from None
         options: dict[str, Any] = {"tls_certificates": [(cert, key)]}
         if self.client_roots is not None:
@@ -54,12 +56,12 @@ class TLS:
 
 
 def no_password() -> str:
-    """Instead of asking at the terminal: ValueError."""
-    raise ValueError("the key is encrypted, and there is nobody to ask for its password")
+    """Raise ValueError instead of asking for a password at the terminal."""
+    raise ValueError("the key is encrypted, and its password cannot be asked for here: decrypt the key file")
 
 
 def read_pem(path: str | PathLike[str], what: str) -> bytes:
-    """The content of a PEM file; ConfigError, naming ``what``, if it is none."""
+    """Return the content of a PEM file; ConfigError, which names ``what``, if it is not one."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -70,10 +72,10 @@ def read_pem(path: str | PathLike[str], what: str) -> bytes:
 
 
 def check_token(token: str) -> str:
-    """The token, if it can travel in a header.
+    """Return the token if it can be sent in a header.
 
     Raises:
-        ConfigError: it is empty, or has other characters than visible ASCII.
+        ConfigError: it is empty, or contains other characters than visible ASCII.
     """
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
@@ -83,16 +85,16 @@ def check_token(token: str) -> str:
 
 
 def check_exposure(host: str, token: str | None, tls: TLS | None, insecure: bool) -> None:
-    """Refuse to serve strangers by accident.
+    """Refuse to serve data to strangers by accident.
 
     Raises:
-        ConfigError: an address other than loopback with neither a token nor mutual TLS nor ``insecure``.
+        ConfigError: a non-loopback address without a token, mutual TLS or ``insecure``.
     """
     guarded = token is not None or (tls is not None and tls.client_roots is not None)
     if not (guarded or insecure or _is_loopback(host)):
         raise ConfigError(
-            f"anyone who reaches {host} could read what is served: give a token, or insecure=True (--insecure) "
-            "where the network itself keeps strangers out"
+            f"anyone who reaches {host} could read the served data: pass a token, or insecure=True (--insecure) "
+            "if the network itself keeps strangers out"
         )
 
 
@@ -104,14 +106,14 @@ def _is_loopback(host: str) -> bool:
 
 
 class BearerToken(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets calls with ``authorization: Bearer TOKEN`` through."""
+    """Accepts calls with ``authorization: Bearer TOKEN``."""
 
     def __init__(self, token: str, refused: Callable[[], None]) -> None:
         self._expected = f"Bearer {token}".encode()
         self._refused = refused
 
     def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
-        """Called by Flight before each call; raises what the client gets as a `ServerAuthError`."""
+        """Check the token; Flight calls this before each call. The client receives a `ServerAuthError`."""
         given = [_bytes(value) for value in headers.get("authorization", [])]
         if len(given) == 1 and hmac.compare_digest(given[0], self._expected):
             return

@@ -1,11 +1,11 @@
-"""`CacheClient`: copies of objects out of the caches of other machines, for `penstock.storage.Storage`.
+"""`CacheClient`: read copies of objects from the caches of other machines, for `penstock.storage.Storage`.
 
     storage = Storage(peer=CacheClient("grpc://node-0:8815", token_file="token"))
     ShardDataset("s3://bucket/train-{000..999}.tar", storage=storage)
 
-Promises: what is read is of the version that was asked for, complete, and compared with the hashes that the other cache
-took at its own download. A server that is gone, hangs, fails or sends something else costs ``timeout`` seconds and a
-warning: what is missing is left to the store, from the last whole block on. No address or secret of a store is sent.
+Promises: the bytes are of the requested version, complete, and checked against the hashes that the other cache computed
+at its download. A server that is gone, hangs, fails or sends wrong bytes costs ``timeout`` seconds and a warning; the
+store provides the rest, from the last complete block on. No URL or secret of a store is sent.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ __all__ = ["CacheClient"]
 _log = logging.getLogger(__name__)
 _Path = str | PathLike[str]
 
-_FIRST_REST, _LONGEST_REST = 30.0, 600.0  # seconds for which a server that failed is left alone
-_ABSENT = 10.0  # seconds for which a copy is not asked for again
-_REMEMBERED = 4096  # copies that are not there
-_KEPT = 16  # connections that nobody uses at the moment
+_FIRST_REST, _LONGEST_REST = 30.0, 600.0  # seconds for which a failed server is not asked
+_ABSENT = 10.0  # seconds for which a missing copy is not requested again
+_REMEMBERED = 4096  # missing copies to remember
+_MAX_IDLE = 16  # idle connections
 
 
 class CacheClient:
-    """See above. Safe in threads and forks; pickles, and is then another client.
+    """A client of other machines' caches, see the module. Safe in threads and forks; a pickled copy is a new client.
 
     Args:
-        addresses: of one server (``penstock serve --cache``), or of several, which are asked one after the other.
+        addresses: one or several servers (``penstock serve --cache``), which are asked in this order.
         token, token_file, tls_roots, tls_cert, tls_key: as for `penstock.server.Client`.
-        timeout: seconds for 4 MiB; then the server is left alone.
+        timeout: seconds for 4 MiB; after that, the server counts as failed.
 
     Raises:
-        ConfigError: arguments that make no sense.
+        ConfigError: invalid arguments.
 
-    A server that fails is left alone for 30 s, then for twice as long each time, 10 minutes at most. A copy that it
-    has not is not asked for again for 10 s. Memory: a few KiB, and a connection for each request under way.
+    A failed server is not asked for 30 s, then for twice as long after each failure, up to 10 minutes. A missing copy
+    is not requested again for 10 s. Memory: a few KiB, and a connection for each concurrent request.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class CacheClient:
         return f"<CacheClient of {', '.join(map(str, self._access.addresses))}>"
 
     def read(self, key: str, begin: int, target: memoryview, cancel: Cancel) -> int:
-        """Fill a buffer with a copy's bytes from ``begin`` on; return how many were had from the front.
+        """Fill a buffer with a copy's bytes from ``begin`` on; return the number of bytes read from the front.
 
-        See `penstock.storage.peer.Peer`. Never raises for what servers do.
+        See `penstock.storage.peer.Peer`. Failures of servers never raise.
         """
-        # A fork may have copied a lock that a thread of the parent holds.
+        # In a forked child, a thread of the parent may hold the lock.
         if self._pid != os.getpid():
             self._begin()
         had = 0
@@ -108,7 +108,7 @@ class CacheClient:
         return had
 
     def close(self) -> None:
-        """Close the connections that are kept. Idempotent; a client that is used again connects again."""
+        """Close the idle connections. Idempotent; a client that is used again reconnects."""
         if self._pid == os.getpid():
             for node in self._nodes:
                 node.close()
@@ -126,7 +126,7 @@ class _Node:
         self._rests_until = 0.0
 
     def read(self, key: str, begin: int, target: memoryview, cancel: Cancel) -> int:
-        """Fill a buffer block by block, as far as this server does; return how many bytes that is."""
+        """Fill a buffer block by block as far as this server can; return the number of bytes."""
         had = 0
         while had < len(target) and not cancel.is_set() and self._may_have(key):
             at = begin + had
@@ -155,11 +155,11 @@ class _Node:
             self._absent[key] = time.monotonic() + _ABSENT
 
     def _failed(self, error: BaseException) -> None:
-        """Leave the server alone for a while."""
+        """Mark the server as failed for a while."""
         with self._lock:
             now = time.monotonic()
             if now < self._rests_until:
-                return  # other requests were under way
+                return  # a concurrent request has marked it
             rest = min(_FIRST_REST * 2.0**self._failures, _LONGEST_REST)
             self._rests_until, is_first = now + rest, not self._failures
             self._failures += 1
@@ -183,8 +183,8 @@ class _Node:
                 was_closed = call.is_closed
                 call.close()
                 if cancel.is_set():
-                    raise ServerError("it was cancelled") from None
-                # A fork closes calls, and a server may have been restarted since the last one.
+                    raise ServerError("the read was cancelled") from None
+                # A fork closes calls, and the server may have restarted since the last call.
                 if not was_closed and (is_new or isinstance(error, flight.FlightTimedOutError)):
                     raise
                 if not was_closed:
@@ -193,7 +193,7 @@ class _Node:
                 call.close()
                 raise
             else:
-                if len(self._idle) < _KEPT:
+                if len(self._idle) < _MAX_IDLE:
                     self._idle.append(call)
                 else:
                     call.close()
@@ -202,7 +202,7 @@ class _Node:
                 cancel.remove(key)
 
     def _take(self) -> tuple[Call, bool]:
-        """Return a call, and whether it is new."""
+        """Return an open call, and whether it is new."""
         try:
             return self._idle.popleft(), False
         except IndexError:
@@ -212,14 +212,14 @@ class _Node:
         while self._idle:
             try:
                 self._idle.popleft().close(0)
-            except IndexError:  # somebody else closes them, too
+            except IndexError:  # another thread closes them, too
                 return
 
 
 def _receive(call: Call, block: Block, target: memoryview) -> bool:
-    """Ask for a block and take all of it; return False if there is no such copy.
+    """Request a block and receive all of it; return False if the copy does not exist.
 
-    Raises: FAILURES, Released, ValueError; ServerError: it is shorter or longer than it should be, or damaged.
+    Raises: FAILURES, Released, ValueError; ServerError: the block has a wrong length or hash.
     """
     held, expected = read_answer(call.get(encode_block(block)))
     at = 0
@@ -227,14 +227,14 @@ def _receive(call: Call, block: Block, target: memoryview) -> bool:
         for value in batch.column(0):
             data = memoryview(value.as_buffer()).cast("B")
             if len(data) > len(target) - at:
-                raise ServerError(f"{call.address} sent more bytes than the {len(target)} asked for")
+                raise ServerError(f"{call.address} sent more than the requested {len(target)} bytes")
             target[at : at + len(data)] = data
             at += len(data)
     if held and at < len(target):
-        raise ServerError(f"{call.address} sent {at} bytes of the {len(target)} asked for")
+        raise ServerError(f"{call.address} sent {at} of the requested {len(target)} bytes")
     if held and expected is not None and xxhash.xxh3_64_hexdigest(target) != expected:
         raise ServerError(
-            f"{call.address} sent other bytes than it downloaded itself (copy {block.copy}, from byte {block.begin} "
-            "on): its disk, or what lies between, is faulty; run penstock cache verify there"
+            f"{call.address} sent other bytes than it downloaded (copy {block.copy}, from byte {block.begin} on): its "
+            "disk or the network is faulty; run penstock cache verify there"
         )
     return held

@@ -1,12 +1,12 @@
-"""`Catalog`: the data sets that a server knows, by name, and their versions, by fingerprint.
+"""`Catalog`: the datasets of a server, by name, and their versions, by fingerprint.
 
     catalog = Catalog({"train": "train.txt"})
     version = catalog.find("train", None)            the newest
     catalog.reload()                                 new versions of changed files
-    catalog.find("train", version.fingerprint)       a job goes on with the version that it began with
+    catalog.find("train", version.fingerprint)       a job continues with the version that it began with
 
-Only what was named at the start can be asked for: no request carries a path. A version is a few kilobytes and a mapped
-file, so the last `KEPT` are kept. It is the *file* that must stay as it was: replace files by renaming.
+Only datasets that were named at the start are served: no request carries a path. A version takes a few kilobytes and a
+mapped file, and the last `KEPT` versions stay available. Their *files* must not change: replace files by renaming.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from penstock.server.protocol import decode_key, encode_key
 __all__ = ["KEPT", "LAYOUT", "Catalog", "Served", "Version"]
 
 KEPT = 8
-"""Versions of a data set that stay."""
+"""Versions of a dataset that stay available."""
 
 LAYOUT = b"penstock"
-"""Where a schema's metadata has the layout of the rows, see `penstock.server.layout`."""
+"""The key of the row layout in a schema's metadata, see `penstock.server.layout`."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """One data set as a server's operator sees it."""
+    """A dataset as the server's operator sees it."""
 
     name: str
     rows: int
@@ -47,7 +47,7 @@ class Served:
 
 
 class Version:
-    """One version of a data set."""
+    """One version of a dataset."""
 
     def __init__(self, name: str, manifest: Manifest) -> None:
         self.name, self.manifest, self.fingerprint = name, manifest, manifest.fingerprint
@@ -56,26 +56,26 @@ class Version:
 
     @cached_property
     def stored(self) -> pa.Schema:
-        """The schema of the rows as they cross."""
+        """The schema of the rows on the wire."""
         return self.manifest.gather(np.empty(0, np.int64)).schema
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The same, with the layout."""
+        """The same schema, with the layout in its metadata."""
         return self.stored.with_metadata({LAYOUT: self._layout.encode()})
 
     @cached_property
     def row_bytes(self) -> float:
-        """Bytes of a row on the wire, on average, about."""
+        """The approximate mean size of a row on the wire, in bytes."""
         whole = sum(part.rows for part in self.manifest.parts)
         return 8 + self.manifest.nbytes / max(whole, 1)
 
 
 class Catalog:
-    """Data sets by name. Safe in threads.
+    """Datasets by name. Thread-safe.
 
     Raises:
-        ConfigError: a name that cannot be that of a data set.
+        ConfigError: an invalid dataset name.
         ManifestError: a file that cannot be opened.
     """
 
@@ -88,19 +88,19 @@ class Catalog:
             self._versions[name] = (Version(name, manifest),)
 
     def newest(self) -> list[Version]:
-        """The newest version of each data set, in the order of the names given."""
+        """Return the newest version of each dataset, in the given order of names."""
         return [versions[0] for versions in self._versions.values()]
 
     def served(self) -> list[Served]:
-        """All data sets as the operator sees them."""
+        """Return all datasets as the operator sees them."""
         return [_served(versions) for versions in list(self._versions.values())]
 
     def find(self, name: str | None, fingerprint: str | None) -> Version:
-        """A version of a data set; without a name the only data set, without a fingerprint the newest version.
+        """Return a version of a dataset; by default the only dataset, and its newest version.
 
         Raises:
-            UnknownDataSetError: no such name, or none was given and there are several.
-            ServerChangedError: no such version.
+            UnknownDataSetError: unknown name, or no name although there are several datasets.
+            ServerChangedError: unknown version.
         """
         if name is None and len(self._versions) == 1:
             name = next(iter(self._versions))
@@ -113,15 +113,16 @@ class Catalog:
             if fingerprint in (None, version.fingerprint):
                 return version
         raise ServerChangedError(
-            f"{name!r} has the fingerprint {versions[0].fingerprint} on this server, and {fingerprint} is asked for: "
-            "its file is another one, or was replaced too often since. Give all servers the same file, or begin anew"
+            f"{name!r} has the fingerprint {versions[0].fingerprint} on this server, but {fingerprint} was requested: "
+            "its file differs, or was replaced too often since. Give all servers the same file, or start a new run"
         )
 
     def reload(self) -> list[str]:
-        """Open all files again. Names whose content changed get a new version, and are returned.
+        """Reopen all files; return the names whose content changed, which get a new version.
 
         Raises:
-            ManifestError: files that cannot be opened. All others are reloaded first, and theirs stay as they were.
+            ManifestError: files that cannot be opened. The others are reloaded first; the failed ones keep their
+            version.
         """
         changed, failures = [], []
         with self._lock:
@@ -129,7 +130,7 @@ class Catalog:
                 try:
                     version = Version(name, versions[0].manifest.reopened())
                 except PenstockError as error:
-                    error.add_note(f"while reloading {name!r}, which goes on with the version it had")
+                    error.add_note(f"while reloading {name!r}, which keeps its current version")
                     failures.append(error)
                     continue
                 if version.fingerprint != versions[0].fingerprint:

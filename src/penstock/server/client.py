@@ -1,4 +1,4 @@
-"""`Client`: rows from one metadata server, or from several that are interchangeable.
+"""`Client`: read rows from one metadata server, or from several interchangeable ones.
 
     client = Client(["grpc://a:7000", "grpc://b:7000"], token="...")
     info = client.info("train")
@@ -8,9 +8,9 @@
     for batch in client.batches("train", info.fingerprint, [[5, 3, 5], [8, 2]]): ...
     client.manifest("train")[5]                              Record(path='a/5.jpg', label=7, row=5, extra={})
 
-Promises: a slice comes whole and in order, each row once, whichever servers die, hang or come back meanwhile, for every
-request names the rows that are still to come; no wait is longer than ``timeout``; servers that have other data than the
-job began with are not used. Where no server answers for ``patience`` seconds the error says what each of them did.
+Promises: a slice arrives complete and in order, each row once, even if servers die, hang or restart meanwhile, since
+each request names the rows that are still missing; no wait exceeds ``timeout``; servers with other data than the job
+began with are not used. If no server answers for ``patience`` seconds, the error reports what each of them did.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ _Path = str | PathLike[str]
 
 @dataclass(frozen=True)
 class DataSetInfo:
-    """What a server says of one version of a data set. ``schema`` is that of the manifest's tables (path, label, ...),
-    ``nbytes`` the size of its files."""
+    """Facts about one version of a dataset.
+
+    ``schema`` is the schema of the manifest's tables (path, label, ...), ``nbytes`` the size of its files.
+    """
 
     name: str
     rows: int
@@ -60,27 +62,27 @@ class DataSetInfo:
 
 
 class Client:
-    """See above. Safe in threads; pickles, and is then another client.
+    """A client of metadata servers, see the module. Thread-safe; a pickled copy is a new client.
 
     Args:
         addresses: one or several of ``host:port``, ``grpc://host:port`` and ``grpc+tls://host:port``, which serve the
             same files. Without a scheme an address means TLS if ``tls_roots`` or ``tls_cert`` is given, and else not.
-        token, token_file: the servers' token, or a file that has it; a file is read for each connection.
-        timeout: seconds after which a call that does not answer is given up, and another server asked.
-        patience: seconds that `slice` and `rows` go on trying while no server answers; for the other calls it is
+        token, token_file: the servers' token, or a file that holds it; the file is read for each connection.
+        timeout: seconds after which a call without an answer is abandoned, and another server is asked.
+        patience: seconds for which `slice` and `rows` keep trying while no server answers; other calls use
             ``timeout``.
-        tls_roots: file (PEM) with the certificates to trust instead of the system's.
-        tls_cert, tls_key: files (PEM) with the client's own certificate, for servers that ask for one.
+        tls_roots: PEM file of certificates to trust, instead of the system's.
+        tls_cert, tls_key: PEM files of the client's own certificate, for servers that require one.
 
     Raises:
-        ConfigError: arguments that make no sense.
+        ConfigError: invalid arguments.
 
     Each call may raise ServerUnavailableError, ServerAuthError, ServerTLSError, UnknownDataSetError, ServerChangedError
     (other data), TicketError, ServerLimitError, ServerForkError or ManifestError (a file changed under the server), all
     after every server was asked.
 
-    A connection is opened where it is used, one for each slice, and one for each thread that asks for rows. A fork
-    closes the process's connections first: they are opened again where they were, in parent and child.
+    Connections are opened at first use: one for each slice, and one for each thread that requests rows. Before a fork,
+    all connections of the process are closed; parent and child reopen theirs at the same row.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Client:
         tls_key: _Path | None = None,
     ) -> None:
         if not patience >= 0:
-            raise ConfigError(f"give a positive timeout, and no negative patience: {timeout=}, {patience=}")
+            raise ConfigError(f"timeout must be positive and patience not negative, got {timeout=}, {patience=}")
         self._access = Access(
             addresses,
             token=token,
@@ -124,19 +126,19 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client of {', '.join(map(str, self.addresses))}>"
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ datasets
 
     def list(self) -> Sequence[DataSetInfo]:
-        """The data sets, in the server's order."""
+        """Return the datasets, in the server's order."""
 
         return self._ask(lambda call: [_info(found)[0] for found in call.client.list_flights(options=call.options)])
 
     def info(self, name: str | None = None, fingerprint: str | None = None) -> DataSetInfo:
-        """One data set; without a name the only one, without a fingerprint the newest version."""
+        """Return a dataset; by default the only one, and its newest version."""
         return _info(self._flight_info(name, fingerprint))[0]
 
     def manifest(self, name: str | None = None, fingerprint: str | None = None) -> RemoteManifest:
-        """The data set as a `Manifest`, whose rows are read from the servers."""
+        """Return the dataset as a `Manifest`, whose rows are read from the servers."""
         from penstock.server.remote_manifest import RemoteManifest
 
         found = self._flight_info(name, fingerprint)
@@ -144,7 +146,7 @@ class Client:
         return RemoteManifest(self, info.name, layout, found.schema.remove_metadata())
 
     def health(self) -> dict[str, str]:
-        """What each server says: ``{address: "ok" | "stopping" | what is wrong}``. Asks all of them, one by one."""
+        """Return the state of each server: ``{address: "ok" | "stopping" | error}``. Asks them one by one."""
         return {str(address): self._health(address) for address in self.addresses}
 
     def _health(self, address: Address) -> str:
@@ -156,7 +158,7 @@ class Client:
             return str(self._servers.explain(error, address))
 
     def prefix_fingerprints(self, name: str, fingerprint: str, rows: int) -> Sequence[str]:
-        """The fingerprints that a data set may have had with its first ``rows`` rows alone, the likeliest first.
+        """Return the fingerprints that a dataset may have had when it held ``rows`` rows, likeliest first.
 
         The server reads its file up to that row.
         """
@@ -182,10 +184,10 @@ class Client:
     # ------------------------------------------------------------------ rows
 
     def slice(self, request: Slice) -> Iterator[pa.RecordBatch]:
-        """The rows of a slice, in order.
+        """Yield the rows of a slice, in order, as record batches.
 
-        Record batches come as they are taken: what the consumer leaves lying is not sent. Memory: a few batches.
-        Close the iterator, or let go of it, to end before the end.
+        The server sends batches as the consumer takes them. Memory: a few batches. To stop early, close the iterator or
+        drop it.
         """
         stream = SliceReader(request, self._access.open, self.timeout)
         try:
@@ -198,13 +200,13 @@ class Client:
     def rows(
         self, name: str, fingerprint: str, indices: Sequence[int] | npt.NDArray[np.integer[Any]]
     ) -> pa.RecordBatch:
-        """Rows by number, in this order, repeats allowed: one round trip for each 65,536.
+        """Return rows by number, in this order, repeats allowed: one round trip per 65,536 rows.
 
         Raises:
             TicketError: a row outside ``[0, rows)``.
         """
         numbers = as_numbers(indices)
-        if not len(numbers):  # there is no message for nothing
+        if not len(numbers):  # an empty request has no message
             return _empty(self._flight_info(name, fingerprint).schema.remove_metadata())
         read = partial(self._rows.read, encode_key(name, fingerprint))
         batches: list[pa.RecordBatch] = []
@@ -221,16 +223,16 @@ class Client:
         *,
         ahead: int = 4,
     ) -> Iterator[pa.RecordBatch]:
-        """Rows by number as `rows` gives them, one batch for each of ``requests``, in this order.
+        """Yield rows by number, as `rows` does: one batch for each of ``requests``, in this order.
 
-        Up to ``ahead`` requests are under way at a time, so that the server is at work while the consumer is: they are
-        taken from the iterable so much earlier. Requests of 4,096 rows and more go one by one.
+        Up to ``ahead`` requests are sent in advance, so that the server works while the consumer does; they are taken
+        from the iterable that much earlier. Requests of 4,096 rows and more are sent one by one.
 
         Raises:
             ConfigError: ``ahead`` is less than 1.
             TicketError: a row outside ``[0, rows)``, after the answers to the requests before it.
 
-        Memory: ``ahead`` batches. Close the iterator, or let go of it, to end before the end.
+        Memory: ``ahead`` batches. To stop early, close the iterator or drop it.
         """
         if ahead < 1:
             raise ConfigError(f"ahead must be at least 1, not {ahead}")
@@ -257,7 +259,7 @@ class Client:
     # ------------------------------------------------------------------ connections
 
     def close(self) -> None:
-        """Close the connections kept for `rows`. Idempotent; a client that is used again connects again."""
+        """Close the connections of `rows`. Idempotent; a client that is used again reconnects."""
         self._rows.close()
 
     def __enter__(self) -> Client:

@@ -1,12 +1,12 @@
-"""`Call`: one call to a server on a connection of its own; and how calls and forks get along.
+"""`Call`: one call to a server, on its own connection; and how forks are made safe.
 
-gRPC cannot be used in a process that was forked while its parent used it: the child hangs, for it has none of gRPC's
-threads. So before a fork all calls of the process are closed, and gRPC ends its threads; the child starts it anew, and
-whoever had a call in the parent finds it `Released` and opens another, at the exact row where the first one was. Where
-somebody else keeps gRPC running (a server in the same process, another library) the child is told so, by a
-`ServerForkError`, instead of hanging.
+gRPC does not work in a process that was forked while its parent used it: the child hangs, since it has none of gRPC's
+threads. So before a fork, all calls of the process are closed, and gRPC ends its threads. The child starts gRPC anew;
+code that used a call in the parent gets `Released`, and opens another call at the exact row of the first one. If
+something else keeps gRPC running (a server in the same process, another library), the child raises `ServerForkError`
+instead of hanging.
 
-Invariant: a call belongs to the process that opened it, and is used by one thread at a time.
+Invariant: only the process that opened a call uses it, in one thread at a time.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from penstock.server.address import Address
 __all__ = ["FAILURES", "Call", "Released", "process"]
 
 FAILURES = (flight.FlightError, pa.ArrowException, OSError)
-"""What Flight raises. A deadline that is over is one of them, and so is a call that was cancelled."""
+"""The exceptions of Flight, also for deadlines and cancelled calls."""
 
-_RUNS = Path("/proc/self/schedstat").is_file()  # whether the system tells how long a thread has run
-_FORK_PATIENCE = 2.0  # seconds that a fork waits for gRPC to end
-_THREADS = ("event_engine", "grpc_global_tim", "lifeguard", "grpc")  # the beginnings of gRPC's names for its threads
+_RUNS = Path("/proc/self/schedstat").is_file()  # whether the system shows how long a thread has run
+_FORK_TIMEOUT_S = 2.0  # how long a fork waits for gRPC to end
+_THREADS = ("event_engine", "grpc_global_tim", "lifeguard", "grpc")  # prefixes of gRPC's thread names
 
 
 class Released(Exception):
-    """The call was closed, by this thread or before a fork. Open another."""
+    """The call was closed, by this thread or before a fork. Open a new one."""
 
 
 class Call:
     """One call and its connection.
 
     Args:
-        address: of the server.
-        tls: arguments of a Flight client.
-        token: bearer token.
-        timeout: seconds until the call must be over.
+        address: the server.
+        tls: TLS arguments of a Flight client.
+        token: the bearer token.
+        timeout: seconds until the deadline of the call.
 
-    One of `get`, `exchange` and `client` is used, once; `get` again behind the end of its stream, and its time counts
-    anew. Everything may raise `FAILURES` and `Released`.
+    Use one of `get`, `exchange` and `client`, once; `get` may be called again after the end of its stream, with a new
+    deadline. All methods may raise `FAILURES` and `Released`.
     """
 
     def __init__(self, address: Address, tls: dict[str, Any], token: str | None, timeout: float) -> None:
@@ -66,17 +66,17 @@ class Call:
         self._writer: Any = None
         self._client: Any = None
         self.is_closed = False
-        """Whether somebody has begun to close it: what fails from then on is no fault of the server's."""
+        """Whether closing has begun: later failures are not the server's fault."""
         with process.opening(self):
             self._client = flight.FlightClient(str(address), generic_options=_OPTIONS, **tls)
 
     @property
     def client(self) -> Any:
-        """The Flight client, for calls that are over when they return."""
+        """The Flight client, for calls that end when they return."""
         return self._client
 
     def get(self, ticket: bytes) -> pa.Schema:
-        """Ask for a stream; returns its schema."""
+        """Request a stream and return its schema."""
         with self._lock:
             self._check()
             self._reader = self._client.do_get(flight.Ticket(ticket), self.options)
@@ -90,14 +90,14 @@ class Call:
             self._writer, self._reader = self._client.do_exchange(descriptor, self.options)
 
     def send(self, request: pa.Buffer) -> None:
-        """Send a request over an exchange."""
+        """Send a request on an exchange."""
         with self._lock:
             if self._client is None:
                 raise Released
             self._writer.write_metadata(request)
 
     def read(self) -> pa.RecordBatch | None:
-        """The next batch, or None after the last."""
+        """Return the next batch, or None after the last."""
         with self._lock:
             if self._client is None:
                 raise Released
@@ -112,8 +112,10 @@ class Call:
             raise Released
 
     def close(self, patience: float = -1) -> bool:
-        """Cancel the call and let go of everything, at the latest when another thread is done with its read. Whether
-        that was within ``patience`` seconds. Idempotent."""
+        """Cancel the call and release its resources, at the latest when another thread's read has ended.
+
+        Returns whether that happened within ``patience`` seconds. Idempotent.
+        """
         self.is_closed = True
         if (reader := self._reader) is not None:
             with contextlib.suppress(*FAILURES):
@@ -133,9 +135,9 @@ class Call:
             self._lock.release()
         return True
 
-    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may be empty by then
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # at exit, module globals may be gone
         if not _ending():
-            self.close(0)  # by a thread that has ended, say
+            self.close(0)  # left open, such as by a thread that has ended
 
     def __enter__(self) -> Call:
         return self
@@ -145,7 +147,7 @@ class Call:
 
 
 _OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # a new connection is new: it does not wait because an older one failed
+    ("grpc.use_local_subchannel_pool", 1),  # a new connection does not inherit the back-off of a failed one
     ("grpc.max_receive_message_length", -1),
 ]
 
@@ -168,11 +170,11 @@ class _Process:
         self._gate = threading.Condition()
         self._opening = 0
         self._forking = False
-        self._used = False  # there were calls since the last fork
+        self._used = False  # whether there were calls since the last fork
 
     @contextlib.contextmanager
     def opening(self, call: Call) -> Iterator[None]:
-        """Around the making of a connection: it is known to forks, and none begins meanwhile."""
+        """Register a call while its connection is opened; forks wait meanwhile."""
         if self.forked_unsafely:
             raise ServerForkError(
                 "this process was forked while gRPC was running in its parent (a penstock Server there, or another "
@@ -180,7 +182,7 @@ class _Process:
                 "'spawn'"
             )
         with self._gate:
-            self._gate.wait_for(lambda: not self._forking, 2 * _FORK_PATIENCE)
+            self._gate.wait_for(lambda: not self._forking, 2 * _FORK_TIMEOUT_S)
             self._opening += 1
             self._calls.add(call)
             self._used = True
@@ -192,7 +194,7 @@ class _Process:
                 self._gate.notify_all()
 
     def _close_all(self, patience: float) -> list[Call]:
-        """Close all calls; returns those that could not be in so many seconds."""
+        """Close all calls; return those that could not be closed within ``patience`` seconds."""
         until = time.monotonic() + patience
         with self._gate:
             self._gate.wait_for(lambda: self._opening == 0, patience)
@@ -200,13 +202,13 @@ class _Process:
         return [call for call in calls if not call.close(max(0.0, until - time.monotonic()))]
 
     def _before(self) -> None:
-        until = time.monotonic() + _FORK_PATIENCE
+        until = time.monotonic() + _FORK_TIMEOUT_S
         with self._gate:
             self._forking = True
-        left = self._close_all(_FORK_PATIENCE)
+        left = self._close_all(_FORK_TIMEOUT_S)
         hopeless = left or self.servers or not self._used
         while (found := _look_for_grpc()) and not hopeless and time.monotonic() < until:
-            time.sleep(0.001)  # gRPC ends in a thread of its own, for which one cannot wait
+            time.sleep(0.001)  # gRPC ends in its own thread, which cannot be joined
         running = found is _Found.RUNNING
         self._left = left
         self._running = running
@@ -221,7 +223,7 @@ class _Process:
     def _after_in_child(self) -> None:
         self.forked_unsafely = self.forked_unsafely or self._running
         self.servers = 0
-        _leaked.extend(self._left)  # to let go of what belongs to the parent's gRPC could hang, too
+        _leaked.extend(self._left)  # releasing objects of the parent's gRPC could hang, too
         self._begin()
 
 
@@ -229,15 +231,15 @@ _leaked: list[Call] = []
 
 
 class _Found(enum.IntEnum):
-    """Of gRPC's threads."""
+    """Whether threads of gRPC exist."""
 
     NONE = 0
-    PERHAPS = 1  # a thread has yet to run, and gives itself its name then; or one has ended, and may have begun another
+    PERHAPS = 1  # a thread has not run yet, so it has no name yet; or one has ended, and may have started another
     RUNNING = 2
 
 
 def _look_for_grpc(tasks: Path = Path("/proc/self/task")) -> _Found:
-    """Whether a thread of gRPC's is left. Where the system does not tell, our own calls are taken to be all."""
+    """Return whether a thread of gRPC exists. If the system cannot tell, assume that only our calls use gRPC."""
     found = _Found.NONE
     for task in tasks.iterdir() if tasks.is_dir() else ():
         try:
@@ -251,4 +253,4 @@ def _look_for_grpc(tasks: Path = Path("/proc/self/task")) -> _Found:
 
 
 process = _Process()
-"""The one of this process."""
+"""The open calls of this process."""

@@ -1,7 +1,7 @@
-"""`Servers`: which of several servers to ask, and what to do when one fails: ask the next, and then wait a little.
+"""`Servers`: choose one of several servers; if it fails, ask the next, then wait and retry.
 
-The wait doubles, up to a second, and is random, so that a thousand clients of a server that comes back do not come at
-once. An error that will not go away by itself (a wrong token, other data) is raised once every server has given one.
+The wait doubles, up to a second, and is random, so that a thousand clients do not reconnect at once. A lasting error (a
+wrong token, other data) is raised when every server has returned one.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["Servers"]
 T = TypeVar("T")
 _FIRST_WAIT = 0.05
 _LONGEST_WAIT = 1.0
-_chance = secrets.SystemRandom()  # the program's own generators are not touched
+_chance = secrets.SystemRandom()  # leaves the program's own generators alone
 
 
 class _Again(Exception):
-    """Worth another try."""
+    """The attempt should be repeated."""
 
 
 class Servers:
-    """Interchangeable servers. Safe in threads.
+    """Interchangeable servers. Thread-safe.
 
     Args:
-        addresses: of the servers; the first to be asked is drawn by lot.
-        tls: how the client checks certificates, for finding out why TLS fails.
+        addresses: their addresses; the first one to ask is chosen at random.
+        tls: returns the SSL context, to find out why TLS fails.
     """
 
     def __init__(self, addresses: Sequence[Address], tls: Callable[[], ssl.SSLContext]) -> None:
@@ -45,15 +45,15 @@ class Servers:
     def insist(
         self, attempt: Callable[[Address], T], patience: float, asked: Callable[[], Address | None] | None = None
     ) -> T:
-        """What ``attempt(address)`` gives for one of the servers.
+        """Return the result of ``attempt(address)`` for one of the servers.
 
         Args:
-            attempt: may raise `FAILURES`, errors of ours, and `Released` for being called once more.
-            patience: seconds until no more attempts are made.
-            asked: the server that the attempt will go to whatever it is given, if there is such a one.
+            attempt: may raise `FAILURES`, errors of ours, or `Released` to be called again.
+            patience: seconds after which no more attempts are made.
+            asked: returns the server that the attempt will use regardless of its argument, if any.
 
         Raises:
-            PenstockError: what the servers did.
+            PenstockError: the errors of the servers.
         """
         failures: dict[Address, PenstockError] = {}
 
@@ -75,7 +75,7 @@ class Servers:
             raise _Again
 
         try:
-            return once()  # in nearly all cases
+            return once()  # nearly always enough
         except _Again:
             pass
         retrying = tenacity.Retrying(
@@ -91,7 +91,7 @@ class Servers:
         raise _together(list(failures.values())) if failures else ServerUnavailableError("the connection was closed")
 
     def explain(self, error: BaseException, address: Address) -> PenstockError:
-        """The error of ours that it means."""
+        """Return our error for a failure."""
         if isinstance(error, PenstockError):
             return error
         return explain(error, address, self._tls() if address.tls else None)
@@ -99,7 +99,7 @@ class Servers:
     def _wait(self, state: tenacity.RetryCallState) -> float:
         rounds = state.attempt_number - len(self._addresses)
         if rounds < 0:
-            return 0.0  # first ask everybody
+            return 0.0  # ask every server before waiting
         return _chance.uniform(0.0, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(rounds, 10)))
 
 
@@ -108,7 +108,7 @@ def _passes(error: PenstockError) -> bool:
 
 
 def _together(errors: list[PenstockError]) -> PenstockError:
-    """One error for those of all servers."""
+    """Return one error for the errors of all servers."""
     if len(errors) == 1:
         return errors[0]
     kinds = {type(error) for error in errors}

@@ -1,7 +1,7 @@
-"""What a failed call means: from the texts of Flight, gRPC and TLS to the types of `penstock.errors`.
+"""Translate failed calls: from the texts of Flight, gRPC and TLS to the types of `penstock.errors`.
 
-gRPC says of most failures that a server is "unavailable". Where that may have a lasting reason (TLS on one side only, a
-certificate that is not accepted) `explain` makes a connection of its own and looks.
+For most failures gRPC only reports that a server is "unavailable". If the reason may be lasting (TLS on one side only,
+a rejected certificate), `explain` opens its own connection to find out.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from penstock.server.protocol import decode_error
 
 __all__ = ["client_context", "explain"]
 
-_LOOK = 2.0  # seconds for looking at an address
+_PROBE_TIMEOUT_S = 2.0
 
 
 def explain(error: BaseException, address: Address, tls: ssl.SSLContext | None) -> PenstockError:
-    """The error of ours that a failure means; the message names the server.
+    """Return our error for a failure; the message names the server.
 
     Args:
-        error: what Flight raised.
-        address: of the server.
-        tls: how the client checks certificates, None without TLS.
+        error: the exception of Flight.
+        address: the server.
+        tls: the SSL context of the client, None without TLS.
     """
     sent = decode_error(getattr(error, "extra_info", None) or b"")
     if sent is not None:
@@ -53,9 +53,9 @@ def explain(error: BaseException, address: Address, tls: ssl.SSLContext | None) 
 
 
 def _look(address: Address, tls: ssl.SSLContext | None) -> ServerTLSError | None:
-    """Why TLS fails, if it is TLS."""
+    """Return why TLS fails; None if TLS is not the reason."""
     try:
-        with socket.create_connection((address.host, address.port), _LOOK) as plain:
+        with socket.create_connection((address.host, address.port), _PROBE_TIMEOUT_S) as plain:
             if tls is not None:
                 return _handshake(plain, address, tls)
             anyone = ssl.create_default_context()
@@ -66,14 +66,14 @@ def _look(address: Address, tls: ssl.SSLContext | None) -> ServerTLSError | None
                     f"{address} speaks TLS: use grpc+tls://, with tls_roots= for a certificate of your own"
                 )
     except OSError:
-        pass  # nobody there: no matter of TLS
+        pass  # no server answers: TLS is not the reason
     return None
 
 
 def _handshake(plain: socket.socket, address: Address, context: ssl.SSLContext) -> ServerTLSError | None:
     try:
         with context.wrap_socket(plain, server_hostname=address.host) as secure:
-            # A server that is content with the client speaks first. Others hang up, some of them with a reason.
+            # A server that accepts the client sends first. Others disconnect, some with a reason.
             if secure.recv(1) or context.verify_mode == ssl.CERT_NONE:
                 return None
             return _not_this_client(address)
@@ -95,10 +95,10 @@ def _not_this_client(address: Address) -> ServerTLSError:
 
 
 def client_context(roots: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
-    """How a client with these files checks certificates, and shows its own.
+    """Return the SSL context of a client with these files.
 
     Raises:
-        ConfigError: the files do not belong together, or are damaged.
+        ConfigError: the files do not match, or are damaged.
     """
     try:
         context = ssl.create_default_context(cafile=roots)

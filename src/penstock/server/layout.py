@@ -1,8 +1,8 @@
-"""How rows look on the wire, as a small JSON text, so that a client can make records of them without any file.
+"""The layout of rows on the wire, as a small JSON text, so that a client can parse records without any file.
 
-Rows cross as they are stored: a column ``line`` for text, CSV and JSONL, the columns themselves for Arrow and Parquet.
-`describe` says what a parser needs to know, `Layout` is the same on the other side. Invariant: for every manifest
-``restore(describe(manifest))`` parses what `Manifest.gather` gives into the records that `Manifest.records` gives.
+Rows are sent as they are stored: a column ``line`` for text, CSV and JSONL, and the columns for Arrow and Parquet.
+`describe` writes what a parser needs, and `Layout` is its counterpart in the client. Invariant: for every manifest,
+``restore(describe(manifest))`` parses the batches of `Manifest.gather` into the records of `Manifest.records`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Layout:
-    """What a server says of the rows of one version of a data set.
+    """The layout of the rows of one version of a dataset.
 
-    ``parsers`` has one for each run of rows, with its length; it is empty for rows in columns. ``view`` is which of the
-    ``rows`` of the whole manifest are served: numbers on the wire are indices of it. ``whole`` is the whole's
-    fingerprint.
+    ``parsers`` holds one parser for each range of rows, with its length; it is empty for rows in columns. ``view`` is
+    the range of the manifest's ``rows`` that is served; row numbers on the wire are indices into it. ``whole`` is the
+    fingerprint of the whole manifest.
     """
 
     root: str | None
@@ -46,11 +46,11 @@ class Layout:
 
     @property
     def fingerprint(self) -> str:
-        """Of what is served."""
+        """The fingerprint of the served rows."""
         return self.whole if self.view == range(self.rows) else view_fingerprint(self.whole, self.view)
 
     def schema(self, stored: pa.Schema) -> pa.Schema:
-        """The columns of the manifest's tables, where rows cross with the schema ``stored``."""
+        """Return the columns of the manifest's tables, for rows sent with the schema ``stored``."""
         if not self.parsers:
             return stored
         columns = self.parsers[0][1].columns
@@ -58,16 +58,16 @@ class Layout:
 
 
 def describe(manifest: Manifest) -> str:
-    """The layout of a manifest's rows as JSON.
+    """Return the layout of a manifest's rows as JSON.
 
     Raises:
-        ManifestError: sources kept as lines and sources kept as columns in one manifest.
+        ManifestError: the manifest mixes sources of lines and sources of columns.
     """
     parts = manifest.parts
     if len({isinstance(part, LinePart) for part in parts}) > 1:
         raise ManifestError(
             f"{parts[0].path} and the others are partly lines (text, CSV, JSONL) and partly columns (Arrow, Parquet), "
-            "which cannot be served as one data set: serve them as two, or convert some"
+            "which cannot be served as one dataset: serve them as two, or convert some"
         )
     view = manifest.view
     return json.dumps(
@@ -84,16 +84,16 @@ def describe(manifest: Manifest) -> str:
 
 
 def restore(text: str | bytes) -> Layout:
-    """The layout that `describe` wrote.
+    """Return the layout that `describe` wrote.
 
     Raises:
-        ServerError: it is of another version, or damaged.
+        ServerError: it has another version, or is damaged.
     """
     try:
         found = json.loads(text)
         if found["version"] != _VERSION:
             raise ServerError(
-                f"the server describes rows by version {found['version']}, and this is version {_VERSION}"
+                f"the server uses version {found['version']} of the row layout, and this client version {_VERSION}"
             )
         return Layout(
             found["root"],
@@ -104,11 +104,11 @@ def restore(text: str | bytes) -> Layout:
             found["whole"],
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ServerError(f"the server's description of its rows makes no sense ({error!r})") from None
+        raise ServerError(f"the server's row layout is invalid ({error!r})") from None
 
 
 def _describe_parts(parts: Sequence[Part]) -> list[tuple[int, dict[str, Any]]]:
-    """Runs of rows with the same parser: a manifest of a thousand equal files has one."""
+    """Return ranges of rows with the same parser: a manifest of a thousand equal files has one."""
     runs: list[tuple[int, dict[str, Any]]] = []
     for part in parts:
         if isinstance(part, LinePart):
@@ -140,7 +140,7 @@ def _parser(found: dict[str, Any]) -> Parser:
             return CsvParser(columns, found["places"], found["count"], found["delimiter"])
         case "jsonl":
             return JsonParser(columns)
-    raise ServerError(f"the server sends rows of the format {found['format']!r}, which is not known here")
+    raise ServerError(f"the server sends rows of the format {found['format']!r}, which this client does not know")
 
 
 def _columns(found: list[dict[str, Any]]) -> tuple[Column, ...]:

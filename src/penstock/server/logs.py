@@ -1,9 +1,9 @@
-"""`Log`: what a server has to tell, one JSON object a line, for machines that collect logs.
+"""`Log`: a server's log, one JSON object per line, for log collectors.
 
     {"time": "2026-03-01T12:00:00.123Z", "level": "info", "event": "listening", "address": "grpc://127.0.0.1:8815"}
 
-Invariant: a line is whole, whatever clients sent: JSON in ASCII, with an upper limit on its texts. What clients can
-cause at any rate goes through `Log.often`, which writes so many lines a second and counts the rest.
+Invariant: every line is complete ASCII JSON with bounded texts, whatever clients send. Events that clients can cause at
+any rate use `Log.often`, which writes a limited number of lines a second and counts the rest.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ __all__ = ["LEVELS", "Log", "LogHandler"]
 LEVELS = ("debug", "info", "warning", "error")
 
 _TEXT = 4000  # characters of one value
-_OFTEN = 100  # lines each second from `often`
+_OFTEN = 100  # lines a second from `often`
 
 
 class Log:
-    """Writes lines to a text file. Safe in threads.
+    """Writes lines to a text file. Thread-safe.
 
     Args:
-        file: open for writing text. One that cannot be written to any more stops no server: lines are `lost`.
-        level: the least that is written: "debug", "info", "warning" or "error".
-        clock: seconds, monotonic.
+        file: open for writing text. If writing fails, the server goes on and the lines are `lost`.
+        level: the lowest level to write: "debug", "info", "warning" or "error".
+        clock: returns monotonic seconds.
 
     Raises:
-        ConfigError: no such level.
+        ConfigError: unknown level.
     """
 
     def __init__(self, file: TextIO, level: str = "info", *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,14 +47,14 @@ class Log:
         self._second = self._written = self._left_out = 0
 
     def write(self, level: str, event: str, **values: Any) -> None:
-        """Write one line: time, level, event, and these values, None left out."""
+        """Write one line: time, level, event and the values that are not None."""
         if LEVELS.index(level) < self._least:
             return
         with self._lock:
             self._line(level, event, values)
 
     def often(self, level: str, event: str, **values: Any) -> None:
-        """The same for what may happen at any rate: beyond a hundred lines a second they are counted only."""
+        """Write a line for an event of any rate: beyond 100 lines a second, events are only counted."""
         if LEVELS.index(level) < self._least:
             return
         second = int(self._clock())
@@ -69,7 +69,7 @@ class Log:
                 self._left_out += 1
 
     def close(self) -> None:
-        """Tell what was left out last. The file stays open."""
+        """Write the count of omitted lines. The file stays open."""
         with self._lock:
             self._tell_left_out()
 
@@ -91,7 +91,7 @@ class Log:
 
 
 class LogHandler(logging.Handler):
-    """Writes what Python's `logging` gets, tracebacks included, as lines of a `Log`."""
+    """Writes records of Python's `logging`, with tracebacks, as lines of a `Log`."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.INFO)
@@ -99,7 +99,7 @@ class LogHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line; called by `logging`."""
+        """Write one line; called by `logging`."""
         level = "error" if record.levelno >= logging.ERROR else record.levelname.lower()
         self._log.often(level, "log", logger=record.name, text=self.format(record))
 

@@ -8,7 +8,7 @@
     penstock_server_dataset_rows{dataset="train",fingerprint="75d6..."} 1e+07
     penstock_server_clients 8
 
-and the process: memory, processor time, open files. Requests that name no data set count under ``dataset=""``.
+and of the process: memory, CPU time, open files. Requests without a dataset name count under ``dataset=""``.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ _PREFIX = "penstock_server"
 
 
 class Served(Protocol):
-    """What has to be known of a data set that is served."""
+    """The facts that metrics need about a served dataset."""
 
     @property
     def name(self) -> str:
-        """What clients ask for it by."""
+        """The name that clients use."""
 
     @property
     def rows(self) -> int:
-        """How many it has."""
+        """The number of rows."""
 
     @property
     def fingerprint(self) -> str:
-        """Identity of its content."""
+        """The identity of its content."""
 
 
 def registry(traffic: Traffic, served: Callable[[], Sequence[Served]]) -> CollectorRegistry:
-    """A registry of its own, with the metrics of one server and of this process.
+    """Return a new registry with the metrics of one server and of this process.
 
     Args:
         traffic: the server's observer.
-        served: the data sets at this moment.
+        served: returns the current datasets.
 
     Raises:
-        ConfigError: prometheus-client is missing.
+        ConfigError: prometheus-client is not installed.
     """
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
@@ -69,7 +69,7 @@ class _Collector:
         self._traffic, self._served = traffic, served
 
     def collect(self) -> Iterator[Metric]:
-        """The values, for a scrape."""
+        """Yield the current metrics, for a scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         now = self._traffic.snapshot()

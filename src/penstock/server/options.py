@@ -1,4 +1,4 @@
-"""Options of a `Server` that are classes: what it allows, and who is told of what happens."""
+"""Options of a `Server`: its limits, and its observer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Limits", "Observer", "Silent"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server allows.
+    """The limits of a server.
 
-    ``streams``: calls at once, each of which has a thread and a page; ``slice_rows``: rows of one slice; ``page_rows``:
-    rows of one record batch, and of one request for rows by number; ``message_bytes``: of one record batch, unless it
+    ``streams``: concurrent calls, each with a thread and a page; ``slice_rows``: rows of one slice; ``page_rows``: rows
+    of one record batch, and of one request for rows by number; ``message_bytes``: bytes of one record batch, unless it
     is a single row.
     """
 
@@ -30,25 +30,28 @@ class Limits:
 
 
 class Observer(Protocol):
-    """Told of what happens; called from the server's threads, so it must be quick. ``peer`` is gRPC's text, such as
-    ``ipv4:127.0.0.1:5000``; ``kind`` the name of a class in `penstock.errors`, or ``InternalError``."""
+    """Receives events of a server. It is called from the server's threads, so it must be quick.
+
+    ``peer`` is gRPC's text, such as ``ipv4:127.0.0.1:5000``; ``kind`` is the name of a class in `penstock.errors`, or
+    ``InternalError``.
+    """
 
     def stream_started(self, name: str, peer: str) -> None:
-        """A client began to read a data set."""
+        """A client began to read a dataset."""
         return
 
     def rows(self, name: str, count: int, nbytes: int) -> None:
-        """So many rows were sent, in so many bytes."""
+        """``count`` rows were sent, in ``nbytes`` bytes."""
         return
 
     def stream_ended(self, name: str, peer: str, error: str | None) -> None:
-        """It is over; ``error`` says why, if not by its end."""
+        """A stream ended; ``error`` is the reason if it ended early."""
         return
 
     def error(self, name: str | None, kind: str) -> None:
-        """A call failed; ``name`` is that of the data set, if it got so far."""
+        """A call failed; ``name`` is the dataset, if it is known."""
         return
 
 
 class Silent(Observer):
-    """Tells nobody."""
+    """Ignores all events."""

@@ -1,4 +1,4 @@
-"""`area`: a small plot of something per second over the last minutes, as SVG. Colours come from the page's style.
+"""`area`: a small SVG plot of a rate over the last minutes. Colours come from the page's style.
 
     area([0, 5, 9, 7], title="rows/s", seconds=4)
 
@@ -16,12 +16,12 @@ from penstock.svg import short, ticks
 __all__ = ["area", "short", "ticks"]
 
 _WIDTH, _HEIGHT = 540, 190
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 24  # margins around the plot itself
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 24  # margins around the plot
 _POINTS = 150
 
 
 def area(values: Sequence[float], *, title: str, seconds: int) -> str:
-    """The plot of ``values``, equally spaced over the last ``seconds``, the oldest first."""
+    """Return the plot of ``values``, equally spaced over the last ``seconds``, the oldest first."""
     size = max(1, math.ceil(len(values) / _POINTS))
     points = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
     marks = ticks(max(points, default=0.0))

@@ -1,11 +1,11 @@
-"""What crosses the wire: requests as small JSON texts, rows as Arrow record batches, errors as a kind and a message.
+"""The wire protocol: requests as small JSON texts, rows as Arrow record batches, errors as a kind and a message.
 
     slice_ = Slice(name="train", fingerprint=info.fingerprint, samples=info.rows, world_size=8, rank=3, seed=0, epoch=2)
     decode(encode(slice_)) == slice_
 
-Promises: a request says everything that its answer depends on, so servers keep no state; its rows follow from the
-arithmetic of `penstock.order`, which `RankDataset` uses too; whatever bytes arrive, `decode` gives a valid `Slice` or
-raises `TicketError`.
+Promises: a request contains everything that its answer depends on, so servers have no state; its rows follow from the
+arithmetic of `penstock.order`, which `RankDataset` uses, too; for any bytes, `decode` returns a valid `Slice` or raises
+`TicketError`.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ __all__ = [
 ]
 
 PAGE_ROWS = 1 << 14
-"""Rows of a record batch: at this size what a page touches still fits the processor's cache."""
+"""Rows of a record batch: at this size its working set fits the CPU cache."""
 
 MAX_ROWS = 1 << 16
-"""Rows that the client asks for by number in one request; it cuts longer lists."""
+"""Rows that the client requests by number at once; it splits longer lists."""
 
 _VERSION = 1
 _MAX_REQUEST = 4096  # bytes
-_MAX_COUNT = 1 << 30  # ranks, mini-epochs, block sizes: products of two still fit 64 bits
-_MAX_TEXT = 1000  # characters of an error message: it travels in a header
+_MAX_COUNT = 1 << 30  # for ranks, mini-epochs, block sizes: products of two fit 64 bits
+_MAX_TEXT = 1000  # characters of an error message, which is sent in a header
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Rows ``begin`` to ``end`` of one rank's share of one mini-epoch: everything that they depend on.
+    """Rows ``begin`` to ``end`` of one rank's share of one mini-epoch, with everything that they depend on.
 
     Args:
-        name, fingerprint: the data set and its version.
-        samples: rows of the epoch; all of the data set, or those that it had when a resumed epoch began.
+        name, fingerprint: the dataset and its version.
+        samples: rows of the epoch: all rows of the dataset, or those it had when a resumed epoch began.
         seed, epoch, shuffle, block_size, window: as for `penstock.order.make_order`; the sizes for ``"block"`` only.
         world_size, rank, mini_epochs, mini_epoch, remainder, consumed: as for `penstock.order.Partition`.
         begin, end: rows of the share; None is its end.
-        page_rows: rows of a record batch, the last one and those of long rows excepted.
-        order_version: of the arithmetic.
+        page_rows: rows of a record batch, except for the last one and for long rows.
+        order_version: the version of the order's arithmetic.
 
     Raises:
         TicketError: a value of a wrong type or outside its range.
@@ -109,7 +109,9 @@ class Slice:
                 continue
             object.__setattr__(self, name, _integer(name, value, low, high))
         if self.order_version != ORDER_VERSION:
-            raise TicketError(f"the order of version {self.order_version} is asked for, and this is {ORDER_VERSION}")
+            raise TicketError(
+                f"order version {self.order_version} was requested, but this server computes version {ORDER_VERSION}"
+            )
         if not isinstance(self.shuffle, str) or self.shuffle not in SHUFFLES:
             raise TicketError(f"unknown shuffle {self.shuffle!r:.80}: use one of {', '.join(map(repr, SHUFFLES))}")
         if self.shuffle != "block" and (self.block_size is not None or self.window is not None):
@@ -120,11 +122,11 @@ class Slice:
         except (PenstockError, TypeError) as error:
             raise TicketError(str(error)) from None
         if not self.begin <= self.stop <= length:
-            raise TicketError(f"rows {self.begin} to {self.stop} are asked for of a share of {length}")
+            raise TicketError(f"rows {self.begin} to {self.stop} were requested of a share of {length} rows")
 
     @cached_property
     def partition(self) -> Partition:
-        """Which positions the rank's share has."""
+        """The positions of the rank's share."""
         return Partition(
             self.samples,
             self.world_size,
@@ -137,7 +139,7 @@ class Slice:
 
     @cached_property
     def order(self) -> Order:
-        """Which row stands at a position."""
+        """The row at each position."""
         block_size = DEFAULT_BLOCK_SIZE if self.block_size is None else self.block_size
         window = DEFAULT_WINDOW if self.window is None else self.window
         return make_order(
@@ -146,7 +148,7 @@ class Slice:
 
     @property
     def length(self) -> int:
-        """Rows of the whole share."""
+        """The number of rows of the whole share."""
         return len(self.partition)
 
     @property
@@ -155,7 +157,7 @@ class Slice:
         return self.length if self.end is None else self.end
 
     def rows(self, begin: int, end: int) -> Indices:
-        """Rows of the data set that stand at ``begin`` to ``end`` of the share: int64 of shape (end - begin,)."""
+        """Return the dataset's rows at positions ``begin`` to ``end`` of the share: int64 of shape (end - begin,)."""
         positions = self.partition.positions(begin, end)
         if len(positions) and positions[-1] >= self.samples:  # padding
             positions %= self.samples
@@ -164,10 +166,10 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Bytes ``begin`` to ``end`` of a copy in a cache, all of them of one of the blocks of 4 MiB that it has hashes of.
+    """Bytes ``begin`` to ``end`` of a copy in a cache, within one of its hashed blocks of 4 MiB.
 
     Args:
-        copy: the name of the copy, which is a hash of address and version: see `penstock.storage.Cache.key`.
+        copy: the name of the copy, a hash of URL and version: see `penstock.storage.Cache.key`.
         begin, end: in bytes.
 
     Raises:
@@ -180,7 +182,7 @@ class Block:
 
     def __post_init__(self) -> None:
         if not _is_hexadecimal(self.copy):
-            raise TicketError(f"the name of a copy is 32 hexadecimal digits, got {self.copy!r:.80}")
+            raise TicketError(f"the name of a copy has 32 hexadecimal digits, got {self.copy!r:.80}")
         _integer("begin", self.begin, 0, MAX_N)
         _integer("end", self.end, self.begin + 1, (self.begin // PIECE + 1) * PIECE)
 
@@ -188,7 +190,7 @@ class Block:
 _BLOCK = [field.name for field in fields(Block)]
 
 Key = tuple[str | None, str | None]
-"""Name and fingerprint of a data set; None is the only one, and the newest version."""
+"""Name and fingerprint of a dataset; None means the only dataset, and its newest version."""
 
 _OPTIONAL = ("block_size", "window", "end")
 _RANGES = {
@@ -211,15 +213,15 @@ _FIELDS = [field.name for field in fields(Slice)]
 
 
 def encode(slice_: Slice) -> bytes:
-    """The ticket for a slice."""
+    """Return the ticket for a slice."""
     return _dump(asdict(slice_))
 
 
 def decode(data: bytes) -> Slice:
-    """The slice of a ticket.
+    """Return the slice of a ticket.
 
     Raises:
-        TicketError: anything but a valid ticket; the message says what is wrong.
+        TicketError: the ticket is invalid; the message names the problem.
     """
     return Slice(**_load(data, _FIELDS, "ticket"))
 
@@ -235,32 +237,32 @@ def is_block(data: bytes) -> bool:
 
 
 def decode_block(data: bytes) -> Block:
-    """Return what `encode_block` was given.
+    """Return the block of a ticket.
 
     Raises:
-        TicketError: anything but a valid ticket; the message says what is wrong.
+        TicketError: the ticket is invalid; the message names the problem.
     """
     return Block(**_load(data, _BLOCK, "ticket"))
 
 
 def as_numbers(indices: Any) -> Indices:
-    """Row numbers as an int64 array of one dimension. TypeError for anything but integers."""
+    """Return row numbers as a one-dimensional int64 array; TypeError if they are not integers."""
     array = np.asarray(indices)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise TypeError(f"rows are asked for by a sequence of integers, not {array.dtype} of shape {array.shape}")
+        raise TypeError(f"row numbers must be a sequence of integers, not {array.dtype} of shape {array.shape}")
     if array.dtype == np.uint64:
-        array = np.minimum(array, np.iinfo(np.int64).max)  # outside of every data set, and not negative
+        array = np.minimum(array, np.iinfo(np.int64).max)  # outside of every dataset, and not negative
     return array.astype(np.int64, copy=False)
 
 
 @lru_cache(maxsize=256)
 def encode_key(name: str | None, fingerprint: str | None) -> bytes:
-    """The text that names a data set, or a version of it."""
+    """Return the text that names a dataset, or one of its versions."""
     return _dump({"name": name, "fingerprint": fingerprint})
 
 
 def decode_key(data: bytes) -> Key:
-    """What `encode_key` was given. TicketError for anything else."""
+    """Return the arguments of `encode_key`; TicketError for an invalid text."""
     found = _load(data, ["name", "fingerprint"], "command")
     name, fingerprint = found["name"], found["fingerprint"]
     _check_key("x" if name is None else name, "0" * 32 if fingerprint is None else fingerprint)
@@ -268,36 +270,36 @@ def decode_key(data: bytes) -> Key:
 
 
 def encode_rows(numbers: Indices) -> pa.Buffer:
-    """A request for rows by number: 8 bytes each, little-endian."""
+    """Return a request for rows by number: 8 bytes each, little-endian."""
     return pa.py_buffer(np.ascontiguousarray(numbers, "<i8"))
 
 
 def decode_rows(request: pa.Buffer | None, rows: int) -> Indices:
-    """What `encode_rows` was given. TicketError for anything else, and for numbers outside ``[0, rows)``."""
+    """Return the argument of `encode_rows`; TicketError for invalid data, and for numbers outside ``[0, rows)``."""
     if request is None or request.size % 8:
         size = "none" if request is None else f"{request.size} bytes"
-        raise TicketError(f"a request for rows has metadata of 8 bytes for each of them, and this has {size}")
+        raise TicketError(f"a request for rows needs 8 bytes of metadata for each row, but this one has {size} bytes")
     numbers = np.frombuffer(request, "<i8")
-    if len(numbers) and int(np.maximum.reduce(numbers.view("<u8"))) >= rows:  # without a sign negative ones are huge
+    if len(numbers) and int(np.maximum.reduce(numbers.view("<u8"))) >= rows:  # unsigned, so negative numbers are huge
         low, high = int(numbers.min()), int(numbers.max())
-        raise TicketError(f"row {low if low < 0 else high} is asked for, and there are {rows}")
+        raise TicketError(f"row {low if low < 0 else high} was requested of {rows} rows")
     return numbers
 
 
 def encode_prefix(name: str, fingerprint: str, rows: int) -> bytes:
-    """The text that asks for what a data set was called when it had fewer rows."""
+    """Return the request for the fingerprints that a dataset had with fewer rows."""
     return _dump({"name": name, "fingerprint": fingerprint, "rows": rows})
 
 
 def decode_prefix(data: bytes) -> tuple[str, str, int]:
-    """What `encode_prefix` was given. TicketError for anything else."""
+    """Return the arguments of `encode_prefix`; TicketError for an invalid text."""
     found = _load(data, ["name", "fingerprint", "rows"], "command")
     _check_key(found["name"], found["fingerprint"])
     return found["name"], found["fingerprint"], _integer("rows", found["rows"], 0, MAX_N)
 
 
 def encode_error(error: PenstockError) -> bytes:
-    """An error as a kind, which is the name of its class, and a message."""
+    """Return an error as its class name and message."""
     text = str(error)
     return _dump(
         {"kind": type(error).__name__, "message": text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."}
@@ -305,7 +307,7 @@ def encode_error(error: PenstockError) -> bytes:
 
 
 def decode_error(data: bytes) -> PenstockError | None:
-    """What `encode_error` was given, or None for anything else. Kinds unknown here are a `ServerError`."""
+    """Return the error of `encode_error`, or None for other data. Unknown kinds become `ServerError`."""
     try:
         found = _load(data, ["kind", "message"], "error")
     except TicketError:
@@ -324,18 +326,18 @@ def _dump(values: dict[str, Any]) -> bytes:
 
 
 def _load(data: bytes, names: list[str], what: str) -> dict[str, Any]:
-    """The values of a JSON object with exactly these names. TicketError for anything else."""
+    """Return the values of a JSON object with exactly these names; TicketError for other data."""
     if len(data) > _MAX_REQUEST:
-        raise TicketError(f"this {what} has {len(data)} bytes, and no {what} has more than {_MAX_REQUEST}")
+        raise TicketError(f"this {what} has {len(data)} bytes, more than the limit of {_MAX_REQUEST}")
     try:
         found = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise TicketError(f"this {what} is not JSON of ours: {str(error)[:200]}") from None
+        raise TicketError(f"this {what} is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(found, dict):
         raise TicketError(f"this {what} is not a JSON object")
     version = found.pop("version", None)
     if version != _VERSION or type(version) is not int:
-        raise TicketError(f"this {what} is of version {version!r:.80}, and this server speaks version {_VERSION}")
+        raise TicketError(f"this {what} has version {version!r:.80}, but this server speaks version {_VERSION}")
     if wrong := sorted(found.keys() ^ names):
         verb = "has no" if wrong[0] in names else "has an unknown"
         raise TicketError(f"this {what} {verb} {wrong[0]!r:.80}; it takes {', '.join(names)}")
@@ -345,12 +347,12 @@ def _load(data: bytes, names: list[str], what: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name comes twice")
+        raise ValueError("a name occurs twice")
     return found
 
 
 def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:
@@ -364,9 +366,9 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
 
 def _check_key(name: Any, fingerprint: Any) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= 255 or not name.isprintable():
-        raise TicketError(f"the name of a data set is 1 to 255 printable characters, got {name!r:.80}")
+        raise TicketError(f"a dataset name has 1 to 255 printable characters, got {name!r:.80}")
     if not _is_hexadecimal(fingerprint):
-        raise TicketError(f"a fingerprint is 32 hexadecimal digits, got {fingerprint!r:.80}")
+        raise TicketError(f"a fingerprint has 32 hexadecimal digits, got {fingerprint!r:.80}")
 
 
 def _is_hexadecimal(text: Any) -> bool:

@@ -1,9 +1,8 @@
-"""How rows are read from one server: those of a slice as they come, or by their numbers, one request after the other
-or several under way at a time.
+"""Read rows from one server: a slice as a stream, or rows by number, with one or several requests in flight.
 
-All are cut short by any failure, and say exactly how far they came, so that whoever calls them can go on elsewhere.
-The time of a call is limited: a call for a slice is renewed at the exact row when its time is over, one for rows by
-number when half of it is. So neither side ever waits for a peer that is gone for longer than ``timeout``.
+Any failure ends a read, but its exact progress is known, so the caller can continue with another server. Calls have a
+deadline: a call for a slice is reopened at the exact row when its time is over, a call for rows by number at half of
+its time. So neither side waits longer than ``timeout`` for a peer that is gone.
 """
 
 from __future__ import annotations
@@ -32,24 +31,26 @@ __all__ = ["BatchReader", "RowReader", "SliceReader"]
 Open = Callable[[Address], Call]
 
 _UNDER_WAY = 4096
-"""Rows that several requests under way ask for in all: 32 KiB. They must fit into what gRPC takes from a sender before
-the other side reads, for while the server writes an answer that nobody reads yet it reads no request."""
+"""Maximum rows of all requests in flight: 32 KiB of row numbers.
+
+They must fit gRPC's send window: while the server writes an answer that is not read yet, it reads no requests.
+"""
 
 
 class SliceReader:
-    """A slice that is being read, from whichever server; ``at`` is the row that comes next.
+    """Reads a slice, from any server; ``at`` is the next row.
 
     Args:
         request: the slice.
         open: opens a call.
-        timeout: of calls.
+        timeout: the deadline of calls, in seconds.
     """
 
     def __init__(self, request: Slice, open: Open, timeout: float) -> None:
         self._request, self._open, self._timeout = request, open, timeout
         self.at, self.end = request.begin, request.stop
         self._call: Call | None = None
-        self._came = False  # the call has brought rows
+        self._received = False  # whether the call has returned rows
 
     @property
     def address(self) -> Address | None:
@@ -57,21 +58,21 @@ class SliceReader:
         return None if self._call is None else self._call.address
 
     def read(self, address: Address) -> pa.RecordBatch:
-        """The next batch; from this server, if no call is open."""
+        """Return the next batch, from the open call, or else from this server."""
         try:
             if self._call is None:
-                self._call, self._came = self._open(address), False
+                self._call, self._received = self._open(address), False
                 self._call.get(encode(replace(self._request, begin=self.at, end=self.end)))
             batch = self._next(self._call)
             if batch is None:
                 raise ServerUnavailableError(f"{address} ended the stream {self.end - self.at} rows too early")
             if batch.num_rows > self.end - self.at:
-                raise ServerError(f"{address} sent {batch.num_rows} rows, and {self.end - self.at} were to come")
+                raise ServerError(f"{address} sent {batch.num_rows} rows, but only {self.end - self.at} were left")
         except BaseException:
             self.close()
             raise
         self.at += batch.num_rows
-        self._came = True
+        self._received = True
         return batch
 
     def _next(self, call: Call) -> pa.RecordBatch | None:
@@ -79,8 +80,8 @@ class SliceReader:
         try:
             return call.read()
         except flight.FlightTimedOutError:
-            # The time of a call runs while the consumer is at work, too. That is no fault of the server's.
-            if self._came and monotonic() - asked < self._timeout / 2:
+            # The deadline also runs while the consumer works, so this is not the server's fault.
+            if self._received and monotonic() - asked < self._timeout / 2:
                 raise Released from None
             raise
 
@@ -91,27 +92,27 @@ class SliceReader:
             call.close()
 
 
-class _OfThread(threading.local):
+class _ThreadCalls(threading.local):
     def __init__(self) -> None:
         self.calls: dict[bytes, Call] = {}
 
 
 class RowReader:
-    """Rows by number, over one call for each thread and data set that is kept open.
+    """Reads rows by number, over one persistent call for each thread and dataset.
 
     Args:
         open: opens a call.
-        timeout: of calls.
+        timeout: the deadline of calls, in seconds.
     """
 
     def __init__(self, open: Open, timeout: float) -> None:
         self._open, self._timeout = open, timeout
-        self._local = _OfThread()
+        self._local = _ThreadCalls()
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
-        self._lock = threading.Lock()  # a set must not grow while it is gone through
+        self._lock = threading.Lock()  # a set must not grow while it is iterated
 
     def read(self, command: bytes, numbers: npt.NDArray[np.int64], address: Address) -> list[pa.RecordBatch]:
-        """The rows, in batches, from this server; ``command`` names the data set."""
+        """Return the rows, in batches, from this server; ``command`` names the dataset."""
         call = self._call(address, command)
         try:
             call.send(encode_rows(numbers))
@@ -148,18 +149,18 @@ class RowReader:
 
 
 class BatchReader:
-    """Requests for rows by number that are under way at the same time. The answers come in order.
+    """Reads rows by number, with several requests in flight. Answers arrive in order.
 
     Args:
-        command: names the data set.
+        command: names the dataset.
         open: opens a call.
-        timeout: of calls.
+        timeout: the deadline of calls, in seconds.
     """
 
     def __init__(self, command: bytes, open: Open, timeout: float) -> None:
         self._command, self._open, self._timeout = command, open, timeout
         self._requests: deque[Indices] = deque()
-        self._sent = 0  # requests that the call has
+        self._sent = 0  # requests sent on the call
         self._call: Call | None = None
 
     @property
@@ -171,26 +172,30 @@ class BatchReader:
         return len(self._requests)
 
     def has_room(self, count: int, ahead: int) -> bool:
-        """Whether a request for so many rows may join the others, of which there are to be no more than ``ahead``."""
+        """Return whether a request for ``count`` rows may be added, with at most ``ahead`` requests in flight."""
         rows = sum(map(len, self._requests)) + count
         return not self._requests or (len(self._requests) < ahead and rows <= _UNDER_WAY)
 
     def add(self, numbers: Indices) -> None:
-        """One more request. It is sent by the next `read`, and again after a failure: until then the array may have
-        become the caller's next request, so it is copied."""
+        """Add a request. The next `read` sends it, and sends it again after a failure.
+
+        The array is copied, since the caller may reuse it.
+        """
         self._requests.append(numbers.copy())
 
     def read(self, address: Address) -> list[pa.RecordBatch]:
-        """The answer to the first request; from this server, if no call is open."""
+        """Return the answer to the first request, from the open call, or else from this server."""
         try:
             return self._read(address, len(self._requests))
         except flight.FlightServerError:
             if len(self._requests) == 1:
                 raise
-        return self._read(address, 1)  # a refusal ends a call, and what was not read of it; of which request was it?
+        return self._read(
+            address, 1
+        )  # a refusal ends the call and its unread answers; sending one request shows which it was
 
     def _read(self, address: Address, count: int) -> list[pa.RecordBatch]:
-        """The same, with so many requests under way."""
+        """Return the answer to the first request, with ``count`` requests in flight."""
         try:
             call = self._call_for(address)
             if not self._sent or monotonic() < call.deadline - self._timeout / 2:
@@ -215,14 +220,14 @@ class BatchReader:
         return self._call
 
     def close(self) -> None:
-        """Close the call. Requests without an answer are sent again by the next `read`."""
+        """Close the call. The next `read` sends unanswered requests again."""
         call, self._call, self._sent = self._call, None, 0
         if call is not None:
             call.close()
 
 
 def _answer(call: Call, count: int) -> list[pa.RecordBatch]:
-    """The batches that answer a request for so many rows."""
+    """Return the batches that answer a request for ``count`` rows."""
     batches: list[pa.RecordBatch] = []
     missing = count
     while missing > 0:
@@ -232,5 +237,5 @@ def _answer(call: Call, count: int) -> list[pa.RecordBatch]:
         batches.append(batch)
         missing -= batch.num_rows
     if missing:
-        raise ServerError(f"{call.address} sent {-missing} rows more than the {count} asked for")
+        raise ServerError(f"{call.address} sent {-missing} rows more than the requested {count}")
     return batches

@@ -1,4 +1,4 @@
-"""Rows of a data set as record batches of bounded size, gathered while they are sent."""
+"""Record batches of a dataset's rows, of bounded size, gathered while earlier ones are sent."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from penstock.server.catalog import Version
 __all__ = ["Pages", "Sized", "cut"]
 
 Sized = tuple[pa.RecordBatch, int]
-"""A batch, and its bytes."""
+"""A batch and its size in bytes."""
 
-_AHEAD = 1  # batches that are gathered while one is sent
-_WAIT = 0.1  # seconds for one of the threads: where others wait for a disk with all of them, a stream is its own
+_AHEAD = 1  # batches gathered while one is sent
+_WAIT = 0.1  # seconds to wait for a free thread: if all wait for a disk, the stream gathers rows itself
 
 
 @dataclass(frozen=True)
 class Pages:
-    """Where a stream's batches come from.
+    """The source of a stream's batches.
 
     Args:
-        version: of the data set.
-        rows: ``rows(a, b)`` are the numbers of the rows at a to b.
-        message_bytes: of a batch. Fewer rows are taken where rows have been long so far, and those that turn out to be
-            larger are gathered in parts; only a single row may be larger.
-        threads: where batches are gathered. A thread for each stream would keep the memory of what passes through it on
-            the way, several times the batch; these few are shared.
+        version: the version of the dataset.
+        rows: ``rows(a, b)`` returns the row numbers at positions a to b.
+        message_bytes: the limit of a batch. Fewer rows are taken if earlier rows were long, and batches that turn out
+            too large are split; only a single row may exceed the limit.
+        threads: the threads that gather batches. They are few and shared: one per stream would hold several times the
+            memory of a batch.
     """
 
     version: Version
@@ -42,12 +42,12 @@ class Pages:
     threads: ThreadPoolExecutor
 
     def between(self, begin: int, end: int, page_rows: int) -> Iterator[Sized]:
-        """Batches of the rows at ``begin`` to ``end``, in order, of ``page_rows`` or fewer.
+        """Yield the rows at positions ``begin`` to ``end``, in order, in batches of up to ``page_rows``.
+
+        Memory: the batch being sent, the next one, and briefly the previous one.
 
         Raises:
-            ServerUnavailableError: the program that the server is in ends.
-
-        Memory: the batch that is sent, the next one, and for a moment the last one.
+            ServerUnavailableError: the server's program is ending.
         """
         row_bytes = self.version.row_bytes
         ahead: deque[_Part] = deque()
@@ -65,14 +65,14 @@ class Pages:
                 part.future.cancel()
 
     def _begin(self, begin: int, end: int) -> _Part:
-        """Have rows gathered by one of the threads."""
+        """Start gathering rows in one of the threads."""
         try:
             return _Part(begin, end, self.threads.submit(self._gather, begin, end))
-        except RuntimeError as error:  # at the interpreter's end, or where there are too many threads
+        except RuntimeError as error:  # at interpreter shutdown, or with too many threads
             raise ServerUnavailableError(f"the server is stopping, or out of threads: {error}") from None
 
     def _finish(self, part: _Part) -> Iterator[Sized]:
-        """The rows; gathered here, if none of the threads was free, and in halves, if they are too much for a batch."""
+        """Yield the rows; gather them here if no thread was free, and in halves if they exceed a batch."""
         try:
             batch = part.future.result(_WAIT)
         except TimeoutError:
@@ -85,8 +85,10 @@ class Pages:
             yield from self._finish(self._begin(begin, end))
 
     def _gather(self, begin: int, end: int) -> pa.RecordBatch | None:
-        """None for several rows that are too much for a message: they are not even gathered, for a request may name the
-        longest row of a file as often as it likes."""
+        """Return the rows, or None if several rows exceed a message.
+
+        These are not even gathered, since a request may repeat the longest row of a file many times.
+        """
         most = None if end - begin == 1 else self.message_bytes
         try:
             return self.version.manifest.gather(self.rows(begin, end), most)
@@ -96,7 +98,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows that are being gathered."""
+    """Rows being gathered."""
 
     begin: int
     end: int
@@ -104,7 +106,7 @@ class _Part:
 
 
 def cut(batch: pa.RecordBatch, message_bytes: int) -> Iterator[Sized]:
-    """A batch in as many pieces as it takes for them to have no more than so many bytes; single rows may have more."""
+    """Yield a batch in parts of at most ``message_bytes`` bytes; a single row may exceed it."""
     nbytes = batch.nbytes
     if nbytes <= message_bytes or batch.num_rows == 1:
         yield batch, nbytes

@@ -1,11 +1,11 @@
-"""`RemoteManifest`: the manifest behind a metadata server, as a `Manifest`.
+"""`RemoteManifest`: a dataset of a metadata server, as a `Manifest`.
 
     manifest = Client("grpc://a:7000").manifest("train")
     manifest[5]                     one round trip
     manifest.records([5, 3, 5])     one round trip
-    manifest.parse(batch, rows)     none: records of rows that came by `Client.slice`
+    manifest.parse(batch, rows)     none: records of rows from `Client.slice`
 
-Nothing of it is on this machine: what it is came with the first answer, rows come when they are asked for.
+No data is on this machine: the first answer described the dataset, and rows are requested when they are read.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ __all__ = ["RemoteManifest"]
 
 
 class RemoteManifest(Manifest):
-    """A table on a server; see `Manifest`. Made by `Client.manifest`.
+    """A table on a server; see `Manifest`. Create it with `Client.manifest`.
 
-    Reads raise what `Client.rows` raises. It stands for one version of the data set, also after the server has loaded
-    a newer one. Pickling sends the client and what is known of the table, no rows.
+    Reads raise the errors of `Client.rows`. It stays at one version of the dataset, even after the server has loaded a
+    newer one. A pickle holds the client and the layout, but no rows.
     """
 
     fork_safe = False
-    """Data sets over it are not forked: gRPC does not survive that."""
+    """Datasets over it must not be forked: gRPC does not survive a fork."""
 
     def __init__(self, client: Client, name: str, layout: Layout, stored: pa.Schema, view: range | None = None) -> None:
-        """Not for general use: call `Client.manifest`."""
+        """Internal: call `Client.manifest`."""
         self._made_of = client, name, layout, stored
         self._fetch = _Fetch(client, name, layout, stored)
         starts = accumulate((rows for rows, _ in layout.parsers), initial=0)
@@ -59,12 +59,12 @@ class RemoteManifest(Manifest):
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """None: the files are the server's."""
+        """Empty: the files are on the server."""
         return ()
 
     @property
     def nbytes(self) -> int:
-        """Size of the server's files in bytes."""
+        """The size of the server's files in bytes."""
         return self._fetch.layout.nbytes
 
     @cached_property
@@ -90,16 +90,16 @@ class RemoteManifest(Manifest):
         return RemoteManifest(*self._made_of, rows)
 
     def reopened(self) -> Manifest:
-        """The version that the server has now."""
+        """Return the current version on the server."""
         client, name, _, _ = self._made_of
         return client.manifest(name)
 
     def records(self, indices: Indices) -> list[Record]:
-        """The records at ``indices`` (any order, repeats allowed), in one round trip."""
+        """Return the records at ``indices`` (any order, repeats allowed), in one round trip."""
         return self.parse(self.gather(indices), indices)
 
     def gather(self, rows: Indices, most: int | None = None) -> pa.RecordBatch:
-        """Rows as they are stored, in one round trip; for `parse`."""
+        """Return rows as they are stored, in one round trip; see `parse`."""
         return _no_more_than(most, self._fetch(self._rows(rows)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,7 +111,7 @@ class RemoteManifest(Manifest):
 
 
 class _Fetch:
-    """Gets rows of the whole manifest, of which the server may serve a view."""
+    """Fetches rows by their number in the whole manifest, of which the server may serve a view."""
 
     def __init__(self, client: Client, name: str, layout: Layout, stored: pa.Schema) -> None:
         self.client, self.name, self.layout, self.stored = client, name, layout, stored
@@ -124,7 +124,7 @@ class _Fetch:
 
 
 class _Remote:
-    """What is common to parts: numbers of rows are the part's own."""
+    """The common base of remote parts; row numbers count within the part."""
 
     nbytes = 0
     fingerprint = ""
@@ -134,15 +134,15 @@ class _Remote:
         self.path = f"{fetch.name} of {fetch.client!r}"
 
     def check(self) -> None:
-        """The server checks, at each read."""
+        """Do nothing: the server checks its files at each read."""
 
     def fingerprints_at(self, rows: int) -> list[str]:
-        """Not of parts: ask the manifest."""
-        raise ManifestError(f"{self.path} knows no fingerprints of its parts")
+        """Raise ManifestError: only the manifest knows earlier fingerprints."""
+        raise ManifestError(f"{self.path} does not know fingerprints of its parts; ask the manifest")
 
 
 class _Lines(_Remote, ParsedPart):
-    """Rows that one parser reads."""
+    """Rows of one parser."""
 
     def __init__(self, fetch: _Fetch, parser: Parser, rows: int, start: int) -> None:
         _Remote.__init__(self, fetch)
@@ -175,7 +175,7 @@ class _Columns(_Remote, ColumnPart):
 
 
 def _no_more_than(most: int | None, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch. TooMuch if it has more bytes than that: how many is known here only once they have come."""
+    """Return the batch; TooMuch if it has more than ``most`` bytes, which is known only after it has arrived."""
     if most is not None and batch.nbytes > most:
         raise TooMuch
     return batch

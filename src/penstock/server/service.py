@@ -1,22 +1,22 @@
-"""`Server`: manifests and the copies of a cache over Arrow Flight, without state.
+"""`Server`: serve manifests and the copies of a cache over Arrow Flight, without state.
 
     with Server({"train": "train.txt"}) as server:
         print(server.address)           # grpc://127.0.0.1:43121
         server.wait()
 
-What it answers, to any Flight client:
+Its calls, for any Flight client:
 
 ==================  ==================================================================================================
-``do_get``          a `Slice` as ticket: its rows in order, a record batch at a time, as fast as they are taken; a
+``do_get``          ticket `Slice`: streams its rows in order, in record batches, as fast as the client reads; ticket
                     `Block`: bytes of a copy in the cache, see `Copies`
-``do_exchange``     a data set's name and version as command, then row numbers as metadata: for each message the rows
-``list_flights``    the data sets; ``get_flight_info``, ``get_schema``: one of them, by name (path) or by command
-``do_action``       ``health``, and ``prefix``: what the data set was called before rows were appended to it
+``do_exchange``     command: a dataset's name and version; each message holds row numbers, its answer the rows
+``list_flights``    the datasets; ``get_flight_info``, ``get_schema``: one of them, by name (path) or by command
+``do_action``       ``health``, and ``prefix``: the dataset's fingerprints before rows were appended to it
 ==================  ==================================================================================================
 
-Promises: an answer depends on the request and the file, and on nothing that came before, so that any number of jobs
-share a server and any number of servers are interchangeable; memory is bounded by pages, whatever is asked for; a
-request that cannot be answered is refused with a reason, and harms nobody else.
+Promises: an answer depends only on the request and the file, so any number of jobs can share a server, and servers are
+interchangeable; memory is bounded by pages for any request; a request that cannot be answered is refused with a reason,
+without effect on other clients.
 """
 
 from __future__ import annotations
@@ -67,24 +67,23 @@ _log = logging.getLogger(__name__)
 
 
 class Server:
-    """A metadata server, in threads of its own from the beginning until `close`. A context manager.
+    """A metadata server that runs in its own threads until `close`. A context manager.
 
     Args:
-        manifests: what to serve, by name: files, or manifests opened with the options that they need.
-        cache: its complete copies are served as well, to whoever knows address and version of an object.
-        host, port: where to listen; port 0 takes a free one, see `address`.
-        token: clients must send it. Without one only loopback addresses are allowed, unless ``insecure``.
-        tls: certificate and key, and for mutual TLS whose certificates clients must have.
+        manifests: the datasets to serve, by name: files, or opened manifests if they need options.
+        cache: also serve its complete copies, to clients that know URL and version of an object.
+        host, port: the address to listen on; port 0 takes a free port, see `address`.
+        token: clients must send it. Without a token, only loopback addresses are allowed, unless ``insecure``.
+        tls: certificate and key; for mutual TLS also the roots of client certificates.
         insecure: listen on any address, without a token.
         limits: see `Limits`.
-        observer: told of streams, rows and errors.
+        observer: receives events of streams, rows and errors.
 
     Raises:
-        ConfigError: arguments that make no sense, an address that is taken or not this machine's.
+        ConfigError: invalid arguments, or an address that is taken or not of this machine.
         ManifestError: a file that cannot be opened.
 
-    Memory: files are mapped and shared with all processes of the machine; up to three pages for each stream beside
-    that.
+    Memory: up to three pages for each stream; files are mapped and shared with all processes of the machine.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Server:
         check_exposure(host, token, tls, insecure)
         self._observer: Observer = Silent() if observer is None else observer
         if not manifests and cache is None:
-            raise ConfigError("there is nothing to serve: give at least one manifest, or a cache")
+            raise ConfigError("nothing to serve: pass at least one manifest, or a cache")
         self._catalog = Catalog(manifests)
         copies = None if cache is None else Copies(cache)
         self._streams = Streams(limits.streams if limits else Limits().streams)
@@ -123,7 +122,7 @@ class Server:
             reason = _refusal(host, port) or str(error).partition(". Detail")[0]
             raise ConfigError(f"cannot listen on {shown}:{port}: {reason}") from error
         self.address = f"{scheme}://{shown}:{flight_server.port}"
-        """Where it listens: ``grpc://host:port``, or ``grpc+tls://host:port``."""
+        """The address it listens on: ``grpc://host:port``, or ``grpc+tls://host:port``."""
         self._flight: _Flight | None = flight_server
         process.servers += 1
         self._closing = threading.Lock()
@@ -131,28 +130,28 @@ class Server:
 
     @property
     def datasets(self) -> list[Served]:
-        """What is served now."""
+        """Return the datasets being served."""
         return self._catalog.served()
 
     def reload(self) -> list[str]:
-        """Open all files again; returns the names whose content changed. Jobs go on with the version they began with.
+        """Reopen all files and return the names whose content changed. Running jobs keep their version.
 
         Raises:
-            ManifestError: a file that cannot be opened. The others are reloaded, and its old version stays.
+            ManifestError: a file that cannot be opened; its old version stays. The others are reloaded.
         """
         return self._catalog.reload()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until `close` is through, in some other thread; False if it took longer."""
+        """Wait until another thread has completed `close`; return False on a timeout."""
         return self._closed.wait(timeout)
 
     def close(self, *, grace: float = 10.0) -> None:
-        """Refuse new calls, let streams finish for ``grace`` seconds, then end those that are left. Idempotent.
+        """Refuse new calls, let streams finish for ``grace`` seconds, then end the rest. Idempotent.
 
-        Clients go on with another server, or with this one when it is back.
+        Clients continue with another server, or with this one when it is back.
         """
         with self._closing:
-            server, self._flight = self._flight, None  # gRPC runs as long as there is one
+            server, self._flight = self._flight, None  # gRPC runs as long as this object exists
             if server is None:
                 return
             self._streams.drain(grace)
@@ -173,7 +172,7 @@ class Server:
 
 
 def _refusal(host: str, port: int) -> str | None:
-    """Why the system lets nobody listen there, which gRPC keeps to itself; None if it does."""
+    """Return why the system refuses to listen on an address, which gRPC does not report; None if it accepts."""
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(kind, socket.SOCK_STREAM) as trial:
@@ -185,15 +184,15 @@ def _refusal(host: str, port: int) -> str | None:
     return None
 
 
-_SINGLES = 8  # rows that are read with the GIL held
-_FEW = 1024  # rows for which it would take longer to wake a thread
-_GATHERERS = 8  # more than processors, since some wait for the disk
-_STOP = 0.2  # seconds for the last streams to notice
-_CUT = 5.0  # and for calls whose connection was cut
+_SINGLES = 8  # up to this many rows are read with the GIL held
+_FEW = 1024  # up to this many rows, waking a thread would take longer
+_GATHERERS = 8  # threads; more than cores, since some wait for the disk
+_STOP = 0.2  # seconds for the last streams to end
+_CUT = 5.0  # seconds for calls whose connection was closed
 
 
 class _Flight(flight.FlightServerBase):  # type: ignore[misc]
-    """The calls."""
+    """Answers the calls."""
 
     def __init__(
         self,
@@ -205,25 +204,25 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         location: str,
         options: dict[str, Any],
     ) -> None:
-        # Calls may come before the constructor of the base is through.
+        # Calls may arrive before the base class's constructor returns.
         self._copies = copies
         self._catalog, self._limits, self._observer, self._streams = catalog, limits, observer, streams
-        # Threads that ask for the GIL again and again within a few rows' work wait longer than those that take turns.
+        # Threads that request the GIL repeatedly within a few rows' work wait longer than threads that take turns.
         self._turn = threading.Lock()
         self._threads = ThreadPoolExecutor(_GATHERERS, "penstock-gather")
         super().__init__(location, **options)
 
     def stop(self) -> None:
-        """Wait for the calls, and end."""
+        """Wait for the calls, then stop."""
         self.shutdown()
         self._threads.shutdown()
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ datasets
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
         with self._refusing():
             if criteria:
-                raise TicketError("list_flights takes no criteria here: it lists all data sets")
+                raise TicketError("list_flights does not support criteria: it lists all datasets")
             return iter([_info(version) for version in self._catalog.newest()])
 
     def get_flight_info(self, context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
@@ -243,7 +242,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
         with self._refusing():
             if action.type not in _ACTIONS:
-                raise TicketError(f"there is no action {action.type!r:.80}, only {', '.join(_ACTIONS)}")
+                raise TicketError(f"unknown action {action.type!r:.80}; use one of {', '.join(_ACTIONS)}")
             return iter([json.dumps(_ACTIONS[action.type](self, action.body.to_pybytes())).encode()])
 
     def _health(self, body: bytes) -> dict[str, Any]:
@@ -260,7 +259,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             return self._catalog.find(*decode_key(descriptor.command))
         path = [part.decode("utf-8", "replace") for part in descriptor.path or []]
         if len(path) != 1:
-            raise TicketError(f"a data set is asked for by its name alone, got the path {'/'.join(path)!r:.80}")
+            raise TicketError(f"request a dataset by its name alone, got the path {'/'.join(path)!r:.80}")
         return self._catalog.find(path[0], None)
 
     # ------------------------------------------------------------------ rows
@@ -275,7 +274,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             about.name = version.name
             self._check(slice_, version)
             stream = self._stream(version, context.peer(), slice_)
-            next(stream)  # runs to its first yield: from there on it is sure to be told of its end
+            next(stream)  # run to the first yield, so that the generator is closed in any case
             return flight.GeneratorStream(version.stored, stream)
 
     def _block(self, block: Block, peer: str) -> flight.FlightDataStream:
@@ -297,11 +296,11 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
     def _check(self, slice_: Slice, version: Version) -> None:
         if slice_.samples > version.rows:
             raise TicketError(
-                f"an epoch of {slice_.samples} rows is asked for, and {version.name!r} has {version.rows}"
+                f"an epoch of {slice_.samples} rows was requested, but {version.name!r} has {version.rows}"
             )
         if (count := slice_.stop - slice_.begin) > self._limits.slice_rows:
             raise ServerLimitError(
-                f"{count} rows are asked for at once, and this server allows {self._limits.slice_rows}: ask for parts"
+                f"{count} rows were requested at once, but this server allows {self._limits.slice_rows}: request parts"
             )
 
     def _stream(self, version: Version, peer: str, slice_: Slice) -> Iterator[pa.RecordBatch | None]:
@@ -332,7 +331,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         count = len(numbers)
         if count > self._limits.page_rows:
             raise ServerLimitError(
-                f"{count} rows are asked for at once, and this server allows {self._limits.page_rows}"
+                f"{count} rows were requested at once, but this server allows {self._limits.page_rows}"
             )
         limit = self._limits.message_bytes
         batches = self._at_once(version, numbers, limit) if count <= _FEW else None
@@ -343,16 +342,16 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             writer.write_batch(batch)
 
     def _at_once(self, version: Version, numbers: Indices, limit: int) -> Iterator[Sized] | None:
-        """A few rows; None if they are too long for that."""
+        """Return a few rows; None if they are too long."""
         try:
             with self._turn if len(numbers) <= _SINGLES else nullcontext():
                 batch = version.manifest.gather(numbers, limit)
         except TooMuch:
             return None
-        nbytes = batch.get_total_buffer_size()  # of a batch on its own the same as nbytes, and quicker
+        nbytes = batch.get_total_buffer_size()  # the same as nbytes for a batch of its own, and quicker
         return iter([(batch, nbytes)]) if nbytes <= limit else cut(batch, limit)
 
-    # ------------------------------------------------------------------ refusing and counting
+    # ------------------------------------------------------------------ errors and counts
 
     @contextmanager
     def _counted(self, name: str, peer: str) -> Iterator[None]:
@@ -362,7 +361,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             try:
                 yield
             except GeneratorExit:
-                raise  # the client has what it wanted, or is gone
+                raise  # the client is done, or gone
             except BaseException as problem:
                 error = f"{type(problem).__name__}: {problem}"
                 raise
@@ -371,7 +370,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextmanager
     def _refusing(self, name: str | None = None) -> Iterator[_About]:
-        """Sends an error to the client as its kind and message; ours as they are, others without their text."""
+        """Send errors to the client: ours with kind and message, others without their text."""
         about = _About(name)
         try:
             yield about

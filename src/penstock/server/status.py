@@ -1,14 +1,14 @@
 """`Status`: a small HTTP server beside the metadata server, for people, Prometheus and health checks.
 
-    /           the status page, which renews itself
+    /           the status page, which updates itself
     /metrics    for Prometheus
     /health     200 "ok" while it serves, 503 "stopping" while it finishes its streams
 
-It only tells, by GET and HEAD: counts, names and sizes of data sets, addresses of clients; no rows and no paths. It has
-no password, and so it listens on loopback unless asked otherwise.
+It is read-only (GET and HEAD) and shows counts, names and sizes of datasets, and addresses of clients, but no rows and
+no paths. It has no password, so it listens on loopback by default.
 
-Whoever opens connections and asks nothing keeps nobody out: each has seconds in which its whole request must come, and
-where as many are open as there may be, a new one takes the place of the one that has been silent longest.
+Idle connections cannot block others: a whole request must arrive within seconds, and at the limit of connections, a new
+one replaces the one that has been silent longest.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 __all__ = ["Status"]
 
 _CONNECTIONS = 32
-"""At once: each has a thread."""
+"""Maximum number of connections; each has a thread."""
 
 _PATIENCE = 5.0
-"""Seconds in which a whole request comes, however its bytes trickle in, and in which an answer is taken."""
+"""Seconds for a whole request to arrive, and for an answer to be read."""
 
 _ROOM = 1.0
-"""Seconds until a connection that was dropped has made room; it takes as long as a thread needs to wake up."""
+"""Seconds to wait until a dropped connection has ended: its thread has to wake up."""
 
 
 class Status:
-    """The HTTP server, in threads of its own from the beginning until `close`. A context manager.
+    """The HTTP server, which runs in its own threads until `close`. A context manager.
 
     Args:
-        traffic: of the server.
-        served: the data sets at this moment.
-        address: the server's, shown on the page.
-        host, port: where to listen; port 0 takes a free one, see `url`.
-        log: told about failures.
+        traffic: the traffic of the metadata server.
+        served: returns the current datasets.
+        address: the address of the metadata server, shown on the page.
+        host, port: the address to listen on; port 0 takes a free port, see `url`.
+        log: receives failures.
 
     Raises:
-        ConfigError: the port is taken or not allowed, no such host, prometheus-client is missing.
+        ConfigError: the port is taken or not allowed, the host is unknown, or prometheus-client is not installed.
     """
 
     def __init__(
@@ -82,17 +82,19 @@ class Status:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The URL of the page."""
         host, port = self._http.server_address[:2]
         return f"http://[{host!s}]:{port}/" if ":" in str(host) else f"http://{host!s}:{port}/"
 
     def stop(self) -> None:
-        """From now on `/health` says that the server is stopping."""
+        """Make `/health` report that the server is stopping."""
         self.stopping = True
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
-        with contextlib.suppress(OSError):  # closed before, or a system where this wakes nobody and it takes a moment
+        with contextlib.suppress(
+            OSError
+        ):  # already closed, or a system where this wakes no thread and closing takes longer
             self._http.socket.shutdown(socket.SHUT_RDWR)
         self._http.shutdown()
         self._thread.join()
@@ -109,22 +111,24 @@ class Status:
 
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # requests that are being answered end with the process
+    block_on_close = False  # requests in progress end with the process
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], status: Status) -> None:
         self.status = status
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
         self._lock = threading.Lock()
-        self._silent: dict[socket.socket, float] = {}  # no whole request yet: since when, the oldest first
-        self._asking: dict[socket.socket, None] = {}  # being answered, the oldest first
+        self._silent: dict[
+            socket.socket, float
+        ] = {}  # connections without a whole request: since when, the oldest first
+        self._asking: dict[socket.socket, None] = {}  # connections being answered, the oldest first
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()  # and no name is looked up, as the base class would
+        self.server_address = self.socket.getsockname()  # the base class would look up a host name
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
@@ -144,18 +148,18 @@ class _Http(ThreadingHTTPServer):
             self._free.release()
 
     def shutdown_request(self, request: Any) -> None:
-        self._forget(request)  # before its descriptor is somebody else's
+        self._forget(request)  # before its descriptor is reused
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Twice a second: end the connections whose request takes too long to come."""
+        """End connections whose request takes too long to arrive; called twice a second."""
         late = time.monotonic() - _PATIENCE
         with self._lock:
             for request in [request for request, since in self._silent.items() if since < late]:
                 self._end(request)
 
     def arrived(self, request: Any) -> None:
-        """A whole request has come."""
+        """Note that a whole request has arrived."""
         with self._lock:
             if self._silent.pop(request, None) is not None:
                 self._asking[request] = None
@@ -167,10 +171,10 @@ class _Http(ThreadingHTTPServer):
                 self._end(oldest)
 
     def _end(self, request: socket.socket) -> None:
-        """Wake the thread of a connection, which finds that nothing more comes and closes it."""
+        """Shut down a connection, so that its thread wakes up and closes it."""
         self._silent.pop(request, None)
         self._asking.pop(request, None)
-        with contextlib.suppress(OSError):  # the client has closed it
+        with contextlib.suppress(OSError):  # already closed by the client
             request.shutdown(socket.SHUT_RDWR)
 
     def _forget(self, request: Any) -> None:
@@ -229,4 +233,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *values: object) -> None:
-        pass  # requests for the page are not worth a line; failures go to handle_error
+        pass  # requests are not logged; failures are, by handle_error

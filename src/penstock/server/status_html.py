@@ -1,7 +1,7 @@
-"""The status page of a server: what it serves, to whom, and how fast. HTML, one SVG plot for each quantity, no files.
+"""The status page of a server: datasets, clients and throughput, as HTML with an SVG plot per quantity, without files.
 
-`body` is the part that changes; the page fetches it every two seconds and says so when no answer comes. Without
-scripts the browser loads the whole page again every five.
+`body` is the part that changes; the page fetches it every two seconds, and shows when no answer arrives. Without
+scripts, the browser reloads the page every five seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.server.traffic import Counts, History, Snapshot
 
 __all__ = ["body", "page"]
 
-_HOSTS = 50  # lines of clients shown
+_HOSTS = 50  # clients shown
 
 _STYLE = """
 h2 { font-size: 13px; font-weight: 600; color: var(--soft); margin: 0 0 8px }
@@ -58,14 +58,14 @@ setTimeout(renew, 2000)
 
 
 def page(address: str, now: Snapshot, served: Sequence[Served], *, nonce: str) -> str:
-    """The whole page; ``nonce`` allows its own style and script, and no others."""
+    """Return the whole page; ``nonce`` allows its own style and script, and no others."""
     whole = _BODY.substitute(address=escape(address), nonce=nonce, body=body(now, served))
     reload = '<noscript><meta http-equiv="refresh" content="5"></noscript>\n'
     return html_page(f"Penstock server {address}", _STYLE, whole, head=reload, nonce=nonce)
 
 
 def body(now: Snapshot, served: Sequence[Served]) -> str:
-    """What changes: numbers, plots, data sets, clients, errors."""
+    """Return the part that changes: numbers, plots, datasets, clients, errors."""
     history = now.history()
     rows = [float(second[0]) for second in history]
     size = [float(second[1]) for second in history]
@@ -133,7 +133,7 @@ def _errors(now: Snapshot) -> str:
 
 
 def _table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], style: str = "", *, empty: str) -> str:
-    """A table; cells are HTML."""
+    """Return a table; cells are HTML."""
     if not lines:
         return f'<section class="{style}"><h2>{title}</h2><span class="soft">{empty}</span></section>'
     names = "".join(f"<th>{name}</th>" for name in head)

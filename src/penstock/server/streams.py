@@ -1,4 +1,4 @@
-"""`Streams`: how many calls a server answers at the moment, the limit to that, and how it comes to an end."""
+"""`Streams`: count and limit the concurrent calls of a server, and drain them at the end."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ __all__ = ["Streams", "cut_connections"]
 
 
 class Streams:
-    """Counts streams. Safe in threads."""
+    """Counts streams. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._count = 0
         self._changed = threading.Condition()
-        self._end = float("inf")  # when streams must have ended
+        self._end = float("inf")  # the time by which streams must end
         self._busy = 0
         self.busy = _Busy(self)
-        """``with streams.busy``: be at work, and not waiting for the client's next request. The end waits for that."""
+        """``with streams.busy`` marks work on a request, not waiting for the next one; draining waits for it."""
         self.draining = False
         """Whether new streams are refused."""
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """Be one of the streams.
+        """Count as one stream within a ``with`` block.
 
         Raises:
-            ServerUnavailableError: the server is stopping, or there are too many.
+            ServerUnavailableError: the server is stopping, or has too many streams.
         """
         with self._changed:
             if self.draining:
                 raise ServerUnavailableError("the server is stopping")
             if self._count >= self._limit:
-                raise ServerUnavailableError(f"the server is busy: it has {self._count} streams and allows no more")
+                raise ServerUnavailableError(f"the server is busy: it has {self._count} streams, its limit")
             self._count += 1
         try:
             yield
@@ -50,19 +50,19 @@ class Streams:
                 self._count -= 1
 
     def check(self) -> None:
-        """Between two batches of a stream: ServerUnavailableError once the time for ending is over."""
+        """Raise ServerUnavailableError if the time for draining is over; called between two batches."""
         if time.monotonic() > self._end:
             raise ServerUnavailableError("the server is stopping")
 
     def drain(self, grace: float) -> bool:
-        """Refuse new streams and wait for those at work; whether all ended within ``grace`` seconds."""
+        """Refuse new streams and wait for busy ones; return whether all ended within ``grace`` seconds."""
         with self._changed:
             self.draining = True
             self._end = time.monotonic() + grace
             return self._changed.wait_for(lambda: self._busy == 0, grace)
 
     def add_busy(self, change: int) -> None:
-        """One more, or one less, is at work."""
+        """Change the number of busy streams."""
         with self._changed:
             self._busy += change
             if self.draining:
@@ -81,14 +81,14 @@ class _Busy:
 
 
 def cut_connections(port: int) -> None:
-    """Close the connections that this process has accepted at a port.
+    """Close the connections that this process has accepted on a port.
 
-    A Flight server that stops waits for its calls, and a call that waits for its client's next message cannot be woken
-    in any other way. Nothing where the system does not list a process's files: there the client's deadline ends it.
+    A Flight server waits for its calls when it stops, and nothing else can wake a call that waits for its client's next
+    message. If the system does not list a process's files, this does nothing, and the client's deadline ends the call.
     """
     folder = Path("/proc/self/fd")
     for name in os.listdir(folder) if folder.is_dir() else []:
-        with contextlib.suppress(OSError):  # no socket, or closed meanwhile
+        with contextlib.suppress(OSError):  # not a socket, or closed meanwhile
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as found:

@@ -1,6 +1,6 @@
-"""What a server has delivered: counts by data set, who is connected, and the last minutes second by second.
+"""The traffic of a server: counts by dataset, connected clients, and the last minutes second by second.
 
-`Traffic` is the observer of a server. It keeps numbers only, so metrics, status page and log read from one place:
+`Traffic` is an observer of a server. Metrics, status page and log all read its numbers:
 
     traffic = Traffic()
     with Server({"train": "train.txt"}, observer=traffic) as server:
@@ -8,8 +8,8 @@
         ...
         traffic.snapshot().datasets["train"].rows
 
-Promises: memory does not depend on how long it runs, on how many clients there were, or on what they ask for; an
-observation costs one lock and a few microseconds.
+Promises: memory does not depend on the running time, the number of clients or their requests; an event costs one lock
+and a few microseconds.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock.server.logs import Log
 
 __all__ = ["Client", "Counts", "History", "Snapshot", "Traffic", "host_of"]
 
-_REMEMBERED = 60.0  # seconds that a client is shown after its last stream
-_CLIENTS = 4096  # machines remembered at most, beside those with a stream
-_KINDS = 64  # kinds of errors counted apart for each data set
+_REMEMBERED = 60.0  # seconds for which a client is shown after its last stream
+_CLIENTS = 4096  # maximum number of remembered clients without a stream
+_KINDS = 64  # kinds of errors counted separately for each dataset
 
 
 class History:
-    """Rows and bytes of each of the last seconds, in memory of fixed size.
+    """Rows and bytes of each of the last seconds, in fixed memory.
 
-    A second is complete once the next one has begun; `last` gives complete ones only.
+    A second is complete when the next one has begun; `last` returns complete seconds only.
     """
 
     SECONDS = 300
@@ -45,7 +45,7 @@ class History:
         self._bytes = [0] * slots
 
     def add(self, second: int, rows: int, nbytes: int) -> None:
-        """Add to one second."""
+        """Add to the counts of a second."""
         slot = second % len(self._second)
         if self._second[slot] != second:
             self._second[slot], self._rows[slot], self._bytes[slot] = second, 0, 0
@@ -53,7 +53,7 @@ class History:
         self._bytes[slot] += nbytes
 
     def last(self, now: int, seconds: int) -> list[tuple[int, int]]:
-        """(rows, bytes) of each of the seconds before ``now``, the oldest first."""
+        """Return (rows, bytes) of each second before ``now``, the oldest first."""
         result = []
         for second in range(now - seconds, now):
             slot = second % len(self._second)
@@ -64,7 +64,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of one data set, since the server was started."""
+    """The counts of one dataset since the server started."""
 
     rows: int
     bytes: int
@@ -75,24 +75,24 @@ class Counts:
     """(rows, bytes) of each complete second of the last `History.SECONDS`, the oldest first."""
 
     def rate(self, seconds: int = 10) -> tuple[float, float]:
-        """Rows/s and bytes/s over the last seconds."""
+        """Return rows/s and bytes/s over the last seconds."""
         last = self.history[-seconds:]
         return sum(rows for rows, _ in last) / len(last), sum(size for _, size in last) / len(last)
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A machine with a stream now, or within the last minute."""
+    """A machine with a stream now or in the last minute."""
 
     host: str
     active: int
     streams: int
-    """Since it was first seen, or seen again."""
+    """Streams since it was first seen, or seen again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything at one moment."""
+    """All numbers at one moment."""
 
     started: float
     """Unix time."""
@@ -100,10 +100,10 @@ class Snapshot:
     datasets: Mapping[str, Counts]
     clients: Sequence[Client]
     errors: Mapping[str, int]
-    """Of requests that name no data set, by kind."""
+    """Errors of requests without a dataset name, by kind."""
 
     def history(self) -> list[tuple[int, int]]:
-        """(rows, bytes) of each second, of all data sets together."""
+        """Return (rows, bytes) of each second, summed over all datasets."""
         each = [counts.history for counts in self.datasets.values()]
         if not each:
             return [(0, 0)] * History.SECONDS
@@ -111,13 +111,13 @@ class Snapshot:
 
     @property
     def error_count(self) -> int:
-        """All errors."""
+        """The number of all errors."""
         named = sum(sum(counts.errors.values()) for counts in self.datasets.values())
         return named + sum(self.errors.values())
 
     @property
     def active(self) -> int:
-        """Streams that are open now."""
+        """The number of open streams."""
         return sum(counts.active for counts in self.datasets.values())
 
 
@@ -139,11 +139,11 @@ class _Client:
 
 
 class Traffic:
-    """The observer of a server, see the module. Safe in threads.
+    """The observer of a server, see the module. Thread-safe.
 
     Args:
-        log: also told about errors, and at level "debug" about each stream.
-        clock: seconds, monotonic.
+        log: receives errors, and at level "debug" each stream.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, log: Log | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -155,15 +155,15 @@ class Traffic:
         self._started, self._began = time.time(), clock()
 
     def serve(self, names: Iterable[str]) -> None:
-        """Know these data sets: they count from 0, and errors of other names count as those that name none."""
+        """Register datasets: they count from 0. Errors of other names count as errors without a name."""
         with self._lock:
             for name in names:
                 self._dataset(name)
 
-    # What a server tells.
+    # Events of the server.
 
     def stream_started(self, name: str, peer: str) -> None:
-        """A stream of a data set to a peer begins."""
+        """Count the start of a stream."""
         now, host = self._clock(), host_of(peer)
         with self._lock:
             dataset = self._dataset(name)
@@ -180,7 +180,7 @@ class Traffic:
             self._log.often("debug", "stream started", dataset=name, peer=peer)
 
     def rows(self, name: str, count: int, nbytes: int) -> None:
-        """So many rows were handed to the transport, in so many bytes."""
+        """Count rows and bytes handed to the transport."""
         second = int(self._clock())
         with self._lock:
             dataset = self._dataset(name)
@@ -189,11 +189,11 @@ class Traffic:
             dataset.history.add(second, count, nbytes)
 
     def stream_ended(self, name: str, peer: str, error: str | None) -> None:
-        """A stream ended; with the reason, if not as it should."""
+        """Count the end of a stream; ``error`` is the reason if it ended early."""
         now, host = self._clock(), host_of(peer)
         with self._lock:
             self._dataset(name).active -= 1
-            client = self._clients[host]  # those with a stream are not forgotten
+            client = self._clients[host]  # a client with a stream is not forgotten
             client.active -= 1
             client.seen = now
         if self._log is not None:
@@ -202,18 +202,18 @@ class Traffic:
             self._log.often(level, "stream ended", dataset=name, peer=peer, **more)
 
     def error(self, name: str | None, kind: str) -> None:
-        """A request failed or was refused."""
+        """Count a failed or refused request."""
         with self._lock:
             known = None if name is None else self._datasets.get(name)
-            errors = self._errors if known is None else known.errors  # names are whatever a client sends
+            errors = self._errors if known is None else known.errors  # clients may send any name
             errors[kind if kind in errors or len(errors) < _KINDS else "other"] += 1
         if self._log is not None:
             self._log.often("warning", "error", kind=kind, dataset=name)
 
-    # What it knows.
+    # Results.
 
     def snapshot(self) -> Snapshot:
-        """Everything at this moment."""
+        """Return all numbers as of now."""
         now = self._clock()
         with self._lock:
             self._forget(now)
@@ -229,7 +229,7 @@ class Traffic:
         return dataset
 
     def _forget(self, now: float, *, room: bool = False) -> None:
-        """Forget clients that have been gone for a while; with `room`, only if there are many, the oldest half."""
+        """Forget clients that left a while ago; with `room`, forget the oldest half if there are many."""
         if room and len(self._clients) < _CLIENTS:
             return
         idle = sorted((client.seen, host) for host, client in self._clients.items() if not client.active)
@@ -241,7 +241,7 @@ class Traffic:
 
 
 def host_of(peer: str) -> str:
-    """The machine in a gRPC peer: ``"ipv4:10.0.0.7:51234"`` -> ``"10.0.0.7"``."""
+    """Return the host of a gRPC peer: ``"ipv4:10.0.0.7:51234"`` -> ``"10.0.0.7"``."""
     family, _, rest = unquote(peer).partition(":")
     if family not in ("ipv4", "ipv6"):
         return peer
