@@ -18,14 +18,14 @@ def names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any],
 
     Args:
         package: its ``__name__``.
-        homes: the module in the package that defines each name.
+        homes: the module in the package that defines each name; with a leading dot, one beside the package.
     """
 
     def getattr_(name: str) -> Any:
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{home}"), name)
+        value = getattr(importlib.import_module(f".{home}", package), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 PACKAGES = (
     *("penstock", "penstock.manifest", "penstock.order", "penstock.samplers", "penstock.datasets", "penstock.loader"),
     *("penstock.shards", "penstock.shards.mds", "penstock.wds", "penstock.images.decode", "penstock.images.sizes"),
-    *("penstock.images.region", "penstock.images.backends", "penstock.images.transforms", "penstock.storage"),
+    *("penstock.images.region", "penstock.images.transforms", "penstock.storage", "penstock.compat"),
     *(
         "penstock.server",
         "penstock.tools.profiling",
@@ -32,6 +32,18 @@ PACKAGES = (
     *("penstock.integrations.accelerate", "penstock.integrations.transformers"),
     *("penstock.compat.rank_dataset", "penstock.compat.mpdataset"),
 )
+# Names that modules of ours share and no user calls. Those of a package that are not here are in the reference.
+INTERNAL = {
+    *(f"penstock.order.{name}" for name in ("BlockShuffle", "NodeShuffle", "Nodes", "SHUFFLES", "derive_key")),
+    *(f"penstock.shards.{name}" for name in ("Member", "base_and_extension", "compression_of", "group", "open_stream")),
+    *(f"penstock.shards.{name}" for name in ("split_name", "walk", "walk_stream")),
+    *(f"penstock.storage.{name}" for name in ("UNWRITABLE", "file_lock", "grown", "io_error", "is_writable")),
+    *(f"penstock.storage.{name}" for name in ("kept_path", "write_atomically", "write_kept")),
+    *(f"penstock.tools.planning.{name}" for name in ("Dealing", "Packing", "check_dealing", "deal", "epochs_of")),
+    *(f"penstock.tools.planning.{name}" for name in ("memory_of", "needs_of", "start_up_of")),
+    *(f"penstock.tools.quality.{name}" for name in ("Invertible", "classes_in", "runs_in")),
+    *("penstock.images.region.draw_region", "penstock.images.sizes.MAX_ERRORS"),
+}
 LOADED = {"img": "src", "script": "src", "iframe": "src", "source": "src", "video": "src"}
 LOADED_RELATIONS = {"stylesheet", "icon", "preload", "preconnect", "modulepreload", "prefetch"}
 
@@ -99,7 +111,7 @@ def well_formed(link: str) -> bool:
 
 
 def undocumented(pages: dict[str, Page]) -> list[str]:
-    """Public names that the reference does not have, under this or another name."""
+    """Public names that the reference does not have, under this or another name, and internal ones that it has."""
     named = {anchor for page in pages.values() for anchor in page.anchors if anchor.startswith("penstock.")}
     shown = set()
     for anchor in named:
@@ -107,12 +119,16 @@ def undocumented(pages: dict[str, Page]) -> list[str]:
             shown.add(id(pkgutil.resolve_name(anchor)))
         except (AttributeError, ImportError):
             continue  # an attribute of instances
-    problems = []
+    exported = {f"{package}.{name}" for package in PACKAGES for name in importlib.import_module(package).__all__}
+    problems = [f"{name}: internal, and in the reference" for name in sorted(INTERNAL & named)]
+    problems += [f"{name}: internal, and not there" for name in sorted(INTERNAL - exported)]
     for package in PACKAGES:
         module = importlib.import_module(package)
         for name in module.__all__:
             value = getattr(module, name)
             is_there = f"{package}.{name}" in named or (callable(value) and id(value) in shown)
+            if f"{package}.{name}" in INTERNAL:
+                continue
             if not is_there and not isinstance(value, types.ModuleType) and not name.startswith("_"):
                 problems.append(f"{package}.{name}: not in the reference")
     return problems
