@@ -206,7 +206,7 @@ def test_a_filter_of_a_manifest_is_no_manifest(manifest: Manifest) -> None:
 def test_a_slice_is_no_index() -> None:
     packs = PackedDataset([[1, 2], [3]], 4, lengths=[2, 1], rank=0, world_size=1)
     for dataset in (Subset(list("abc"), [0, 2]), packs):
-        with pytest.raises(TypeError, match=r"got slice\(0, 1, None\).*__getitems__ of a data set takes a list"):
+        with pytest.raises(TypeError, match=r"got slice\(0, 1, None\).*__getitems__ of a dataset takes a list"):
             dataset[0:1]
         assert len(dataset.__getitems__(range(1))) == 1
 

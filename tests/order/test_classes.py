@@ -159,5 +159,5 @@ def test_epochs_and_seeds_differ() -> None:
 
 def test_bad_sizes_are_refused() -> None:
     for sizes in ([0, 1], [1], [1, 2, 3]):
-        with pytest.raises(OrderError, match="a size of 1 or more for each class"):
+        with pytest.raises(OrderError, match="one size of 1 or more per class"):
             ClassBatches([0, 2, 4], sizes)

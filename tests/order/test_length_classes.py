@@ -74,7 +74,7 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_lengths_are_named() -> None:
     with pytest.raises(OrderError, match="sample 1 has length -2"):
         classes_of(np.array([1, -2]), 10, 4)
-    with pytest.raises(OrderError, match="lengths are integers, one a sample, got float64"):
+    with pytest.raises(OrderError, match="lengths must be integers, one per sample, got float64"):
         classes_of(np.array([1.5]), 10, 4)
     for limit, count in ((0, 1), (1, 0)):
         with pytest.raises(OrderError, match="a count and a limit of 1 or more"):

@@ -291,7 +291,7 @@ def test_refusals() -> None:
         GroupedBatchSampler(InfiniteSampler(range(10)), groups, 2)
     with pytest.raises(SamplerError, match="leave them out"):
         GroupedBatchSampler(DistributedSampler(range(10), 2, 0), groups, 2, world_size=2, rank=0)
-    with pytest.raises(SamplerError, match="10 entries for a data set of 11"):
+    with pytest.raises(SamplerError, match="10 entries for a dataset of 11"):
         GroupedBatchSampler(DistributedSampler(range(11), 2, 0), groups, 2)
     with pytest.raises(SamplerError, match=r"index 10, but group_ids has 10 entries"):
         list(GroupedBatchSampler([3, 10], groups, 2))

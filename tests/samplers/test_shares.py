@@ -129,7 +129,7 @@ def test_a_share_is_refused_where_it_would_be_dealt_again(kind: str, given: Any,
 @pytest.mark.parametrize("kind", SHORT)
 def test_a_shorter_stream_has_to_be_told(kind: str, two_ranks: Any) -> None:
     """It is a share, or a part of the data that is the same on all ranks."""
-    said = "has 21 of 41 samples.*one rank's share.*world_size=1.*the same on all ranks, say world_size=2 and rank="
+    said = "has 21 of 41 samples.*one rank's share.*world_size=1.*the same on all ranks, pass world_size=2 and rank="
     with pytest.raises(SamplerError, match=said):
         GroupedBatchSampler(SHARES[kind](0), GROUPS, 4)
     ranks = [GroupedBatchSampler(SHARES[kind](0), [0] * N, 4, world_size=2, rank=rank) for rank in range(2)]
@@ -210,7 +210,7 @@ def test_what_has_no_length_has_to_be_told(told: int | None, two_ranks: Any) -> 
     stream = Unsized(range(N))
     if told is None:
         with pytest.raises(
-            SamplerError, match=r"has no length.*one rank's share.*world_size=1.*say world_size=2 and rank="
+            SamplerError, match=r"has no length.*one rank's share.*world_size=1.*pass world_size=2 and rank="
         ):
             GroupedBatchSampler(stream, GROUPS, 4)
         return
@@ -240,7 +240,7 @@ def test_a_share_is_noticed_when_the_process_group_is_made_later(monkeypatch: py
 
 @pytest.mark.parametrize("stream", [torch.utils.data.SubsetRandomSampler(range(N)), RandomSampler(range(N))])
 def test_an_order_drawn_by_chance_is_refused(stream: Any, two_ranks: Any) -> None:
-    with pytest.raises(SamplerError, match="each of the 2 ranks would draw another order"):
+    with pytest.raises(SamplerError, match="each of the 2 ranks would draw a different order"):
         len(GroupedBatchSampler(stream, GROUPS, 4))
 
 

@@ -282,7 +282,7 @@ def test_areas_of_images() -> None:
 
 def test_a_sample_above_the_budget_is_named() -> None:
     with pytest.raises(
-        SamplerError, match=r"sample 2 has length 90, and max_tokens is 50 \(2 samples of 4 longer .* longest='alone'"
+        SamplerError, match=r"sample 2 has length 90, but max_tokens is 50 \(2 samples of 4 longer .* longest='alone'"
     ):
         budget(lengths=[5, 50, 90, 51], most=50)
     alone = list(budget(lengths=[5, 50, 90, 51], most=50, longest="alone"))
@@ -300,8 +300,8 @@ def test_a_sample_above_the_budget_is_named() -> None:
         ({"longest": "cut"}, "unknown longest 'cut': use one of 'error', 'alone', 'drop'"),
         ({"lengths": [[1, 2]]}, r"lengths must be a one-dimensional array of integers.* of shape \(1, 2\)"),
         ({"lengths": [1.5]}, "one-dimensional array of integers, one per sample, got float64"),
-        ({"lengths": [3, -1]}, "sample 1 has length -1: lengths are 0 or more"),
-        ({"data_source": range(3)}, "there are 400 lengths for a data set of 3 samples"),
+        ({"lengths": [3, -1]}, "sample 1 has length -1: lengths must be 0 or more"),
+        ({"data_source": range(3)}, "there are 400 lengths for a dataset of 3 samples"),
         ({"remainder": "some"}, "unknown remainder 'some'"),
         ({"remainder": "pad", "drop_last": True}, "drop_last=True contradicts remainder='pad'"),
         ({"rank": 2, "world": 2}, "rank 2 is outside the world of 2"),
@@ -324,7 +324,7 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
 
 def test_one_ranks_share_is_refused(write_manifest: Any) -> None:
     share = ps.RankDataset(ps.Manifest.open(write_manifest(10)), rank=0, world_size=2)
-    with pytest.raises(PartitionError, match="has only one rank's share: put the sampler over its manifest"):
+    with pytest.raises(PartitionError, match="has only one rank's share: make the sampler over its manifest"):
         budget(lengths=[1] * len(share), data_source=share)
 
 

@@ -1,14 +1,16 @@
-"""The order of samples, and who gets which: pure functions of a few integers, without torch.
+"""The order of samples and their partition among ranks: pure functions of a few integers, without torch.
 
 * `permutation`: a keyed bijection on ``[0, n)`` in constant memory.
-* `shuffle`: ``global``, ``block`` and ``none``, built on it.
-* `nodes`: shards that are dealt to nodes, each of which keeps most of its own; on `uneven`, blocks of any sizes.
-* `mixture`: which source of a mixture stands at a position, built on `digits`, a permutation that counts.
-* `partition`: which positions of an epoch belong to a rank and a mini-epoch.
+* `shuffle`: the orders ``global``, ``block`` and ``none``, built on it.
+* `nodes`: an order in which each node reads mostly the same shards in every epoch, built on `uneven` (blocks of any
+  sizes).
+* `mixture`: the source of a mixture at each position, built on `digits`, a permutation that counts.
+* `partition`: the positions of an epoch that belong to a rank and a mini-epoch.
 
-Invariant: an order knows nothing of ranks and workers, a partition knows nothing of the order. So a job may stop on 8
-ranks and go on with 6, and the number of workers never shows in the data. `NodeShuffle` alone follows from how many
-nodes and ranks an epoch began with, which a state says; what is left of that order is dealt to any number of ranks.
+Invariant: an order does not depend on ranks and workers, and a partition does not depend on the order. So a job may
+stop on 8 ranks and resume on 6, and the number of workers never changes the data. `NodeShuffle` is the only exception:
+it depends on the numbers of nodes and ranks at the start of an epoch, which the state holds. The rest of its epoch can
+be split among any number of ranks.
 """
 
 from __future__ import annotations

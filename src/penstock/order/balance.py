@@ -1,4 +1,4 @@
-"""`deal_by_cost`: tasks dealt to ranks such that each has as many, and hardly more to do than another."""
+"""`deal_by_cost`: split tasks among ranks, equally many for each rank and with nearly equal costs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from penstock.order.permutation import Indices
 
 __all__ = ["deal_by_cost"]
 
-_SWAPS = 16  # a rank, at most
-_CLOSE = 0.002  # of the mean
+_SWAPS = 16  # at most, per rank
+_CLOSE = 0.002  # of the mean cost
 
 
 def deal_by_cost(costs: Indices, ranks: int) -> Indices:
     """Return the tasks of each rank: int64 of shape (ranks, tasks / ranks).
 
     Args:
-        costs: of the tasks: int64 of shape (tasks,), a multiple of ``ranks``.
-        ranks: among which they are dealt.
+        costs: of the tasks: int64 of shape (tasks,); the number of tasks is a multiple of ``ranks``.
+        ranks: number of ranks.
 
-    The dearest tasks are dealt first, to and fro. Then the rank with most to do swaps a task with another rank, the
-    pair that leaves the dearer of the two with least, until it is close to the mean, or no swap helps. Cost: for each
-    swap O(tasks * tasks / ranks).
+    Tasks are assigned in descending order of cost, to ranks in alternating direction. Then the rank with the highest
+    cost swaps one task with another rank, always the pair that leaves the lowest maximum of the two. This repeats until
+    the highest cost is close to the mean, or no swap helps. Each swap takes O(tasks * tasks / ranks).
 
     >>> deal_by_cost(np.array([9, 5, 4, 8, 1, 3]), 2).tolist()
     [[0, 2, 4], [3, 1, 5]]
@@ -30,7 +30,7 @@ def deal_by_cost(costs: Indices, ranks: int) -> Indices:
     rounds[1::2] = rounds[1::2, ::-1]
     dealt = np.ascontiguousarray(rounds.T)
     sums = costs[dealt].sum(axis=1)
-    # Swaps leave the mean as it is.
+    # Swaps do not change the mean.
     enough = (1 + _CLOSE) * sums.mean()
     for _ in range(_SWAPS * ranks):
         high = int(sums.argmax())

@@ -1,11 +1,12 @@
-"""`Bitmap`: which of n rows are kept, one bit a row, with random access by number both ways.
+"""`Bitmap`: a filter of n rows, one bit per row, with random access from ordinals to rows and back.
 
     bits      n / 8 bytes; row r is bit r % 64 of word r // 64
-    before    8 bytes for each block of 512 rows: how many rows are kept before it
-    hints     4 bytes for each 512 kept rows: the block that has the first of them
+    before    8 bytes per block of 512 rows: the number of kept rows before it
+    hints     4 bytes per 512 kept rows: the block with the first of them
 
-A look-up goes from the hint to the block, and counts the bits of its eight words (Jacobson, "Space-efficient static
-trees and graphs", FOCS 1989). The arrays may be mapped files, so all processes of a machine share them.
+The ordinal of a kept row is the number of kept rows before it. A look-up goes from the hint to the block, and counts
+the bits of its eight words (Jacobson, "Space-efficient static trees and graphs", FOCS 1989). The arrays may be mapped
+files, so all processes of a machine share them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from penstock.order.permutation import Indices
 __all__ = ["BLOCK", "Bitmap"]
 
 BLOCK = 512
-"""Rows of a block."""
+"""Rows in a block."""
 
 _WORDS = BLOCK // 64
-_HINT = 512  # kept rows
-_STEPS = 40  # blocks up to which going from the hint is faster than a search
-_CHUNK = 8192  # look-ups at a time, whose words fit the L2 cache
+_HINT = 512
+"""Kept rows per hint."""
+_STEPS = 40
+"""Up to this distance in blocks, walking from the hint is faster than a binary search."""
+_CHUNK = 8192
+"""Look-ups at a time, whose words fit the L2 cache."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -33,10 +37,10 @@ class Bitmap:
 
     Args:
         bits: uint64 of shape (blocks * 8,), little-endian; bits behind the last row are 0.
-        before: int64 of shape (blocks + 1,): rows kept before each block, and in all.
+        before: int64 of shape (blocks + 1,): number of kept rows before each block, then their total.
         hints: from `hints_of`.
 
-    Cost: no memory beside the arrays; 0.1 to 0.3 microseconds a look-up in large requests.
+    Cost: no memory besides the arrays; 0.1 to 0.3 microseconds per look-up in large requests.
 
     >>> bits, before = Bitmap.arrays(np.array([True, False, True, True]))
     >>> bitmap = Bitmap(bits, before, Bitmap.hints_of(before))
@@ -54,9 +58,11 @@ class Bitmap:
 
     @staticmethod
     def arrays(mask: npt.NDArray[np.bool_], before: int = 0) -> tuple[Words, Indices]:
-        """Return ``bits`` and ``before`` for a mask, of which ``before`` rows were kept by masks in front of it.
+        """Return the arrays ``bits`` and ``before`` for a mask.
 
-        A mask in front of another has a whole number of blocks.
+        Args:
+            mask: of the rows, or of a part of them. All parts except the last have a whole number of blocks.
+            before: the number of kept rows in earlier parts.
         """
         blocks = -(-len(mask) // BLOCK)
         packed = np.zeros(blocks * BLOCK // 8, np.uint8)
@@ -68,12 +74,12 @@ class Bitmap:
 
     @staticmethod
     def hints_of(before: Indices) -> npt.NDArray[np.uint32]:
-        """Return the block that has each 512th kept row, and at the end the last block."""
+        """Return the block of each 512th kept row, then the last block."""
         starts = np.arange(0, int(before[-1]), _HINT)
         return np.append(before.searchsorted(starts, "right") - 1, len(before) - 2).astype(np.uint32)
 
     def select(self, ordinals: Indices) -> Indices:
-        """Return the rows that have so many kept ones before them: int64 of the shape of ``ordinals``."""
+        """Return the rows with these ordinals: int64 of the shape of ``ordinals``."""
         rows = np.empty(ordinals.size, np.int64)
         flat = ordinals.reshape(-1)
         for begin in range(0, flat.size, _CHUNK):
@@ -85,7 +91,7 @@ class Bitmap:
         left = (ordinals - self._before.take(block)).astype(np.uint16)
         words = self._words.take(block, axis=0)
         number, ends, before = (np.zeros(len(block), np.uint16) for _ in range(3))
-        # One word of all look-ups at a time: an axis of eight is too short for NumPy's loops.
+        # The loop is over the eight words of a block: an axis of eight is too short for NumPy's loops.
         for counts in np.ascontiguousarray(_count_bits(words).T)[:-1]:
             ends += counts
             full = ends <= left
@@ -96,7 +102,7 @@ class Bitmap:
         return block * BLOCK + number * np.int64(64) + _select_in_word(word, left.astype(np.uint64))
 
     def select_one(self, ordinal: int) -> int:
-        """Return one row. Some microseconds: for a single look-up, integers are faster than arrays."""
+        """Return the row with one ordinal. For a single look-up, Python integers are faster than arrays."""
         block = int(self._before.searchsorted(ordinal, "right")) - 1
         left = ordinal - int(self._before[block])
         words = self._words[block].tolist()
@@ -110,10 +116,10 @@ class Bitmap:
         return block * BLOCK + number * 64 + int(word & -word).bit_length() - 1
 
     def _blocks(self, ordinals: Indices) -> Indices:
-        """Return the block that has each kept row."""
+        """Return the block of each kept row."""
         hint = ordinals // _HINT
         block = self._hints.take(hint).astype(np.int64)
-        # Where kept rows are far apart, their block is far from the hint.
+        # If kept rows are sparse, their block is far from the hint.
         if int((self._hints.take(hint + 1) - block).max(initial=0)) > _STEPS:
             return self._before.searchsorted(ordinals, "right") - 1
         while (behind := self._before.take(block + 1) <= ordinals).any():
@@ -121,7 +127,7 @@ class Bitmap:
         return block
 
     def rank(self, rows: Indices) -> Indices:
-        """Return how many kept rows come before each of these, -1 for one that is not kept: the inverse of `select`."""
+        """Return the ordinals of rows, -1 for a row that is not kept: the inverse of `select`."""
         flat = rows.reshape(-1)
         ordinals = np.empty(flat.size, np.int64)
         for begin in range(0, flat.size, _CHUNK):
@@ -148,14 +154,14 @@ _ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 
 def _count_bits(words: Words) -> npt.NDArray[np.uint8]:
     """Return the number of bits that are set in each word."""
-    # NumPy 1 has no such function.
+    # NumPy 1 has no bitwise_count.
     if hasattr(np, "bitwise_count"):
         return np.bitwise_count(words)
     return (_sums_of_bytes(words) >> np.uint64(56)).astype(np.uint8)
 
 
 def _sums_of_bytes(words: Words) -> Words:
-    """Return in each byte how many bits are set in that byte of the word and in those below it."""
+    """Return a word whose bytes count the bits that are set in the same byte and all lower ones."""
     counts = words - ((words >> np.uint64(1)) & _M1)
     counts = (counts & _M2) + ((counts >> np.uint64(2)) & _M2)
     sums: Words = ((counts + (counts >> np.uint64(4))) & _M4) * _ONES
@@ -163,7 +169,7 @@ def _sums_of_bytes(words: Words) -> Words:
 
 
 def _select_in_word(words: Words, left: Words) -> Indices:
-    """Return the bit of each word that has ``left`` set ones below it.
+    """Return the number of the set bit in each word that has ``left`` set bits below it.
 
     All bytes of a word are compared at once (Vigna, "Broadword implementation of rank/select queries", WEA 2008).
     """
@@ -176,7 +182,7 @@ def _select_in_word(words: Words, left: Words) -> Indices:
 
 
 def _bits_of_bytes() -> npt.NDArray[np.int64]:
-    """Return for each byte where its set bits are, in ascending order: (256, 8)."""
+    """Return the positions of the set bits of each byte, ascending: int64 of shape (256, 8)."""
     table = np.zeros((256, 8), np.int64)
     for byte in range(256):
         places = [bit for bit in range(8) if byte >> bit & 1]

@@ -1,18 +1,18 @@
-"""`ClassBatches`: batches of samples of one class or of neighbouring ones, in random order, by arithmetic.
+"""`ClassBatches`: batches of samples of one class or of neighbouring classes, in random order, computed.
 
-The samples stand in a row of *slots*, class after class. Batches are runs of slots; all that begin in a class are
-equally long. A keyed permutation gives the batches their order, and a `ClassShuffle` deals the samples of each class
-to its slots::
+Samples are numbered by class: their *place* in the class-sorted sequence. The same numbers are *slots* of batches. A
+batch is a range of slots, and all batches that begin in a class have the same size. In each epoch, a keyed permutation
+orders the batches, and a `ClassShuffle` assigns the samples of each class to its slots::
 
     classes     | 0         | 1         | 2         |      starts   0 5 10 15
     sizes       | 2         | 3         | 4         |
-    filled      |0 0|1 1|2 2 2 ...                         a batch at the end of a class takes from the next
-    not filled  |0 0|1 1|2| |3 3 3|4 4| |5 5 5 5|6|        each class ends with a batch of its own
+    fill        |0 0|1 1|2 2 2 ...                         a batch at the end of a class takes from the next
+    no fill     |0 0|1 1|2| |3 3 3|4 4| |5 5 5 5|6|        each class ends with its own partial batch
 
-    batch number in the epoch -> batch -> (class, ordinal) -> slots -> places in the row -> samples
+    batch number in the epoch -> batch -> (class, ordinal) -> slots -> places -> samples
 
-Invariant: each slot is in exactly one batch, but for those of batches that are dropped. What is a table has one entry a
-class, so any batch of any epoch costs the same, and so does the batch of any sample.
+Invariant: each slot is in exactly one batch, except in dropped batches. Tables have one entry per class. So finding any
+batch of any epoch, and the batch of any sample, always costs the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BatchSlots(NamedTuple):
 
     Attributes:
         slots: int64 of shape (samples,).
-        counts: how many each batch has: int64 of shape (batches,).
+        counts: number of slots of each batch: int64 of shape (batches,).
     """
 
     slots: Indices
@@ -43,17 +43,17 @@ class BatchSlots(NamedTuple):
 
 
 class ClassBatches:
-    """Where the batches of classes are cut.
+    """The cuts of a class-sorted sequence into batches.
 
     Args:
-        starts: where each class begins, and the end of the last: int64 of shape (classes + 1,), not descending.
-        sizes: samples in a batch that begins in the class, 1 or more: int64 of shape (classes,).
-        fill: a batch at the end of a class is filled up with samples of the next ones, so that only the last batch of
-            all can be partial. Otherwise each class may end with a partial batch.
-        drop_last: leave out batches that are partial.
+        starts: the start of each class, then the end of the last: int64 of shape (classes + 1,), not descending.
+        sizes: number of samples in a batch that begins in the class, 1 or more: int64 of shape (classes,).
+        fill: fill a batch at the end of a class with samples of the next classes, so that only the very last batch can
+            be partial. Otherwise each class may end with a partial batch.
+        drop_last: leave out partial batches.
 
     Raises:
-        OrderError: a size below 1, or not one for each class.
+        OrderError: a size is below 1, or there is not one size per class.
 
     >>> batches = ClassBatches([0, 5, 10], [2, 3], fill=True)
     >>> len(batches), batches.slots(np.arange(5)).counts.tolist()
@@ -68,7 +68,7 @@ class ClassBatches:
         self.starts: Indices = np.asarray(starts, dtype=np.int64)
         self.sizes: Indices = np.asarray(sizes, dtype=np.int64)
         if len(self.sizes) != len(self.starts) - 1 or (self.sizes < 1).any():
-            raise OrderError("batches of classes need a size of 1 or more for each class")
+            raise OrderError("batches of classes need one size of 1 or more per class")
         begins, counts = _cut(self.starts.tolist(), self.sizes.tolist(), fill)
         ends = begins + counts * self.sizes
         if fill:
@@ -86,21 +86,21 @@ class ClassBatches:
         self._begins = begins
         """The first slot of the first batch that begins in each class."""
         self._ends = ends
-        """The slot behind the last batch of each class; of all of them where batches are filled up."""
+        """The slot behind the last batch of each class; with ``fill``, behind the last batch of all."""
         self._first = np.concatenate([[0], np.cumsum(counts)])
-        """The number of the first batch that begins in each class, and the number of all."""
+        """The number of the first batch that begins in each class, then the number of batches."""
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
     @property
     def samples(self) -> Indices:
-        """How many samples the batches that begin in each class have: int64 of shape (classes,)."""
+        """Number of samples in the batches that begin in each class: int64 of shape (classes,)."""
         counts = np.diff(self._first)
         return np.where(counts > 0, np.minimum(counts * self.sizes, self._ends - self._begins), 0)
 
     def bounds(self, batches: Indices) -> tuple[Indices, Indices]:
-        """Return the first slot of each batch, and the one behind its last."""
+        """Return the first slot of each batch, and the slot behind its last."""
         classes = class_of(self._first, batches)
         begins = self._begins[classes] + (batches - self._first[classes]) * self.sizes[classes]
         return begins, np.minimum(begins + self.sizes[classes], self._ends[classes])
@@ -115,18 +115,18 @@ class ClassBatches:
         return BatchSlots(slots, counts)
 
     def batch_of(self, slots: Indices) -> Indices:
-        """Return the batch of each slot: int64 of their shape; -1 for those of batches that are dropped."""
+        """Return the batch of each slot: int64 of the same shape; -1 if the batch is dropped."""
         classes = class_of(self.starts, slots)
-        # A slot before the first batch of its class is in the last batch that began before.
+        # A slot before the first batch of its class is in the last batch of an earlier class.
         inside = np.maximum(-1, (slots - self._begins[classes]) // self.sizes[classes])
         return np.where(slots < self._ends[classes], self._first[classes] + inside, -1)
 
     def fitting(self, places: Indices, counts: Indices) -> npt.NDArray[np.bool_]:
-        """Return which samples of batches fit: as many, from the first on, as a batch of its largest class may have.
+        """Return which samples fit into their batches: the first ones, up to the smallest size of the batch's classes.
 
         Args:
-            places: of samples in the row of classes, one batch after the other.
-            counts: how many each batch has, 1 or more: int64 of shape (batches,).
+            places: of the samples, one batch after the other.
+            counts: number of samples of each batch, 1 or more: int64 of shape (batches,).
         """
         begins = np.cumsum(counts) - counts
         most = np.minimum.reduceat(self.sizes[class_of(self.starts, places)], begins)
@@ -134,7 +134,7 @@ class ClassBatches:
 
 
 def _cut(starts: list[int], sizes: list[int], fill: bool) -> tuple[Indices, Indices]:
-    """Return the first slot of the first batch that begins in each class, and how many begin there."""
+    """Return, for each class, the first slot of the first batch that begins there, and the number of such batches."""
     begins, counts, end = [], [], starts[0]
     for start, stop, size in zip(starts, starts[1:], sizes, strict=False):
         begin = max(start, end) if fill else start
@@ -146,11 +146,11 @@ def _cut(starts: list[int], sizes: list[int], fill: bool) -> tuple[Indices, Indi
 
 
 class EpochBatches:
-    """The batches of one epoch in their order, as places of samples in the row of classes.
+    """The batches of one epoch in order, as places of samples.
 
     Args:
-        batches: where they are cut.
-        seed, epoch: together they choose the order; every pair gives an unrelated one.
+        batches: the cuts into batches.
+        seed, epoch: choose the order together; every pair yields an unrelated order.
     """
 
     def __init__(self, batches: ClassBatches, seed: int, epoch: int) -> None:
@@ -167,15 +167,15 @@ class EpochBatches:
         return self.batches.slots(self._order[numbers])
 
     def places(self, slots: Indices) -> Indices:
-        """Return where the samples of slots stand in the row of classes: int64 of their shape."""
+        """Return the places of the samples in slots: int64 of the same shape."""
         return self._shuffle[slots]
 
     def slots_of(self, places: Indices) -> Indices:
-        """Undo `places`."""
+        """Return the slots of samples, given by place: the inverse of `places`."""
         return self._shuffle.inverse[places]
 
     def numbers(self, slots: Indices) -> Indices:
-        """Return the number in the epoch of the batch that each slot is in; -1 for those that are dropped."""
+        """Return the number, in the epoch, of the batch of each slot; -1 if the batch is dropped."""
         batches = self.batches.batch_of(slots)
         kept = batches >= 0
         batches[kept] = self._order.inverse[batches[kept]]

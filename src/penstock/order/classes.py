@@ -1,16 +1,16 @@
-"""`ClassShuffle`: samples permuted within classes, such as those of similar length, all classes in one pass.
+"""`ClassShuffle`: a permutation of samples within classes, such as samples of similar length.
 
-The samples stand in a row, class after class. ``starts`` says where each class begins; a keyed permutation of its own
-moves the samples of each class, and none leaves it::
+Samples are numbered class after class, and ``starts`` has the start of each class. Each class has its own keyed
+permutation, and no sample leaves its class::
 
     starts     0       4     7        12
     class      0 0 0 0 1 1 1 2 2 2 2 2
     shuffled   2 0 3 1 6 4 5 9 11 7 10 8
 
-A look-up is one Feistel network whose sizes and keys are those of each index's class (`penstock.order.feistel`), with
-cycle walking. So it costs the same for one class and for ten thousand.
+A look-up is one Feistel network with the sizes and keys of each index's class (`penstock.order.feistel`), with cycle
+walking. So it costs the same for one class and for ten thousand.
 
-Promises: a bijection that keeps each class; memory of 50 bytes a class; the same on every machine, frozen by golden
+Promises: a bijection within each class; 50 bytes of memory per class; the same on every machine, frozen by golden
 vectors in the tests under `ORDER_VERSION`.
 """
 
@@ -37,14 +37,14 @@ class ClassShuffle:
     """A permutation of ``range(starts[0], starts[-1])`` that keeps every class.
 
     Args:
-        starts: where each class begins, and the end of the last: int64 of shape (classes + 1,), not descending.
+        starts: the start of each class, then the end of the last: int64 of shape (classes + 1,), not descending.
         key: any integer, taken modulo 2**64.
 
     Raises:
-        OrderError: starts that are negative or descend.
+        OrderError: starts are negative or descending.
 
-    ``shuffle[i]`` takes an int or an integer array, and ``shuffle.inverse[j]`` finds where an element went. Cost: 0.2
-    microseconds an index in large arrays.
+    ``shuffle[i]`` takes an int or an integer array, and ``shuffle.inverse[j]`` returns the position of an element.
+    Cost: 0.2 microseconds per index in large arrays.
 
     >>> shuffle = ClassShuffle([0, 4, 7], key=1)
     >>> sorted(shuffle[np.arange(4)].tolist()), sorted(shuffle[np.arange(4, 7)].tolist())
@@ -60,7 +60,7 @@ class ClassShuffle:
             raise OrderError("starts of classes ascend from 0 or more to 2**62 at most")
         self.key = key
         self._sizes = sizes.view(np.uint64)
-        # As of a `Permutation`: a * b >= n, and fewer than a elements too many.
+        # As in `Permutation`: a * b >= n, with fewer than a values outside [0, n).
         a = square_roots(np.maximum(sizes - 1, 0)) + 1
         self._a, self._b = a.astype(np.uint32), (-(-sizes // a)).astype(np.uint32)
         numbers = np.arange(len(sizes), dtype=np.uint64)
@@ -78,7 +78,7 @@ class ClassShuffle:
 
     @cached_property
     def inverse(self) -> Inverse:
-        """The inverse bijection, indexed in the same way."""
+        """The inverse bijection, with the same indexing."""
         return Inverse(len(self), lambda index: self._look_up(index, Feistel.decrypt))
 
     def _look_up(self, index: Any, walk: Any) -> Any:
@@ -91,7 +91,7 @@ class ClassShuffle:
         return int(result) if result.ndim == 0 else result
 
     def _walk(self, flat: Indices, walk: Any) -> None:
-        """Replace indices by where they go."""
+        """Replace indices by their images, in place."""
         classes = class_of(self.starts, flat)
         begins = self.starts[classes]
         flat -= begins
@@ -105,7 +105,7 @@ class ClassShuffle:
 
 
 def square_roots(numbers: Indices) -> Indices:
-    """Return the whole part of the square root of numbers up to 2**62, exactly."""
+    """Return the integer square roots of numbers up to 2**62, exactly."""
     roots = np.sqrt(numbers).astype(np.int64)
     roots -= roots * roots > numbers
     roots += (roots + 1) * (roots + 1) <= numbers
@@ -113,5 +113,5 @@ def square_roots(numbers: Indices) -> Indices:
 
 
 def class_of(starts: Indices, places: Indices) -> Indices:
-    """Return the class that each place is in; empty classes have none."""
+    """Return the class of each place; never an empty class."""
     return np.searchsorted(starts, places, side="right") - 1

@@ -1,15 +1,16 @@
-"""A keyed permutation of ``64**digits`` places to slots that spreads neighbours evenly, and that counts.
+"""A keyed permutation of ``64**digits`` places to slots that spreads neighbours evenly and can count.
 
-The binary digits of a place are turned around, so that its last one decides which half of the slots it gets (van der
-Corput), and each is shuffled: whether the two halves of an aligned run of ``2**i`` places change sides is a bit that a
-hash of (key, run) draws. So the slots of a run are evenly spaced, one in each of its ``2**i`` equal parts; and which
-part a place gets is random.
+The binary digits of a place are reversed, so that its last digit chooses one half of the slots (van der Corput). Each
+digit is also shuffled: for each aligned run of ``2**i`` places, a hash of (key, run) decides whether its two halves
+swap. So the slots of a run are evenly spaced, one in each of ``2**i`` equal parts of all slots, and the part of a place
+is random.
 
-Since they are evenly spaced, a division says how many slots of a run are below a bound. The places before a place are
-some runs, one for each digit. So `rank` counts those of them whose slots are below a bound without looking at any.
+Because slots are evenly spaced, a division counts the slots of a run below a bound. All places before a given place are
+a few runs, one per digit. So `rank` counts how many of them have slots below a bound without looking at each.
 
-Six binary digits are shuffled by the 63 bits of one hash. They are a binary tree of six levels, used in two halves:
-seven bits for three digits, and by what these are seven others for the next three. Tables have all trees of seven bits.
+The 63 bits of one hash shuffle six binary digits. The bits form a binary tree of six levels, used in two halves: seven
+bits for the first three digits, and, depending on these digits, seven other bits for the next three. The tables cover
+all trees of seven bits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from penstock.order.permutation import Indices
 __all__ = ["DIGIT_BITS", "DigitShuffle", "find_in", "rank", "ranks", "slot_of", "slots_of"]
 
 DIGIT_BITS = 6
-"""Binary digits of a place that one hash shuffles."""
+"""Number of binary digits that one hash shuffles."""
 
 
 class DigitShuffle:
@@ -33,20 +34,23 @@ class DigitShuffle:
 
     Args:
         key: 64-bit key.
-        digits: the most digits in base 64 of a place; ten, for slots to fit 64 bits.
+        digits: the largest number of base-64 digits of a place; at most ten, so that slots fit 64 bits.
 
-    A block begins at a position, which tells its permutation from that of other blocks, and its places are counted from
-    there. A *path* is what the permutation does with one place: for each octal digit from the highest on the tree that
-    shuffles it and the digit itself, as an index of the tables.
+    A block is identified by its first position, and its places are counted from there. Each block has its own
+    permutation. A *path* describes the image of one place: for each octal digit, from the highest, the tree that
+    shuffles it and the digit itself, as one index of the tables.
     """
 
     def __init__(self, key: int, digits: int) -> None:
         self._keys = [mix(key, level) for level in range(digits)]
 
-    # For a Python int or a uint64 array alike.
+    # These take a Python int or a uint64 array.
 
     def path(self, place: Any, begin: Any, digits: int) -> list[Any]:
-        """Return the path of a place in a block of so many digits; that of all its places for the one behind them."""
+        """Return the path of a place in a block of ``digits`` digits.
+
+        With the number of all places as ``place``, `rank` of the path counts over the whole block.
+        """
         path = []
         for level in range(digits - 1, -1, -1):
             word = self.word(place, begin, level)
@@ -56,7 +60,7 @@ class DigitShuffle:
         return path
 
     def word(self, place: Any, begin: Any, level: int) -> Any:
-        """Return the hash that shuffles a digit of a place, the same for all places with the same digits above it."""
+        """Return the hash that shuffles one digit of a place. Places with the same higher digits share it."""
         shift = DIGIT_BITS * (level + 1)
         run = (begin >> shift) + (place >> shift)
         return splitmix64(self._keys[level] ^ run) if isinstance(run, int) else mix_array(self._keys[level], run)
@@ -73,11 +77,11 @@ def _make_tables() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 
 _SLOTS, _BELOWS = _make_tables()
-# Python's integers are faster out of lists.
+# Reading single integers is faster from lists than from arrays.
 _SLOT: list[int] = _SLOTS.tolist()
-"""By tree and digit: the digit of the slot."""
+"""The slot's digit, by tree and digit of the place."""
 _BELOW: list[int] = _BELOWS.tolist()
-"""By tree, digit and a bound from 0 to 7: how many smaller digits have a digit of the slot below the bound."""
+"""The number of smaller digits whose slot digit is below a bound, by tree, digit and bound (0 to 7)."""
 
 
 def slot_of(path: list[int]) -> int:
@@ -89,7 +93,7 @@ def slot_of(path: list[int]) -> int:
 
 
 def slots_of(path: list[Indices]) -> Indices:
-    """Return the same for int64 arrays."""
+    """Return the slots at the ends of paths, for int64 arrays."""
     slots = _SLOTS.take(path[0])
     for step, states in enumerate(path[1:], 1):
         slots |= _SLOTS.take(states) << (3 * step)
@@ -97,10 +101,10 @@ def slots_of(path: list[Indices]) -> Indices:
 
 
 def rank(path: list[int], bound: int) -> int:
-    """Return how many places before that of a path have slots below a bound.
+    """Return the number of places before the path's place whose slots are below a bound.
 
-    Of a run with ``bound`` slots below it each of the eight parts has an eighth, rounded up if its own slots come early
-    enough among those of the run.
+    If a run has ``bound`` slots below the bound, each of its eight parts has an eighth of them. The remainder of the
+    division goes to the parts whose slots come first.
     """
     found = 0
     for state in path:
@@ -111,7 +115,7 @@ def rank(path: list[int], bound: int) -> int:
 
 
 def ranks(path: list[Indices], bounds: Indices) -> Indices:
-    """Return the same for int64 arrays."""
+    """Return the results of `rank` for int64 arrays."""
     found = np.zeros_like(bounds)
     for states in path:
         eighths, rest = bounds >> 3, bounds & 7
@@ -122,8 +126,7 @@ def ranks(path: list[Indices], bounds: Indices) -> Indices:
 
 
 def find_in(shuffle: DigitShuffle, before: int, slots: tuple[int, int], begin: int, digits: int) -> int:
-    """Return the place in a block that has a slot from the first of ``slots`` to below the second, with so many such
-    places before it."""
+    """Return the place in a block that has its slot in the range ``slots``, and ``before`` such places before it."""
     place, (low, high) = 0, slots
     for level in range(digits - 1, -1, -1):
         word = shuffle.word(place, begin, level)
@@ -134,7 +137,7 @@ def find_in(shuffle: DigitShuffle, before: int, slots: tuple[int, int], begin: i
 
 
 def _descend(tree: int, before: int, low: int, high: int) -> tuple[int, int, int, int]:
-    """Return the part of a run that has the place with so many before it, and those numbers inside of the part."""
+    """Return the part (one of eight) of a run with the place wanted, and ``before``, ``low``, ``high`` in that part."""
     for digit in range(8):
         slot = _SLOT[tree << 3 | digit]
         begin, end = (low >> 3) + (slot < low & 7), (high >> 3) + (slot < high & 7)

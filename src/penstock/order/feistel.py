@@ -1,10 +1,10 @@
 """A keyed Feistel network over a mixed radix: a bijection on ``[0, a * b)``.
 
-An index is split into ``(i // b, i % b)``, and the halves take turns in adding a keyed hash of the other, modulo their
-own size (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+An index is split into the halves ``(i // b, i % b)``. In turn, each half adds a keyed hash of the other, modulo its own
+size (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
 
-Small domains have halves of a few thousand values, so the hash of every half fits a table. `encrypt_by_table` gives
-what `encrypt` gives, in half of the time for many indices and in a fifth for few.
+In small domains a half has a few thousand values, so a table can hold the hash of every half. `encrypt_by_table`
+returns the same as `encrypt`, in half the time for many indices and a fifth for few.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 __all__ = ["ROUNDS", "Feistel", "Indices"]
 
-ROUNDS = 8  # 4 leave structure between neighbours; 6 pass the tests here, and 2 more are a margin
+ROUNDS = 8
+"""4 rounds leave structure between neighbours. 6 pass our tests, and 2 more are a margin."""
 
-_C1 = 0x85EBCA6B  # the multipliers of MurmurHash3's 32-bit finaliser
+# The multipliers of MurmurHash3's 32-bit finaliser.
+_C1 = 0x85EBCA6B
 _C2 = 0xC2B2AE35
 _MASK32 = 0xFFFFFFFF
 
@@ -34,8 +36,8 @@ class Feistel:
         a, b: sizes of the halves, at most 2**31.
         round_keys: 32 bits for each of the `ROUNDS` rounds.
 
-    For indices of many domains at once, each may be an array of uint32 with one value an index; such a network has no
-    tables.
+    For indices of many domains at once, each argument may be a uint32 array with one value per index. Such a network
+    has no tables.
     """
 
     def __init__(self, a: Any, b: Any, round_keys: Sequence[Any] | npt.NDArray[np.uint32]) -> None:
@@ -43,11 +45,11 @@ class Feistel:
         self.b = b
         self._round_keys = round_keys
 
-    # For a Python int or a uint64 array alike. The sum of two halves fits 32 bits, and a 32-bit hash times a half
-    # fits 64.
+    # These take a Python int or a uint64 array. The sum of two halves fits 32 bits, and a 32-bit hash times a half fits
+    # 64.
 
     def encrypt(self, i: Any) -> Any:
-        """Map an int, or an array of uint64."""
+        """Return the image of an int, or of a uint64 array."""
         high, low, hashed = _split(i, self.b)
         for r in range(0, ROUNDS, 2):
             high = _add(high, hashed(low, self._round_keys[r], self.a), self.a)
@@ -55,7 +57,7 @@ class Feistel:
         return _join(high, low, self.b)
 
     def decrypt(self, i: Any) -> Any:
-        """Undo `encrypt`."""
+        """Return the inverse image: the inverse of `encrypt`."""
         high, low, hashed = _split(i, self.b)
         for r in range(ROUNDS - 2, -1, -2):
             low = _add(low, self.b - hashed(high, self._round_keys[r + 1], self.b), self.b)
@@ -63,13 +65,13 @@ class Feistel:
         return _join(high, low, self.b)
 
     def encrypt_by_table(self, i: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Return what `encrypt` returns. The first call makes the tables: 272 * a bytes."""
+        """Return the same as `encrypt`. The first call builds tables of 272 * a bytes."""
         tables = self._tables
         high = np.floor_divide(i, np.uint64(self.b)).view(np.int64)
         low = np.multiply(high, -self.b)
         low += i.view(np.int64)
         step = np.empty_like(high)
-        # An index is never outside its table, so the mode says only that take need not buffer what it writes.
+        # Indices are never outside their table. mode="wrap" only lets take() write to `out` without a buffer.
         for r in range(0, ROUNDS, 2):
             tables.rounds[r].take(low, out=step, mode="wrap")
             high += step
@@ -89,7 +91,8 @@ class Feistel:
         rounds = []
         for r in range(ROUNDS):
             size = self.a if r % 2 else self.b
-            # A half is a sum that is not reduced before the end: round r looks at one of r + 1 hashes, halved.
+            # Halves are sums that are reduced only at the end. By round r, a half has added about r / 2 hashes, so its
+            # table repeats that many times.
             rounds.append(_repeat(hashes[r, :size], (r + 1) // 2 + 1))
         sums = ROUNDS // 2 + 1
         high, low = np.arange(self.a, dtype=np.int64), np.arange(self.b, dtype=np.int64)
@@ -97,7 +100,7 @@ class Feistel:
 
 
 class _Tables(NamedTuple):
-    """Tables over halves that are sums. Each repeats itself, so that it reduces the sum as well."""
+    """Tables over unreduced halves. Each table repeats itself, which reduces the half."""
 
     rounds: list[Indices]
     """The hash of a half, by round."""
@@ -112,7 +115,7 @@ def _repeat(table: Indices, times: int) -> Indices:
 
 
 def _split(i: Any, b: int) -> tuple[Any, Any, Callable[[Any, int, int], Any]]:
-    """The two halves, and the hash for their type: ``hashed(half, key, modulus)`` in ``[0, modulus)``."""
+    """Return the two halves, and the hash for their type: ``hashed(half, key, modulus)`` in ``[0, modulus)``."""
     high = i // b
     low = i - high * b
     if isinstance(i, int):
@@ -130,11 +133,11 @@ def _join(high: Any, low: Any, b: int) -> Any:
 
 
 def _add(x: Any, y: Any, modulus: int) -> Any:
-    """``(x + y) % modulus`` for ``0 <= x < modulus`` and ``0 <= y <= modulus``, in place for arrays."""
+    """Return ``(x + y) % modulus`` for ``0 <= x < modulus`` and ``0 <= y <= modulus``; in place for arrays."""
     if isinstance(x, int):
         return (x + y) % modulus
     x += y
-    # Unsigned wrap-around makes x - modulus huge where x < modulus, so the minimum is the remainder.
+    # If x < modulus, the unsigned x - modulus wraps around to a huge number, so the minimum is the remainder.
     return np.minimum(x, np.subtract(x, np.uint32(modulus), out=y), out=x)
 
 
@@ -149,12 +152,12 @@ def _hash_half(x: npt.NDArray[np.uint32], key: int, modulus: int) -> npt.NDArray
 
 
 def _hash_array(x: npt.NDArray[np.uint32], key: Any, modulus: Any) -> npt.NDArray[np.uint32]:
-    """Hash halves, by one key and modulus or by an array of each that broadcasts."""
+    """Return the hashes of halves, for one key and modulus or for arrays that broadcast."""
     h: npt.NDArray[np.uint32] = x ^ key
     h *= np.uint32(_C1)
     h ^= h >> np.uint32(15)
     h *= np.uint32(_C2)
-    # The multiplication by the modulus looks at the high bits first, and those depend on every bit of the half.
+    # The multiplication by the modulus uses mostly the high bits, which depend on every bit of the half.
     wide = h.astype(np.uint64)
     wide *= modulus
     wide >>= np.uint64(32)

@@ -1,14 +1,14 @@
-"""`LengthClasses`: classes of similar lengths, cut so that batches of one class have the least padding.
+"""`LengthClasses`: classes of similar lengths (buckets), cut so that batches of one class need the least padding.
 
-Batches of one class are padded to a length that is hardly above any of theirs. A sample is padded by half of its
-class's width on average, so the widths that pad least, for a number of classes, are in proportion to 1 / sqrt(density
-of lengths): the rule of companding quantisers (Gersho, "Asymptotically optimal block quantization", IEEE Transactions
-on Information Theory, 1979) for an absolute error. Padding falls as 1 / classes, for any distribution of lengths.
+On average, a sample is padded by half the width of its class. For a given number of classes, padding is smallest when
+widths are in proportion to 1 / sqrt(density of lengths): the rule of companding quantisers (Gersho, "Asymptotically
+optimal block quantization", IEEE Transactions on Information Theory, 1979) for an absolute error. Padding falls as
+1 / classes, for any distribution of lengths.
 
-The classes follow from a histogram, which is one pass over the lengths and takes a few MB whatever their number. Its
-bins are exact below 16,384 and 0.012 % wide above. Classes are numbered from the longest to the shortest, because
-`ClassBatches` fills a batch at the end of a class with samples of the next, and those must not be longer. Class 0 has
-the misfits: lengths above the limit.
+The classes are computed from a histogram, in one pass over the lengths and a few MB of memory. Its bins are exact below
+16,384 and 0.012 % wide above. Classes are numbered from the longest to the shortest, because `ClassBatches` fills a
+batch at the end of a class with samples of the next class, which must not be longer. Class 0 has the misfits: lengths
+above the limit.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ __all__ = ["LengthClasses", "Lengths", "classes_of"]
 
 _CHUNK = 1 << 18
 _SHORT = 1 << 16
-_NEAR = 16  # lengths within a part of this size of another are near it
-_SHIFT = 52 - 13  # 13 bits of a length behind its highest one tell bins apart
+_NEAR = 16
+"""The density at a length counts lengths that differ by at most 1/16 of it."""
+_SHIFT = 52 - 13
+"""A bin is defined by the highest bit of a length and the 13 bits below it."""
 _ONE = 1023 << 13  # the bits of 1.0
 
 
 class Lengths(Protocol):
-    """One integer of 0 or more for each sample: an array, or anything whose slices are arrays."""
+    """Sample lengths, integers of 0 or more: an array, or an object whose slices are arrays."""
 
     def __len__(self) -> int: ...
 
@@ -42,12 +44,12 @@ class LengthClasses(NamedTuple):
     """Classes of lengths.
 
     Attributes:
-        longest: the upper end of each class, descending: int64 of shape (classes,). That of class 0, the misfits, is
-            their longest length, or the limit where there are none.
-        samples: how many each class has: int64 of shape (classes,).
+        longest: the upper end of each class, descending: int64 of shape (classes,). For class 0, the misfits, it is the
+            longest length, or the limit if no sample is too long.
+        samples: number of samples of each class: int64 of shape (classes,).
         tokens: the sum of lengths of each class, to the precision of the bins: int64 of shape (classes,).
-        misfit: row and length of the first sample above the limit; None where there is none.
-        limit: the longest length that is no misfit.
+        misfit: row and length of the first sample above the limit; None if no sample is too long.
+        limit: the longest length that is not a misfit.
         table: the class of each bin of lengths up to the limit: small integers.
     """
 
@@ -62,21 +64,21 @@ class LengthClasses(NamedTuple):
         return len(self.longest)
 
     def of(self, lengths: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the class of each length: small integers of their shape."""
+        """Return the class of each length: small integers of the same shape."""
         bins = np.minimum(_bins(lengths), len(self.table) - 1)
         return np.where(lengths > self.limit, self.table.dtype.type(0), self.table[bins])
 
 
 def classes_of(lengths: Lengths, limit: int, count: int) -> LengthClasses:
-    """Return at most ``count`` classes that pad little, and class 0 for lengths above the limit.
+    """Return at most ``count`` classes with little padding, and class 0 for lengths above the limit.
 
     Args:
         lengths: of all samples; a length of 0 counts as 1.
-        limit: the longest length that is no misfit, 1 or more.
-        count: classes at most, 1 or more.
+        limit: the longest length that is not a misfit, 1 or more.
+        count: the largest number of classes, 1 or more.
 
     Raises:
-        OrderError: a count or limit below 1, a negative length, or lengths that are no integers.
+        OrderError: a count or limit is below 1, a length is negative, or lengths are not integers.
 
     >>> classes = classes_of(np.array([3, 9, 4, 10, 3, 50]), 10, 2)
     >>> classes.longest.tolist(), classes.of(np.array([3, 9, 50])).tolist(), classes.misfit
@@ -101,17 +103,17 @@ def classes_of(lengths: Lengths, limit: int, count: int) -> LengthClasses:
 
 
 def _cuts(samples: Indices, ends: Indices, count: int) -> Indices:
-    """Return the last bin of each class, ascending: at most ``count``, each of which has samples."""
+    """Return the last bin of each class, ascending: at most ``count`` classes, none of them empty."""
     filled = np.flatnonzero(samples)
     if not len(filled):
         return np.zeros(1, dtype=np.int64)
-    # The density around each bin: a small table has few samples of each length, or none.
+    # The density is averaged around each bin: a small dataset has few samples of each length, or none.
     low, high = _bins(ends - ends // _NEAR), np.minimum(_bins(ends + ends // _NEAR), len(ends) - 1)
     before, below = np.concatenate([[0], np.cumsum(samples)]), np.concatenate([[0], ends])
     density = (before[high + 1] - before[low]) / np.maximum(1, below[high + 1] - below[low])
     share = np.cumsum(np.sqrt(density) * np.diff(below))
     wanted = np.searchsorted(share, share[filled[-1]] * (np.arange(1, count) / count))
-    # A class ends at a length that some sample has.
+    # A class must end at the length of some sample.
     inside = np.searchsorted(filled, wanted, side="right") - 1
     return np.unique(np.append(filled[inside[inside >= 0]], filled[-1]))
 
@@ -125,7 +127,7 @@ class _Misfits(NamedTuple):
     first: tuple[int, int] | None = None
 
     def and_those_of(self, chunk: npt.NDArray[Any], begin: int, limit: int) -> _Misfits:
-        """Return these with those of more lengths, of which the first is that of row ``begin``."""
+        """Return these misfits and those in a chunk of lengths that begins at row ``begin``."""
         rows = np.flatnonzero(chunk > limit)
         if not len(rows):
             return self
@@ -136,17 +138,17 @@ class _Misfits(NamedTuple):
 
 
 def _histogram(lengths: Lengths, limit: int, bins: int) -> tuple[Indices, _Misfits]:
-    """Return how many lengths each bin has, and what does not fit."""
+    """Return the number of lengths in each bin, and the misfits."""
     samples, misfits = np.zeros(bins, dtype=np.int64), _Misfits()
-    # Counted as they are, lengths take a fifth of the time that their bins take.
+    # Counting short lengths directly takes a fifth of the time of computing their bins.
     short = np.zeros(min(_SHORT, limit + 1), dtype=np.int64)
     for begin in range(0, len(lengths), _CHUNK):
         chunk = np.asarray(lengths[begin : begin + _CHUNK])
         if chunk.ndim != 1 or chunk.dtype.kind not in "iu":
-            raise OrderError(f"lengths are integers, one a sample, got {chunk.dtype} of shape {chunk.shape}")
+            raise OrderError(f"lengths must be integers, one per sample, got {chunk.dtype} of shape {chunk.shape}")
         if int(chunk.min()) < 0:
             row = int(np.flatnonzero(chunk < 0)[0])
-            raise OrderError(f"sample {begin + row} has length {int(chunk[row])}: lengths are 0 or more")
+            raise OrderError(f"sample {begin + row} has length {int(chunk[row])}: lengths must be 0 or more")
         if int(chunk.max()) > limit:
             misfits = misfits.and_those_of(chunk, begin, limit)
             chunk = chunk[chunk <= limit]
@@ -159,7 +161,7 @@ def _histogram(lengths: Lengths, limit: int, bins: int) -> tuple[Indices, _Misfi
 
 
 def _bins(lengths: npt.NDArray[Any]) -> Indices:
-    """Return the bin of each length, ascending with it: its highest bit and the 13 behind that."""
+    """Return the bin of each length, ascending with the length: its highest bit and the 13 bits below."""
     bits: Indices = np.maximum(lengths, 1).astype(np.float64).view(np.int64)
     bits >>= _SHIFT
     bits -= _ONE

@@ -1,20 +1,21 @@
-"""The order of a mixture: which source stands at a position, and how many of its samples come before.
+"""The order of a mixture: the source at each position, and the number of its samples before that position.
 
 Positions are cut into blocks of B, a power of 64. With cumulative shares ``C_j``, source j has ``round(k B C_j) -
-round(k B C_(j-1))`` samples before block k, so its counts at the ends of blocks are exact, in integers. Inside a block
-a keyed permutation takes each place to a slot, and the slots are dealt to the sources in turn::
+round(k B C_(j-1))`` samples before block k. So its counts at the ends of blocks are exact, in integers. Inside a block,
+a keyed permutation maps each place to a slot, and each source has a range of slots::
 
     position  ->  block k, place t  ->  permutation (`penstock.order.digits`)  ->  slot  ->  source
 
-Its ordinal is the number of its samples before block k and of its slots at places before t, which the permutation
-counts by arithmetic. So sources are gone through in their own order, and nothing is a table of positions.
+The ordinal is the number of the source's samples before block k, plus the number of places before t with slots of this
+source, which the permutation counts without a loop. So each source is read in its own order, and no table of positions
+is needed.
 
-The permutation is stratified: each aligned run of ``2**i`` places has one slot in every ``B / 2**i`` of them. Therefore
-no prefix is off by more than about one sample for every two binary digits of B. Which of these slots a place has is
-random. Therefore ranks that take every so many positions see each source by its weight, however many ranks there are.
+The permutation is stratified: each aligned run of ``2**i`` places has one slot in every ``B / 2**i`` slots. So the
+counts of any prefix are off by at most about one sample for every two binary digits of B. Which of its slots a place
+gets is random. So ranks that read every k-th position see each source by its weight, for any number of ranks.
 
-An epoch that has an end is exact there as well. Its last block is longer than the others, by what would be too short
-for a block. The slots of that one are dealt such that its places have the counts that the epoch ought to have.
+A finite epoch has exact counts at its end as well. Its last block is longer than the others, because it takes the rest
+that is too short for a block. Its slot ranges are chosen to give the exact counts of the epoch.
 """
 
 from __future__ import annotations
@@ -36,42 +37,47 @@ from penstock.order.permutation import MAX_N, Indices
 __all__ = ["MIXTURE_ORDER", "BlockMixture", "exact_counts"]
 
 MIXTURE_ORDER = "mixture-blocks-1"
-"""Name of the frozen order. It is a part of what a state belongs to."""
+"""Name of the frozen order. States contain it."""
 
-_MAX_TOTAL = 1 << 50  # quotients of such numbers are right to within one as floats
-_SMALLEST = 2  # digits of 64 in a block: 4,096 positions
-_LARGEST = 9  # so that a block of nearly twice the size still has its slots in 64 bits
-_SAMPLES = 1000  # of the rarest source in a block, so that rounding changes its share by a thousandth at most
-_CHUNK = 8192  # positions worked on at once, which fit the L2 cache
-_FEW = 8  # positions that are found faster one by one
+_MAX_TOTAL = 1 << 50
+"""Up to here, quotients computed as floats are right to within one."""
+_SMALLEST = 2
+"""Base-64 digits of the smallest block: 4,096 positions."""
+_LARGEST = 9
+"""Base-64 digits of the largest block, so that the slots of a block of nearly twice the size still fit 64 bits."""
+_SAMPLES = 1000
+"""Samples of the rarest source in a block, so that rounding changes its share by a thousandth at most."""
+_CHUNK = 8192
+"""Positions computed at once, which fit the L2 cache."""
+_FEW = 8
+"""Up to this number, positions are faster one by one than as an array."""
 
 
 def exact_counts(weights: Sequence[int], position: int) -> tuple[int, ...]:
-    """Return how many samples of each source an epoch of so many positions has: its weight, rounded up or down."""
+    """Return the number of samples of each source in the first ``position`` positions: its share, rounded."""
     return _differences(_cumulative_counts(_cumulative(weights), position))
 
 
 class BlockMixture:
-    """The sources of all positions 0, 1, 2, ... of an epoch.
+    """The sources at the positions 0, 1, 2, ... of an epoch.
 
-    Nothing here depends on what came before position 0. So an epoch may consist of stages with other weights: each is a
-    `BlockMixture` of its own, whose positions and ordinals are counted from the origin of the stage.
+    An epoch may consist of stages with different weights. Each stage is its own `BlockMixture`, whose positions and
+    ordinals count from the start of the stage.
 
     Args:
         weights: a positive integer for each source; only their proportions matter.
         key: 64-bit key, see `penstock.order.derive_key`.
-        length: positions of the epoch, at whose end the counts are `exact_counts`: for weights that are counts and add
-            up to the length, exactly the weights. None: there is no end.
+        length: number of positions of the epoch, at whose end the counts are `exact_counts`. If the weights are counts
+            that add up to the length, these are exactly the weights. None: an endless epoch.
 
     Raises:
-        OrderError: no weights, or weights that are not positive or too large; a length outside of 0 to 2**62.
+        OrderError: weights are missing, not positive or too large, or the length is outside 0 to 2**62.
 
-    The counts are exact at the end of each block. An epoch that is longer than a block ends with one of ``block_size``
-    to twice as many positions, so the counts are exact at its end as well. Elsewhere no source is off by as many
-    samples as `bound`; within that, which source stands at a position is random. The ordinals of a source follow one
-    another.
+    The counts are exact at the end of each block. An epoch longer than a block ends with a block of one to two times
+    ``block_size`` positions, so its counts are exact as well. Elsewhere the count of each source is off by less than
+    `bound`. Within these limits the source at a position is random. The ordinals of a source are consecutive.
 
-    Cost: O(1) memory; for each position one hash for each digit of B in base 64, of which there are two to nine.
+    Cost: O(1) memory; two to nine hashes per position, one for each base-64 digit of the block size.
 
     >>> mix = BlockMixture([3, 1], key=7, length=8)
     >>> mix.counts(8)
@@ -87,7 +93,7 @@ class BlockMixture:
         self.weights = tuple(int(weight) // divisor for weight in weights)
         self.total = sum(self.weights)
         if self.total > _MAX_TOTAL:
-            raise OrderError(f"weights that add up to more than 2**50 cannot be mixed, got {list(weights)}")
+            raise OrderError(f"the weights must add up to at most 2**50, got {list(weights)}")
         if length is not None and not 0 <= length <= MAX_N:
             raise OrderError(f"an epoch has 0 to 2**62 samples, got {length}")
         self.key = operator.index(key) & MASK64
@@ -95,8 +101,8 @@ class BlockMixture:
         self._cumulative = _cumulative(self.weights)
         self._digits = _block_digits(self.total, min(self.weights))
         self.block_size = 1 << (DIGIT_BITS * self._digits)
-        """Positions in a block: the smallest power of 64, from 4,096 to 2**54, in which the rarest source has 1,000
-        samples."""
+        """Positions in a block: the smallest power of 64, from 4,096 to 2**54, with 1,000 samples of the rarest source.
+        """
         self._shuffle = DigitShuffle(self.key, _LARGEST + 1)
         self._whole = MAX_N if length is None else max(0, length // self.block_size - 1)
         self._last = None if length is None else self._make_last(length)
@@ -110,11 +116,11 @@ class BlockMixture:
 
     @property
     def bound(self) -> int:
-        """No prefix is off by as many samples of a source as this.
+        """Upper bound on the error of a source's count in any prefix of the epoch, in samples; never reached.
 
-        A prefix of a block is made of runs, added or taken away, at most one for every two binary digits and one more.
-        Each is off by less than one sample, and the beginning of the block by no more than one. The last block is off
-        at its end as well before its slots are dealt out for that.
+        A prefix of a block is a sum or difference of runs: at most one for every two binary digits, and one more. Each
+        run is off by less than one sample, and the start of the block by at most one. In the last block, correcting the
+        counts at its end adds as much again.
         """
         whole = DIGIT_BITS * self._digits // 2 + 2
         if self._last is None:
@@ -123,10 +129,10 @@ class BlockMixture:
         return max(whole, ragged) if self._whole else ragged
 
     def locate(self, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the source at each position, and how many of its samples come before: two int64 arrays.
+        """Return the source at each position, and the number of its samples before: two int64 arrays.
 
         Raises:
-            OrderError: a negative position, or one behind the end.
+            OrderError: a position is negative or behind the end.
         """
         positions = np.asarray(positions, dtype=np.int64)
         if not positions.size:
@@ -145,7 +151,7 @@ class BlockMixture:
         return sources, ordinals
 
     def locate_one(self, position: int) -> tuple[int, int]:
-        """Return the source at one position within the epoch, and how many of its samples come before."""
+        """Return the source at one position of the epoch, and the number of its samples before."""
         block = self._block_of(position)
         path = self._shuffle.path(position - block.begin, block.begin, block.digits)
         source = bisect.bisect_right(block.bounds, slot_of(path)) - 1
@@ -153,7 +159,7 @@ class BlockMixture:
         return source, block.had(source) + inside
 
     def counts(self, position: int) -> tuple[int, ...]:
-        """Return how many samples of each source come before a position, or in all before the end."""
+        """Return the number of samples of each source before a position; the end of the epoch is allowed, too."""
         self._check(position, position, end=1)
         if position == self.length:
             return exact_counts(self.weights, position)
@@ -163,7 +169,7 @@ class BlockMixture:
         return _differences(had)
 
     def position(self, source: int, ordinal: int) -> int:
-        """Return where the sample of a source stands that has ``ordinal`` of them before it: the inverse of `locate`.
+        """Return the position of sample ``ordinal`` of a source: the inverse of `locate`.
 
         Raises:
             OrderError: the source has no such sample in this epoch.
@@ -188,7 +194,7 @@ class BlockMixture:
         return _Block(begin, size, digits, bounds, before)
 
     def _bound_with(self, count: int, begin: int, size: int, digits: int) -> int:
-        """Return the smallest bound such that so many of the first ``size`` places have their slots below it."""
+        """Return the smallest bound such that ``count`` of the first ``size`` places have slots below it."""
         slots = 1 << (DIGIT_BITS * digits)
         if size == slots:
             return count
@@ -219,10 +225,10 @@ class BlockMixture:
         return _Block(begin, self.block_size, self._digits, bounds, before)
 
     def _block_with(self, source: int, ordinal: int) -> _Block:
-        """Return the block that has this sample of a source."""
+        """Return the block with a sample of a source."""
         has = MAX_N if self.length is None else exact_counts(self.weights, self.length)[source]
         if not 0 <= ordinal < has:
-            raise OrderError(f"source {source} has {has} samples in the epoch, and none with {ordinal} before it")
+            raise OrderError(f"source {source} has {has} samples in the epoch, so it has no sample {ordinal}")
         number = ordinal * self.total // self.weights[source] >> (DIGIT_BITS * self._digits)
         # Its share of what is before a bound is off by one sample at most, and a block has more of them than that.
         for near in (number + 1, number):
@@ -234,7 +240,7 @@ class BlockMixture:
     def _check(self, low: int, high: int, end: int = 0) -> None:
         stop = (MAX_N if self.length is None else self.length - 1) + end
         if low < 0 or high > stop:
-            raise OrderError(f"positions have to be from 0 to {stop}, got {low} to {high}")
+            raise OrderError(f"positions must be from 0 to {stop}, got {low} to {high}")
 
     # Many positions.
 
@@ -263,8 +269,9 @@ class BlockMixture:
 
 
 class _Block(NamedTuple):
-    """Consecutive positions: source j has the slots from ``bounds[j]`` to ``bounds[j + 1]``, and the sources up to it
-    have ``before[j]`` samples before the block."""
+    """A block of positions. Source j has the slots from ``bounds[j]`` to ``bounds[j + 1]``. The sources before j have
+    ``before[j]`` samples before the block.
+    """
 
     begin: int
     size: int
@@ -273,12 +280,12 @@ class _Block(NamedTuple):
     before: list[int]
 
     def had(self, source: int) -> int:
-        """Return how many samples of a source come before the block."""
+        """Return the number of samples of a source before the block."""
         return self.before[source + 1] - self.before[source]
 
 
 class _Blocks(NamedTuple):
-    """The blocks of many positions, and which of them each is in (None: there is one)."""
+    """The blocks of many positions, and the block of each position (None: a single block)."""
 
     begins: Indices
     digits: int
@@ -288,12 +295,12 @@ class _Blocks(NamedTuple):
 
     @classmethod
     def one(cls, block: _Block) -> _Blocks:
-        """Return a block of its own size."""
+        """Return a single block, of any size."""
         return cls(np.array([block.begin]), block.digits, np.array([block.bounds]), np.diff([block.before]), None)
 
     @classmethod
     def whole(cls, mixture: BlockMixture, numbers: Indices, low: int, high: int) -> _Blocks:
-        """Return blocks of the usual size by their numbers."""
+        """Return blocks of the usual size, by number."""
         at: Indices | None = None
         if high - low < numbers.size:
             distinct, at = np.arange(low, high + 1), numbers - low if high > low else None
@@ -305,7 +312,7 @@ class _Blocks(NamedTuple):
         return cls(begins, mixture._digits, bounds, np.diff(before, axis=1), at)
 
     def sources(self, slots: Indices) -> Indices:
-        """Return the source that has each slot."""
+        """Return the source of each slot."""
         inner = self.bounds[:, 1:-1]
         if self.at is None:
             return np.searchsorted(inner[0], slots, side="right")
@@ -315,7 +322,7 @@ class _Blocks(NamedTuple):
         return found
 
     def of_sources(self, sources: Indices) -> tuple[Indices, Indices, Indices]:
-        """Return the first slot of each position's source, the first behind its slots, and its samples before."""
+        """Return, for the source of each position, its first slot, the end of its slots, and its samples before."""
         if self.at is None:
             return self.bounds[0].take(sources), self.bounds[0, 1:].take(sources), self.before[0].take(sources)
         here = sources + self.at * self.bounds.shape[1]
@@ -344,17 +351,17 @@ def _cumulative(weights: Sequence[int]) -> list[int]:
 
 
 def _cumulative_counts(cumulative: list[int], position: int) -> list[int]:
-    """Return the shares of a position, added up source by source and rounded."""
+    """Return the number of samples of the first j sources before a position, for all j, rounded."""
     total, twice = cumulative[-1], 2 * position
     whole = 2 * total
     return [(twice * part + total) // whole for part in cumulative]
 
 
 def _cumulative_array(cumulative: list[int], positions: Indices) -> Indices:
-    """Return the same for an array: a row for each position.
+    """Return `_cumulative_counts` for an array: one row per position.
 
-    The products may pass 64 bits. A quotient as a float is right to within one, and the remainder that this leaves is
-    small, so it is right in arithmetic modulo 2**64.
+    The products may exceed 64 bits. But a quotient computed as a float is right to within one. So the remainder is
+    small, and exact in arithmetic modulo 2**64.
     """
     total = cumulative[-1]
     parts = np.array(cumulative, dtype=np.int64)

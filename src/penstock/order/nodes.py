@@ -1,17 +1,17 @@
-"""`NodeShuffle`: the order of an epoch in which each node keeps most of the rows that it had before.
+"""`NodeShuffle`: the order of an epoch in which each node reads mostly the rows that it read in the last epoch.
 
-Rows lie on a line in *home order*: shards (or blocks of rows) permuted by the seed alone, the same in all epochs. Each
-node has an arc of that line, and shuffles it anew in each epoch. Arcs are turned by a fraction of themselves from epoch
-to epoch, so rows move on to the next node in time::
+Rows have a *home order*: shards (or blocks of rows) permuted by the seed only, the same in all epochs. Each node has an
+arc of this closed line, and shuffles it anew in each epoch. From epoch to epoch the arcs turn by a fraction of their
+length, so that rows slowly move on to the next node::
 
     home line   s7 s2 s9 s4 | s1 s8 s0 s5 | s3 s6 ...
     epoch 0     [  node 0   ) [  node 1   ) [ ...
     epoch 1       [  node 0   ) [  node 1   ) [ ...        an eighth of an arc further
 
-Positions are dealt to ranks in strides, and ranks ``k * ranks / nodes`` and following are on node k. So position p
-belongs to a node, and stands for the next row of its arc.
+Positions are split among ranks in strides, and node k has the ranks from ``k * ranks / nodes`` on. So each position
+belongs to a node, and maps to the next row of the node's arc.
 
-Invariant: a bijection of ``range(n)`` that depends on (n, seed, epoch, nodes, ranks, the starts of shards) alone.
+Invariant: a bijection of ``range(n)`` that depends only on (n, seed, epoch, nodes, ranks, the starts of shards).
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from penstock.order.uneven import PermutedBlocks, UnevenBlockShuffle, cut_blocks
 __all__ = ["TURN", "NodeShuffle", "Nodes"]
 
 TURN = 8
-"""Arcs are turned by one part of so many from epoch to epoch."""
+"""Arcs turn by 1/8 of their length from epoch to epoch."""
 
-_BLOCKS = 64  # of an arc, where blocks are chosen here
+_BLOCKS = 64
+"""Blocks of an arc in the global shuffle, which has no block size of its own."""
 
 
 class Nodes(NamedTuple):
-    """How the ranks of a job lie on nodes: equally many on each, in their order."""
+    """The nodes and ranks of a job: equally many ranks on each node, in order."""
 
     nodes: int
     ranks: int
@@ -51,22 +52,23 @@ class _Line(Protocol):
 
 
 class NodeShuffle:
-    """The order of an epoch that deals shards, or blocks of rows, to nodes.
+    """The order of an epoch that assigns shards, or blocks of rows, to nodes.
 
     Args:
         n: number of samples.
         layout: nodes and ranks.
-        seed, epoch: together they choose the order; the home order is one of the seed alone.
+        seed, epoch: choose the order together; the home order depends only on the seed.
         kind: how a node shuffles its arc: ``"block"`` or ``"global"``.
-        block_size, window: of the block shuffle, see `penstock.order.make_order`; the global one has blocks of up to
-            1,024 rows.
-        starts: the first row of each shard, and n, so that shards stay whole; by default blocks do.
+        block_size, window: of the block shuffle, see `penstock.order.make_order`. The global shuffle assigns blocks of
+            up to 1,024 rows.
+        starts: the first row of each shard, then n. Shards then stay whole; by default, blocks do.
 
     Raises:
-        OrderError: another kind, or ranks that are not equally many on each node.
+        OrderError: an unknown kind, or nodes with different numbers of ranks.
 
-    ``order[position]`` takes an int or an integer array, ``order.inverse[row]`` says where a row stands. Cost: as of
-    `BlockShuffle`, and O(1) memory; with ``starts`` O(shards), and a number for each block of ``block_size`` rows.
+    ``order[position]`` takes an int or an integer array, and ``order.inverse[row]`` returns the position of a row.
+    Cost: as `BlockShuffle`, and O(1) memory. With ``starts``, O(shards) memory and one number per block of
+    ``block_size`` rows.
 
     >>> order = NodeShuffle(1000, Nodes(nodes=2, ranks=4), block_size=10, window=2)
     >>> rows = order[np.arange(1000)]
@@ -92,11 +94,12 @@ class NodeShuffle:
     ) -> None:
         nodes, ranks = layout
         if kind not in ("block", "global"):
-            raise OrderError(f"nodes shuffle their rows by 'block' or 'global', not by {kind!r}")
+            raise OrderError(f"nodes shuffle their rows with kind='block' or 'global', got {kind!r}")
         if nodes < 1 or ranks < 1 or ranks % nodes:
-            raise OrderError(f"{ranks} ranks on {nodes} nodes: there have to be equally many on each")
+            raise OrderError(f"{ranks} ranks on {nodes} nodes: each node must have the same number of ranks")
         self.n, self.layout, self.kind = n, layout, kind
-        if kind == "global":  # so that arcs have enough blocks, wherever they lie in the file
+        if kind == "global":
+            # An arc needs enough blocks, from all over the file.
             block_size = max(1, min(DEFAULT_BLOCK_SIZE, n // (nodes * _BLOCKS)))
         self.block_size, self.window = block_size, window
         self._here = ranks // nodes
@@ -128,11 +131,11 @@ class NodeShuffle:
 
     @cached_property
     def inverse(self) -> Inverse:
-        """The inverse bijection, indexed in the same way."""
+        """The inverse bijection, with the same indexing."""
         return Inverse(self.n, self._locate)
 
     def nodes_of(self, positions: Indices) -> Indices:
-        """Return the nodes that positions belong to: int64 of the shape of ``positions``."""
+        """Return the nodes of positions: int64 of the shape of ``positions``."""
         return np.asarray(positions) % self.layout.ranks // self._here
 
     def _locate(self, index: Any) -> Any:
@@ -148,7 +151,7 @@ class NodeShuffle:
         return int(rows) if rows.ndim == 0 else rows
 
     def _arc(self, node: int) -> Order:
-        """Return the order of a node's arc, as places from its beginning on."""
+        """Return the order of a node's arc, as places counted from its start."""
         if node not in self._arcs:
             begin, end = self._begins[node : node + 2].tolist()
             begin_on_line = (begin + self._turn) % max(self.n, 1)
@@ -157,7 +160,7 @@ class NodeShuffle:
 
 
 class _Blocks:
-    """Rows of which nobody knows the shards."""
+    """The home order of rows whose shards are unknown."""
 
     def __init__(self, n: int, key: int, kind: str, block_size: int, window: int) -> None:
         self._home = BlockShuffle(n, key, block_size=block_size, window=1)
@@ -179,7 +182,7 @@ class _Blocks:
 
 
 class _Shards:
-    """Rows in shards, which stay whole but at the ends of arcs."""
+    """The home order of rows in shards, which stay whole except at the ends of arcs."""
 
     def __init__(self, starts: Indices, key: int, kind: str, block_size: int, window: int) -> None:
         self._home = _permuted(np.asarray(starts, np.int64).tobytes(), key)
@@ -202,5 +205,5 @@ class _Shards:
 
 @lru_cache(maxsize=4)
 def _permuted(starts: bytes, key: int) -> PermutedBlocks:
-    # All epochs of a job have the same home order.
+    # Cached: all epochs of a job have the same home order.
     return PermutedBlocks(np.frombuffer(starts, np.int64), key)

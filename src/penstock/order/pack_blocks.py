@@ -1,10 +1,10 @@
-"""`PackBlockOrder`: blocks of packs in a random order, and the packs of each block in a random order.
+"""`PackBlockOrder`: blocks of packs in random order, and the packs of each block in random order.
 
-    blocks of documents     0 ... 262,143 | 262,144 ... 524,287 | ...       each is packed by itself
+    blocks of documents     0 ... 262,143 | 262,144 ... 524,287 | ...       each is packed separately
     packs                   0 1 2 3 4     | 5 6 7               | 8 9       `firsts` = 0, 5, 8, 10
     an epoch                6 7 5 | 8 9 | 3 0 4 1 2
 
-So while a job goes through a block of packs, it reads a block of documents and no other.
+So a job that reads one block of packs reads only one block of documents.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from penstock.order.permutation import Indices, Inverse, Permutation, normalise
 __all__ = ["PACK_BLOCK_ORDER", "PackBlockOrder", "different"]
 
 PACK_BLOCK_ORDER = "pack-blocks-1"
-"""Name of the frozen order. It is a part of what a state belongs to."""
+"""Name of the frozen order. States contain it."""
 
 
 class PackBlockOrder:
-    """The packs of one epoch in their order, as numbers.
+    """The order of the packs in one epoch, by pack number.
 
     Args:
-        firsts: the first pack of each block, and the number of all: int64 of shape (blocks + 1,).
-        seed, epoch: together they choose the order; every pair gives an unrelated one.
+        firsts: the first pack of each block, then the number of packs: int64 of shape (blocks + 1,).
+        seed, epoch: choose the order together; every pair yields an unrelated order.
 
-    ``order[position]`` takes an int or an integer array, ``order.inverse[pack]`` says where a pack stands. Cost: a
-    `Permutation` look-up for each block that positions are in; memory of 32 bytes a block.
+    ``order[position]`` takes an int or an integer array, and ``order.inverse[pack]`` returns the position of a pack.
+    Cost: a `Permutation` look-up for each block of the positions; 32 bytes of memory per block.
 
     >>> order = PackBlockOrder(np.array([0, 3, 5]), seed=0, epoch=0)
     >>> packs = order[np.arange(5)].tolist()
@@ -67,7 +67,7 @@ class PackBlockOrder:
 
     @cached_property
     def inverse(self) -> Inverse:
-        """The position of each pack, indexed in the same way."""
+        """The position of each pack, with the same indexing."""
         return Inverse(len(self), self._locate)
 
     def _locate(self, index: Any) -> Any:
@@ -86,9 +86,9 @@ class PackBlockOrder:
 
 
 def different(numbers: Indices) -> list[int]:
-    """Return the different ones of some numbers, ascending.
+    """Return the distinct numbers, ascending.
 
-    The first `numpy.unique` of a process imports ``numpy.ma``, which takes longer than to find a batch.
+    Not by `numpy.unique`: its first call in a process imports ``numpy.ma``, which takes longer than computing a batch.
     """
     return sorted(set(numbers.tolist()))
 

@@ -1,10 +1,10 @@
-"""Pack types: which lengths stand together in a pack, and in how many packs, from a histogram of lengths alone.
+"""Pack types: combinations of document lengths that fill a pack, computed from a histogram of lengths only.
 
     histogram   length 1: 40 documents, length 2: 7, ...     ->     (7, 2, 1): 5 packs, (6, 4): 3 packs, ...
 
-Whole groups of documents are placed at once, longest first, so the work grows with the capacity and not with the
-number of documents. Long documents go to the packs that are emptiest, so that each pack gets some of every length; the
-rest goes where it fits best, so that packs become full (worst-fit and best-fit decreasing: Coffman, Garey and Johnson,
+All documents of a length are placed together, longest first. So the work grows with the capacity, not with the number
+of documents. Long documents go to the emptiest packs, so that each pack gets documents of many lengths. The rest goes
+where it fits best, so that packs become full (worst-fit and best-fit decreasing: Coffman, Garey and Johnson,
 "Approximation algorithms for bin packing", 1996).
 """
 
@@ -22,12 +22,14 @@ from penstock.order.permutation import Indices
 __all__ = ["PackType", "TypeTable", "pack_types", "table_of"]
 
 _BEST_FIT = (0.1, 0.3, 0.6, 1.0)
-"""Parts of all tokens that are placed by best fit. The first one is taken that needs hardly more packs than another."""
+"""Fractions of all tokens to place by best fit. The first fraction whose number of packs is near the minimum is used.
+"""
 _HARDLY = 2e-4
+"""Relative difference in the number of packs that counts as near."""
 
 
 class PackType(NamedTuple):
-    """Packs with the same lengths: the lengths in descending order, and how many packs there are."""
+    """Packs with the same document lengths: the lengths in descending order, and the number of packs."""
 
     lengths: tuple[int, ...]
     packs: int
@@ -37,9 +39,9 @@ class TypeTable(NamedTuple):
     """Pack types as arrays.
 
     Attributes:
-        packs: how many of each type there are: int64 of shape (types,).
-        sizes: how many lengths each type has: int64 of shape (types,).
-        lengths: those of one type after the other, descending in each: int64 of shape (sizes.sum(),).
+        packs: number of packs of each type: int64 of shape (types,).
+        sizes: number of documents in a pack of each type: int64 of shape (types,).
+        lengths: the lengths of one type after the other, descending in each: int64 of shape (sizes.sum(),).
     """
 
     packs: Indices
@@ -48,7 +50,7 @@ class TypeTable(NamedTuple):
 
 
 def table_of(types: list[PackType]) -> TypeTable:
-    """Return types as arrays.
+    """Return pack types as arrays.
 
     >>> [part.tolist() for part in table_of([PackType((3, 1), 5), PackType((2,), 7)])]
     [[5, 7], [2, 1], [3, 1, 2]]
@@ -61,18 +63,18 @@ def table_of(types: list[PackType]) -> TypeTable:
 
 
 def pack_types(histogram: npt.ArrayLike, capacity: int, *, max_documents: int | None = None) -> list[PackType]:
-    """Return types of packs in which each document of a histogram has a place.
+    """Return types of packs that hold every document of a histogram.
 
     Args:
-        histogram: how many documents of each length there are; int64 of shape (capacity + 1,) at most. The entry of
-            length 0 is ignored.
-        capacity: tokens of a pack.
-        max_documents: in a pack; None for no bound.
+        histogram: number of documents of each length; int64 of shape (capacity + 1,) at most. The entry of length 0 is
+            ignored.
+        capacity: tokens in a pack.
+        max_documents: the largest number of documents in a pack; None for no limit.
 
     Raises:
-        OrderError: documents that are longer than a pack, a negative count, a capacity or bound below 1.
+        OrderError: a document is longer than a pack, a count is negative, or the capacity or limit is below 1.
 
-    Cost: 0.2 to 1 s for a capacity of 8,192, whatever the number of documents; about a type for each length.
+    Cost: 0.2 to 1 s for a capacity of 8,192 and any number of documents. Returns about one type per length.
 
     >>> pack_types([0, 3, 0, 1, 1], 4)
     [PackType(lengths=(4,), packs=1), PackType(lengths=(3, 1), packs=1), PackType(lengths=(1, 1), packs=1)]
@@ -81,14 +83,14 @@ def pack_types(histogram: npt.ArrayLike, capacity: int, *, max_documents: int | 
     if capacity < 1 or (max_documents is not None and max_documents < 1):
         raise OrderError(f"capacity and max_documents must be positive, got {capacity} and {max_documents}")
     if counts.ndim != 1 or (counts < 0).any() or counts[capacity + 1 :].any():
-        raise OrderError(f"a histogram has counts of 0 or more for lengths up to {capacity}, the capacity")
+        raise OrderError(f"a histogram needs counts of 0 or more, for lengths up to the capacity of {capacity}")
     most = capacity if max_documents is None else max_documents
     tokens, documents = int((counts * np.arange(len(counts))).sum()), int(counts[1:].sum())
     least = max(-(-tokens // capacity), -(-documents // most))
     found = []
     for part in _BEST_FIT:
         found.append(_packed(counts, capacity, most, part))
-        # No way to pack needs fewer than the least, so the others need not be tried.
+        # No packing needs fewer packs than `least`, so other fractions need not be tried.
         if sum(found[-1].values()) <= least * (1 + _HARDLY):
             break
     packs = [sum(types.values()) for types in found]
@@ -97,7 +99,7 @@ def pack_types(histogram: npt.ArrayLike, capacity: int, *, max_documents: int | 
 
 
 def _packed(counts: Indices, capacity: int, most: int, part: float) -> dict[tuple[int, ...], int]:
-    """Return the number of packs by their lengths, of which the last ``part`` of all tokens is placed by best fit."""
+    """Return the number of packs of each combination of lengths; the last ``part`` of all tokens goes by best fit."""
     tokens = left = int((counts * np.arange(len(counts))).sum())
     spaces = _Spaces(most)
     spaces.add(capacity, -(-tokens // capacity), ())
@@ -116,7 +118,7 @@ def _packed(counts: Indices, capacity: int, most: int, part: float) -> dict[tupl
 
 
 class _Spaces:
-    """Packs by the space that they have left. Those without space, or with enough documents, are closed."""
+    """Packs, indexed by their free space. A pack without space, or with the largest number of documents, is closed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -125,7 +127,7 @@ class _Spaces:
         self._closed: dict[tuple[int, ...], int] = {}
 
     def add(self, space: int, packs: int, lengths: tuple[int, ...]) -> None:
-        """Add packs that have these lengths, and so much space."""
+        """Add packs with these lengths and this free space."""
         if not space or len(lengths) >= self._most:
             self._closed[lengths] = self._closed.get(lengths, 0) + packs
             return
@@ -135,7 +137,10 @@ class _Spaces:
         self._open[space].append((packs, lengths))
 
     def take(self, length: int, number: int, *, tightest: bool) -> tuple[int, int, tuple[int, ...]] | None:
-        """Take out packs, ``number`` at most, with room for a length: their space, how many, and what they have."""
+        """Remove at most ``number`` packs with space for a length; return their space, their number and their lengths.
+
+        Return None if no pack has space.
+        """
         if not self._sizes or self._sizes[-1] < length:
             return None
         at = bisect.bisect_left(self._sizes, length) if tightest else len(self._sizes) - 1
@@ -148,7 +153,7 @@ class _Spaces:
         return space, min(packs, number), lengths
 
     def packs(self) -> dict[tuple[int, ...], int]:
-        """Return the number of packs by their lengths."""
+        """Return the number of packs of each combination of lengths."""
         found = dict(self._closed)
         for group in self._open.values():
             for packs, lengths in group:

@@ -1,17 +1,18 @@
-"""`PackOrder`: the documents of any pack of any epoch, and the packs of any document, by arithmetic.
+"""`PackOrder`: computes the documents of any pack of any epoch, and the packs of any document.
 
     number in the epoch -> pack -> (type, ordinal) -> for each of its lengths a rank -> shuffled rank -> document
 
-A document that is longer than a pack is cut into full packs and a remainder. Documents stand in a row, by the length
-of their remainder (`PackClasses`). The histogram of remainders gives the pack types (`penstock.order.pack_types`), and
-each type has ranks of the lengths in it::
+A document that is longer than a pack is cut into full packs and a remainder. Documents are sorted by the length of
+their remainder (`PackClasses`); the *place* of a document is its number in this sequence. The pack types are computed
+from the histogram of remainders (`penstock.order.pack_types`). Each type has a range of *ranks*: numbers of documents
+of one length::
 
     lengths     ... | 2                 | 3        | ...
     documents       | a b c d e f g h i | j k l    |
     ranks of        | (3,2) x3 | (2,2) x3 |          pack k of (2, 2) has the ranks 2 k and 2 k + 1 of its part
 
-Each epoch, a `penstock.order.classes.ClassShuffle` deals documents of the same length to ranks, and a permutation of
-all packs gives their order. Nothing is a list of documents or of packs.
+In each epoch, a `penstock.order.classes.ClassShuffle` assigns documents of the same length to ranks, and a permutation
+orders the packs. No list of documents or packs is needed.
 """
 
 from __future__ import annotations
@@ -31,44 +32,45 @@ from penstock.order.permutation import Indices, Permutation
 __all__ = ["PACK_ORDER", "PackClasses", "PackLayout", "PackOrder", "Pieces"]
 
 PACK_ORDER = "packs-1"
-"""Name of the frozen order. It is a part of what a state belongs to."""
+"""Name of the frozen order. States contain it."""
 
 
 class PackClasses:
-    """The class of a length: classes ascend with the remainder, then with the length. Empty documents come last.
+    """Classes of document lengths, sorted by the remainder, then by the length. Empty documents are the last class.
 
     Args:
-        capacity: tokens of a pack.
-        long: the lengths of ``capacity`` and more that there are, ascending: int64.
+        capacity: tokens in a pack.
+        long: the distinct lengths of ``capacity`` or more, ascending: int64.
 
-    Memory: 8 bytes for each token of the capacity, and for each of the long lengths.
+    Memory: 8 bytes for each token of the capacity, and for each long length.
     """
 
     def __init__(self, capacity: int, long: Indices) -> None:
         if capacity < 1:
-            raise OrderError(f"a pack has one token at least, got capacity={capacity}")
+            raise OrderError(f"a pack must have at least one token, got capacity={capacity}")
         self.capacity = capacity
         self._long = long
         lengths = np.concatenate([np.arange(capacity), long])
         remainders = lengths % capacity
         remainders[remainders == 0] = capacity
         remainders[0] = capacity + 1
-        # Lengths ascend, so a stable sort keeps them in order. NumPy sorts integers of 16 bits by radix.
+        # Lengths ascend, so a stable sort keeps their order. NumPy sorts 16-bit integers by radix.
         order = np.argsort(remainders.astype(np.min_scalar_type(capacity + 1)), kind="stable")
         self.lengths: Indices = lengths[order]
         """The length of the documents of each class."""
         self.remainders: Indices = remainders[order]
-        """The remainder of each class: the capacity of those that fill whole packs, one more of empty ones."""
+        """The remainder of each class: the capacity if its documents fill whole packs, capacity + 1 if they are empty.
+        """
         self._classes = np.empty(len(order), np.min_scalar_type(len(order)))
         self._classes[order] = np.arange(len(order))
 
     @property
     def count(self) -> int:
-        """How many classes there are."""
+        """Number of classes."""
         return len(self.lengths)
 
     def of(self, lengths: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
-        """Return the class of each length: the smallest unsigned integers that hold `count`, of their shape."""
+        """Return the class of each length: unsigned integers of the smallest size for `count`, of the same shape."""
         places = np.asarray(lengths, dtype=np.int64)
         if len(self._long):
             long = np.flatnonzero(places >= self.capacity)
@@ -78,13 +80,13 @@ class PackClasses:
 
 
 class Pieces(NamedTuple):
-    """The documents of some packs, or parts of documents, one pack after the other.
+    """The documents or parts of documents in some packs, one pack after the other.
 
     Attributes:
-        places: of the documents in the row of classes: int64 of shape (pieces,).
+        places: of the documents, in the sequence sorted by class: int64 of shape (pieces,).
         begins: the first token of each piece in its document.
-        lengths: tokens of each piece.
-        splits: where the pieces of each pack begin, and the end: int64 of shape (packs + 1,).
+        lengths: number of tokens of each piece.
+        splits: the first piece of each pack, then the number of pieces: int64 of shape (packs + 1,).
     """
 
     places: Indices
@@ -94,17 +96,17 @@ class Pieces(NamedTuple):
 
 
 class PackLayout:
-    """The packs of a corpus: the same ones in every epoch, but for the documents in them.
+    """The packs of a corpus. They have the same lengths in every epoch, but other documents.
 
     Args:
         classes: of the lengths.
-        starts: where each class begins in the row, and the end: int64 of shape (classes.count + 1,).
-        max_documents: in a pack.
-        types: the `types` of an earlier layout of the same classes and starts, which need not be found again.
+        starts: the first place of each class, then the number of documents: int64 of shape (classes.count + 1,).
+        max_documents: the largest number of documents in a pack.
+        types: the `types` of an earlier layout of the same classes and starts, which saves their computation.
 
-    Pack numbers go through the types first, then through the full packs of long documents.
+    Packs are numbered type by type, then the full packs of long documents.
 
-    Memory: some 40 bytes for each length in each type, a few MB; nothing a document.
+    Memory: about 40 bytes for each length in each type, a few MB; nothing per document.
 
     >>> classes = PackClasses(4, np.array([9]))  # documents of 1, 1, 3 and 9 tokens
     >>> layout = PackLayout(classes, np.array([0, 2, 3, 3, 4, 4]))
@@ -122,13 +124,13 @@ class PackLayout:
     ) -> None:
         self.classes, self.capacity, self.starts = classes, classes.capacity, starts
         sizes = np.diff(starts)
-        # Where the documents of each remainder begin in the row.
+        # The first place of the documents of each remainder.
         bounds = starts[classes.remainders.searchsorted(np.arange(1, self.capacity + 1))]
         self.shuffled: Indices = np.concatenate([[0], bounds])
         if types is None:
             types = table_of(pack_types(np.diff(self.shuffled), self.capacity, max_documents=max_documents))
         self.types = types
-        """Which lengths stand together, and in how many packs."""
+        """The pack types: combinations of lengths, and their numbers of packs."""
         counts = types.packs
         self.first: Indices = np.concatenate([[0], np.cumsum(counts)])
         self.slots: Indices = np.concatenate([[0], np.cumsum(types.sizes)])
@@ -136,18 +138,18 @@ class PackLayout:
         self._assign(counts)
         self._whole = np.where(classes.lengths >= self.capacity, classes.lengths // self.capacity, 0)
         self.full: Indices = np.concatenate([[0], np.cumsum(sizes * self._whole)])
-        """The first full pack of each class, counted from 0, and the number of all."""
+        """The first full pack of each class, counted from 0, then the number of full packs."""
         self.tokens = int((sizes * classes.lengths).sum())
         self.count = int((np.diff(self.slots) * counts).sum() + self.full[-1])
-        """Documents, or parts of them, in all packs."""
+        """Number of documents, or parts of documents, in all packs."""
         self.most = int(np.diff(self.slots).max(initial=1))
-        """Documents of the pack that has most."""
+        """The largest number of documents in a pack."""
 
     def _assign(self, counts: Indices) -> None:
-        """Give each type its ranks of each length: slots of one length in one type take turns."""
+        """Assign ranks of each length to each type. Slots of the same length in one type take turns."""
         types = np.repeat(np.arange(len(counts)), np.diff(self.slots))
         lengths = self.slot_lengths
-        # Slots of a type are sorted by length, so those alike stand side by side.
+        # Slots of a type are sorted by length, so slots of the same length are neighbours.
         new = np.ones(len(lengths), np.bool_)
         new[1:] = (lengths[1:] != lengths[:-1]) | (types[1:] != types[:-1])
         heads = np.flatnonzero(new)
@@ -157,7 +159,7 @@ class PackLayout:
         ends = np.cumsum(taken[order])
         place = np.empty(len(heads), np.int64)
         place[order] = ends - taken[order]
-        # Places in the row: the documents of remainders 1, 2, ... stand one behind the other.
+        # Ranks are places: documents are sorted by their remainders 1, 2, ...
         self.slot_places: Indices = np.repeat(place, alike) + np.arange(len(lengths)) - np.repeat(heads, alike)
         self.strides: Indices = np.repeat(alike, alike)
         self._range_begins, self._range_heads = place[order], heads[order]
@@ -167,7 +169,7 @@ class PackLayout:
         return int(self.first[-1] + self.full[-1])
 
     def pieces(self, packs: Indices) -> Pieces:
-        """Return the ranks of packs, as places in the row where documents of equal length are not shuffled yet."""
+        """Return the pieces of packs with ranks as places: documents of the same length are not shuffled yet."""
         mixed = packs < self.first[-1]
         types = np.minimum(self.first.searchsorted(packs, "right") - 1, len(self.first) - 2)
         counts = np.where(mixed, np.diff(self.slots)[types], 1) if len(self.first) > 1 else np.ones_like(packs)
@@ -189,25 +191,25 @@ class PackLayout:
         return Pieces(places, begins, lengths, splits)
 
     def costs(self, packs: Indices) -> Indices:
-        """Return what attention over packs costs: the sums of squares of their lengths."""
+        """Return the cost of attention for each pack: the sum of the squares of its documents' lengths."""
         found = self.pieces(packs)
         sums = np.concatenate([[0], np.cumsum(found.lengths**2)])
         return np.diff(sums[found.splits])
 
     def begins(self, places: Indices) -> Indices:
-        """Return the first token of the remainder of the documents at places of the row."""
+        """Return the first token of the remainder of documents, given by place."""
         if not self.full[-1]:
             return np.zeros_like(places)
         return self._whole[self.starts.searchsorted(places, "right") - 1] * self.capacity
 
     def packs_at(self, places: Indices) -> Indices:
-        """Return the pack that has each rank, given as a place in the row: the inverse of `pieces`."""
+        """Return the pack of each rank, given as a place: the inverse of `pieces`."""
         ranges = self._range_begins.searchsorted(places, "right") - 1
         heads = self._range_heads[ranges]
         return self.first[self._types[heads]] + (places - self._range_begins[ranges]) // self.strides[heads]
 
     def full_packs(self, place: int) -> Indices:
-        """Return the full packs of the document at a place of the row: none, unless it is a long one."""
+        """Return the full packs of the document at a place; an empty array if it is shorter than a pack."""
         number = int(self.starts.searchsorted(place, "right")) - 1
         whole = int(self._whole[number])
         first = int(self.first[-1] + self.full[number]) + (place - int(self.starts[number])) * whole
@@ -215,13 +217,13 @@ class PackLayout:
 
 
 class PackOrder:
-    """The packs of one epoch in their order.
+    """The packs of one epoch in order.
 
     Args:
         layout: the packs.
-        seed, epoch: together they choose the order, and the documents of each pack; every pair gives unrelated ones.
+        seed, epoch: choose the order and the documents of each pack together; every pair yields unrelated ones.
 
-    Cost: some microseconds a document; memory of 50 bytes for each token of the capacity.
+    Cost: a few microseconds per document; 50 bytes of memory for each token of the capacity.
     """
 
     def __init__(self, layout: PackLayout, seed: int, epoch: int) -> None:
@@ -241,7 +243,7 @@ class PackOrder:
         return len(self.layout)
 
     def pieces(self, packs: Indices) -> Pieces:
-        """Return the documents of packs, given by number: ``order[positions]`` for positions of the epoch."""
+        """Return the documents of packs, given by pack number: ``order[positions]`` for positions of the epoch."""
         layout = self.layout
         found = layout.pieces(packs)
         rest = np.repeat(packs < layout.first[-1], np.diff(found.splits))
@@ -250,7 +252,7 @@ class PackOrder:
         return found
 
     def packs_of(self, place: int) -> Indices:
-        """Return the packs that have parts of the document at a place of the row, in the order of its tokens: int64.
+        """Return the packs of the document at a place, in the order of its tokens: int64.
 
         An empty document is in no pack.
         """

@@ -1,19 +1,19 @@
-"""Partition: which positions of an epoch belong to a rank, by arithmetic.
+"""Partition: the positions of an epoch that belong to a rank (sharding of the data among ranks), computed.
 
-An epoch of n samples is a row of positions ``0 .. n-1``; what stands there is the order's business. ``consumed``
-positions at its front are done, by the whole job. The rest is cut into ``mini_epochs`` runs, and each run is dealt to
+An epoch of n samples has the positions ``0 .. n-1``. The order maps them to samples. The whole job has consumed the
+first ``consumed`` positions. The rest is cut into ``mini_epochs`` ranges (sub-epochs), and each range is split among
 the ranks::
 
     positions   0 ........ consumed | mini-epoch 0        | mini-epoch 1        | ... n (+ padding)
     strided                         | 0 1 2 0 1 2 0 1 2   | 0 1 2 0 1 2 0 1 2   |
     contiguous                      | 0 0 0 1 1 1 2 2 2   | 0 0 0 1 1 1 2 2 2   |
 
-``share = ceil((n - consumed) / (world_size * mini_epochs))`` positions for each rank and mini-epoch, so all of them are
-equally long; what is missing at the very end of the epoch is padded by repeating the epoch from its start.
+Each rank has ``share = ceil((n - consumed) / (world_size * mini_epochs))`` positions in each mini-epoch, so all shares
+are equally long. Missing positions at the very end of the epoch are padded: they repeat the epoch from its start.
 
 Invariant: the union over ranks and mini-epochs is every position from ``consumed`` to n exactly once, plus the declared
-padding. With strided positions what a job has consumed is always a prefix of the epoch, which is why another number of
-ranks can go on from there.
+padding. With the strided layout, the positions that a job has consumed are always a prefix of the epoch, so any other
+number of ranks can resume behind it.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ class Partition:
     """The positions of one rank in one mini-epoch, as a computed sequence.
 
     Args:
-        n: samples in the epoch, 0 or more; world_size may exceed it, and so may mini_epochs.
-        world_size, rank: the job's ranks and which of them this is.
-        mini_epochs, mini_epoch: into how many runs the rest of the epoch is cut, and which this is.
-        remainder: ``"pad"``: all shares are equal, the last positions repeat the first of the epoch (as often as it
-            takes); ``"drop"``: all shares are equal, the last samples are left out; ``"uneven"``: every sample once
-            and no repeats, for exact evaluation; shares differ by one and the last mini-epochs may be short.
-        layout: ``"strided"`` or ``"contiguous"``, see the picture above.
-        consumed: positions at the front of the epoch that the whole job, of whatever size, has already had.
+        n: number of samples in the epoch, 0 or more; world_size and mini_epochs may be larger.
+        world_size, rank: the number of ranks of the job, and this rank.
+        mini_epochs, mini_epoch: the number of mini-epochs (sub-epochs) in the rest of the epoch, and this one.
+        remainder: ``"pad"``: all shares are equal, and the last positions repeat the first of the epoch. ``"drop"``:
+            all shares are equal, and the last samples are left out. ``"uneven"``: every sample exactly once, for exact
+            evaluation; shares differ by one, and the last mini-epochs may be short.
+        layout: ``"strided"``: rank 0 of 4 gets the positions 0, 4, 8, ...; ``"contiguous"``: each rank gets a range.
+        consumed: number of first positions of the epoch that the whole job, of any size, has already consumed.
 
     Raises:
-        PartitionError: a rank or mini-epoch outside its range, a negative size, an unknown name, or ``consumed`` with
-            the contiguous layout, in which what was consumed is no prefix.
+        PartitionError: a rank or mini-epoch is outside its range, a size is negative, a name is unknown, or
+            ``consumed`` is used with the contiguous layout, whose consumed positions are not a prefix.
 
-    ``p[i]`` is the position of the rank's i-th sample (an int, or an integer array for an array). Positions of n and
-    more are padding: they stand for ``position % n``, see `repeated`. Cost: O(1) memory, a few operations an index.
+    ``p[i]`` is the position of the rank's i-th sample; an integer array returns an array. Positions of n or more are
+    padding and mean ``position % n``, see `repeated`. Cost: O(1) memory, a few operations per index.
 
     >>> [Partition(10, 4, r)[np.arange(3)].tolist() for r in range(4)]
     [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
@@ -112,7 +112,7 @@ class Partition:
     @overload
     def __getitem__(self, index: npt.NDArray[Any] | Sequence[int]) -> Indices: ...
     def __getitem__(self, index: Any) -> Any:
-        # The usual case first: to look for a protocol's methods takes longer than all else here.
+        # The common case first: checking for SupportsIndex takes longer than the rest.
         if type(index) is int or (isinstance(index, SupportsIndex) and not isinstance(index, np.ndarray)):
             i = operator.index(index)
             if not -self._length <= i < self._length:
@@ -123,45 +123,45 @@ class Partition:
         return normalise(index, self._length) * self._step + self._first
 
     def positions(self, start: int = 0, stop: int | None = None) -> Indices:
-        """Positions of the rank's samples ``start`` to ``stop``, clipped to its share: int64 of shape (count,)."""
+        """Return the positions of the rank's samples ``start`` to ``stop``, clipped to its share: int64 (count,)."""
         stop = self._length if stop is None else min(stop, self._length)
         begin, end = (self._first + i * self._step for i in (min(start, stop), stop))
         return np.arange(begin, end, self._step, dtype=np.int64)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Indices:
-        """The same, with padding replaced by the positions that it repeats: those to ask an order for."""
+        """Return `positions` with padding replaced by the positions that it repeats: valid indices of an order."""
         positions = self.positions(start, stop)
-        # Positions grow, and a division costs more than everything else here.
+        # Positions ascend, so the last one shows whether the division, the largest cost here, is needed.
         if positions.size and positions[-1] >= self.n:
             positions %= self.n
         return positions
 
     def consumed_after(self, count: int) -> int:
-        """Positions that the whole job has had once *every* rank has had ``count`` samples of this mini-epoch.
+        """Return the number of positions the job has consumed when *every* rank has consumed ``count`` samples here.
 
         Raises:
-            PartitionError: the layout is contiguous and the count is neither nothing nor the whole share.
+            PartitionError: the layout is contiguous, and the count is neither 0 nor the whole share.
         """
         if self.layout == "contiguous" and 0 < count < self._share:
             raise PartitionError(
-                "what a job with the contiguous layout has consumed is no prefix of the epoch: it can only be resumed "
+                "with layout='contiguous', the consumed samples are not a prefix of the epoch: the job can only resume "
                 "at the same world size; use layout='strided'"
             )
         return min(self.begin + count * self.world_size, self.end, self.n)
 
     @property
     def padded(self) -> int:
-        """How many positions of the whole epoch, over all ranks and mini-epochs, are repeats."""
+        """Number of padding positions in the whole epoch, over all ranks and mini-epochs."""
         return max(0, self._end - self.n)
 
     @property
     def dropped(self) -> int:
-        """How many samples of the epoch no rank gets."""
+        """Number of samples of the epoch that no rank gets."""
         return max(0, self.n - self._end)
 
     @property
     def repeated(self) -> Indices:
-        """The positions that padding repeats, in order, with repetitions: int64 of shape (padded,)."""
+        """The positions that padding repeats, in order: int64 of shape (padded,)."""
         return np.arange(self.n, self.n + self.padded, dtype=np.int64) % max(self.n, 1)
 
 
@@ -183,7 +183,7 @@ def _check(
         raise PartitionError(f"rank {rank} is outside the world of {world_size}: ranks go from 0 to {world_size - 1}")
     if not 0 <= mini_epoch < mini_epochs:
         raise PartitionError(
-            f"mini_epoch {mini_epoch} is outside the epoch's {mini_epochs}: they go from 0 to {mini_epochs - 1}"
+            f"mini_epoch {mini_epoch} is outside the epoch's {mini_epochs}: mini-epochs go from 0 to {mini_epochs - 1}"
         )
     if remainder not in REMAINDERS:
         raise PartitionError(f"unknown remainder {remainder!r}: use one of {', '.join(map(repr, REMAINDERS))}")
@@ -193,5 +193,6 @@ def _check(
         raise PartitionError(f"consumed must be 0 or more, got {consumed}")
     if consumed and layout == "contiguous":
         raise PartitionError(
-            "consumed= needs layout='strided': what a contiguous job has consumed is no prefix of the epoch"
+            "consumed= needs layout='strided': with layout='contiguous', the consumed samples are not a prefix of the "
+            "epoch"
         )

@@ -1,12 +1,12 @@
-"""A keyed bijection on ``[0, n)``: random access to a shuffle that is never written down.
+"""A keyed bijection on ``[0, n)``: random access to a shuffle that is never stored.
 
-Up to `TABLE_LIMIT` elements the permutation is a table made by a keyed Fisher-Yates shuffle (cached). Above that it is
-a Feistel network over the mixed radix ``a * b >= n``, with ``a = ceil(sqrt(n))`` and ``b = ceil(n / a)``
-(`penstock.order.feistel`). Fewer than ``a`` of the ``a * b`` values lie outside ``[0, n)``; those are sent through
-again until they fall inside (cycle walking), about one in ``sqrt(n)``.
+Up to `TABLE_LIMIT` elements, the permutation is a cached table of a keyed Fisher-Yates shuffle. Above that it is a
+Feistel network over the mixed radix ``a * b >= n``, with ``a = ceil(sqrt(n))`` and ``b = ceil(n / a)``
+(`penstock.order.feistel`). Fewer than ``a`` of the ``a * b`` values are outside ``[0, n)``, about one in ``sqrt(n)``.
+These are mapped again until they are inside (cycle walking).
 
-Promises: a bijection for every n from 0 to 2**62; O(1) memory; the same order on every machine and with every NumPy,
-frozen by golden vectors in the tests under `ORDER_VERSION`.
+Promises: a bijection for every n from 0 to 2**62; O(1) memory; the same order on every machine and with every version
+of NumPy, frozen by golden vectors in the tests under `ORDER_VERSION`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,27 @@ ORDER_VERSION = 1
 
 MAX_N = 1 << 62
 TABLE_LIMIT = 4096
-_TABLES = 1024  # kept at most, 16 KiB each: for a mixture of as many small sources
-_BLOCK = 32768  # indices worked on at once: large enough to hide NumPy's call overhead, small enough for the L2 cache
+_TABLES = 1024
+"""Tables cached at most, of 16 KiB each: enough for a mixture of as many small sources."""
+_BLOCK = 32768
+"""Indices computed at once: enough to hide NumPy's call overhead, few enough for the L2 cache."""
 _MASK32 = 0xFFFFFFFF
 
-# Tables of a larger network would not stay in the cache.
 _ROUND_TABLES_LIMIT = 1 << 26
-# Tables cost as much as they save in so many look-ups: at least, and for each value of a half.
+"""The tables of a larger network would not stay in the CPU's cache."""
+# A network builds its tables after so many look-ups, which cost as much as the tables save: the larger of a minimum and
+# a number per value of a half.
 _WARM_UP = 4096
 _WARM_UP_PER_HALF = 8
 
 
 def normalise(indices: Any, n: int) -> Indices:
-    """Indices as a new int64 array with negative ones counted from the end; IndexError outside ``[-n, n)``."""
+    """Return indices as a new int64 array; negative ones count from the end.
+
+    Raises:
+        IndexError: an index is outside ``[-n, n)``.
+        TypeError: the indices are not integers.
+    """
     given = np.asarray(indices)
     if given.size == 0:
         return np.empty(given.shape, dtype=np.int64)
@@ -52,10 +60,11 @@ def normalise(indices: Any, n: int) -> Indices:
         if isinstance(first, slice):
             raise TypeError(
                 f"indices must be integers, got {first}: an index gives one item; for several at once, __getitems__ "
-                "of a data set takes a list of indices, or a range"
+                "of a dataset takes a list of indices, or a range"
             )
         raise TypeError(f"indices must be integers, got an array of {given.dtype}")
-    low, high = int(given.min()), int(given.max())  # before some of uint64 are negative
+    # Computed before the cast, which makes large uint64 values negative.
+    low, high = int(given.min()), int(given.max())
     array = given.astype(np.int64)
     if low < -n or high >= n:
         raise IndexError(f"index {low if low < -n else high} is out of range for {n} elements")
@@ -72,11 +81,11 @@ class Permutation:
         key: any integer, taken modulo 2**64; see `penstock.order.derive_key`.
 
     Raises:
-        OrderError: n outside its range.
+        OrderError: n is outside its range.
 
-    ``p[i]`` takes an int (negative ones count from the end, IndexError outside) or an integer array of any shape, and
-    ``p.inverse[j]`` finds the position of an element. Cost: 8 rounds of a 32-bit hash per index, vectorised; memory is
-    O(1): tables of at most 2.2 MiB speed up n <= 2**26, and larger ones have none.
+    ``p[i]`` takes an int (negative ones count from the end; IndexError outside the range) or an integer array of any
+    shape. ``p.inverse[j]`` returns the position of an element. Cost: 8 rounds of a 32-bit hash per index, vectorised.
+    Memory: O(1). For n <= 2**26, tables of at most 2.2 MiB make it faster.
 
     >>> p = Permutation(10, key=7)
     >>> sorted(p[i] for i in range(10)) == list(range(10))
@@ -114,7 +123,7 @@ class Permutation:
 
     @cached_property
     def inverse(self) -> Inverse:
-        """The inverse bijection, indexed in the same way."""
+        """The inverse bijection, with the same indexing."""
         return Inverse(self.n, self._locate)
 
     def _locate(self, index: Any) -> Any:
@@ -148,7 +157,7 @@ class Permutation:
         return indices
 
     def _encrypt(self, count: int) -> Callable[[Any], Any]:
-        """Choose how to map an array of ``count`` indices: by tables once they have paid for themselves."""
+        """Return the function that maps an array of ``count`` indices: with tables after enough look-ups."""
         if self.n > _ROUND_TABLES_LIMIT:
             return self._network.encrypt
         self._until_tables -= count
@@ -156,11 +165,11 @@ class Permutation:
 
 
 class Inverse:
-    """``inverse[order[i]] == i``.
+    """The inverse of an order: ``inverse[order[i]] == i``.
 
     Args:
-        n: elements of the order.
-        locate: the position of a row; of an array of them, an array of its shape.
+        n: number of elements of the order.
+        locate: returns the position of a row, or the positions of an array of rows.
     """
 
     def __init__(self, n: int, locate: Callable[[Any], Any]) -> None:
@@ -180,7 +189,7 @@ class Inverse:
 
 @lru_cache(maxsize=_TABLES)
 def _tables(n: int, key: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
-    """Fisher-Yates with keyed draws: ``(permutation, inverse)``."""
+    """Return ``(permutation, inverse)`` of a Fisher-Yates shuffle with keyed draws."""
     draws = mix_array(mix(key, n), np.arange(n, dtype=np.uint64)).tolist()
     order = list(range(n))
     for i in range(n - 1, 0, -1):

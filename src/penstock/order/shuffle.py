@@ -1,16 +1,17 @@
-"""Shuffles: which sample stands at which position of an epoch.
+"""Shuffles: the sample at each position of an epoch.
 
 An `Order` is a sequence that is computed, never stored: ``order[position] -> sample index``, for an int or an integer
-array. `make_order` makes one by name:
+array. `make_order` returns one by name:
 
 ==========  ==================================================================================================
 ``global``  a random permutation of all samples (`Permutation`)
-``block``   the file is cut into blocks, the blocks are permuted, and samples are permuted within windows of
-            consecutive permuted blocks: reads stay local on file systems where far jumps are slow
+``block``   blocks of consecutive samples are permuted, then samples within windows of permuted blocks: reads
+            stay local where random access is slow
 ``none``    the order of the manifest
 ==========  ==================================================================================================
 
-Invariant: every order is a bijection of ``range(n)`` in O(1) memory, and depends on (n, seed, epoch) alone.
+Invariant: every order is a bijection of ``range(n)`` in O(1) memory, and depends only on (n, seed, epoch) and the sizes
+of the block shuffle.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ __all__ = [
 
 DEFAULT_BLOCK_SIZE = 1024
 DEFAULT_WINDOW = 64
-_FEW = 8  # windows of one look-up that are found by comparing; for more, sorting costs less
+_FEW = 8
+"""Up to this number of windows in one look-up, comparing is faster than sorting."""
 
 
 class Order(Protocol):
@@ -76,31 +78,30 @@ class Identity:
 
     @property
     def inverse(self) -> Identity:
-        """Where a row stands: at its own number."""
+        """The inverse: the same order."""
         return self
 
 
 class BlockShuffle:
-    """Blocks permuted, then samples permuted within windows of blocks.
+    """A block shuffle: permutes blocks, then samples within windows of blocks.
 
     Args:
         n: number of samples.
         key: 64-bit key, see `derive_key`.
-        block_size: consecutive samples that stay together while blocks are permuted.
-        window: blocks that are mixed with one another; samples move within ``block_size * window`` positions.
+        block_size: number of consecutive samples that stay together while blocks are permuted.
+        window: number of blocks that are mixed; samples move within ``block_size * window`` positions.
 
     Raises:
-        OrderError: a negative n, or a size that is not positive or too large.
+        OrderError: n is negative, or a size is not positive or too large.
 
-    While a job passes through one window it reads ``window`` runs of ``block_size`` consecutive rows. Positions are
-    dealt to ranks in strides, so all ranks are in the same window at the same time, and each of them takes
-    ``1 / world_size`` of the rows of every block: that is what a rank reads where rows are files of their own, or are
-    fetched one by one. Where reads come in pages or with read-ahead, every node that holds a rank reads nearly all
-    bytes of the window, once, in runs of a block.
+    In one window a job reads ``window`` runs of ``block_size`` consecutive rows. Positions are split among ranks in
+    strides, so all ranks are in the same window at the same time, and each reads ``1 / world_size`` of the rows of
+    every block. If rows are separate files, or are fetched one by one, a rank reads no more than that. If storage reads
+    pages or reads ahead, every node reads nearly all bytes of the window, once, in runs of a block.
 
-    Cost: O(1) memory; an array of positions costs one `Permutation` lookup for each window it touches, and batches
-    touch one or two. ``window=1`` shuffles within blocks only, ``block_size * window >= n`` is as good as global.
-    ``order.inverse[row]`` says where a row stands, at the same cost.
+    Cost: O(1) memory; one `Permutation` look-up for each window in an array of positions, of which batches have one or
+    two. ``window=1`` shuffles only within blocks. ``block_size * window >= n`` mixes as well as the global shuffle.
+    ``order.inverse[row]`` returns the position of a row, at the same cost.
 
     >>> order = BlockShuffle(100, key=1, block_size=10, window=2)
     >>> sorted(order[np.arange(100)].tolist()) == list(range(100))
@@ -121,8 +122,8 @@ class BlockShuffle:
         self.block_size = block_size
         self.window = window
         self._blocks = Permutation(-(-n // block_size), mix(key, 0))
-        # All blocks are full but the last one of the file, which lands in some slot of the permuted sequence. Padded
-        # positions, in which that slot is as long as the others, make everything else plain division.
+        # All blocks are full except the last one of the file, which gets some slot of the permuted sequence. In padded
+        # positions this slot is as long as the others, so plain division finds blocks and windows.
         self._missing = -n % block_size
         self._short_slot = self._blocks.inverse[len(self._blocks) - 1] if n else 0
 
@@ -146,11 +147,11 @@ class BlockShuffle:
 
     @cached_property
     def inverse(self) -> Inverse:
-        """The inverse bijection, indexed in the same way."""
+        """The inverse bijection, with the same indexing."""
         return Inverse(self.n, self._locate)
 
     def window_at(self, position: int) -> tuple[int, int]:
-        """Begin and end of the window that a position is in: the positions whose rows are mixed with one another."""
+        """Return the first position of a position's window, and the first behind it."""
         number = int(self._pad(np.array([position]))[0]) // (self.block_size * self.window)
         return self._window_bounds(number)
 
@@ -160,14 +161,14 @@ class BlockShuffle:
         return int(rows) if rows.ndim == 0 else rows
 
     def _find(self, rows: Indices) -> None:
-        """Rows into their positions, in place."""
+        """Replace rows by their positions, in place."""
         padded = self._padded_place(rows)
         rows[:] = self._unpadded(padded)
         for inside, begin, order in self._windows(padded):
             rows[inside] = begin + order.inverse[rows[inside] - begin]
 
     def place_blocks(self, rows: Indices) -> None:
-        """Rows into their places where blocks alone are permuted, in place."""
+        """Replace rows by their places after permuting only the blocks, in place."""
         rows[:] = self._unpadded(self._padded_place(rows))
 
     def _padded_place(self, rows: Indices) -> Indices:
@@ -178,12 +179,12 @@ class BlockShuffle:
         return padded - self._missing * (padded >= (self._short_slot + 1) * self.block_size)
 
     def permute_blocks(self, positions: Indices) -> None:
-        """Positions, already permuted within windows or not at all, into rows, in place."""
+        """Replace places by rows, in place: the inverse of `place_blocks`."""
         padded = self._pad(positions)
         slots = padded // self.block_size
         offsets = padded - slots * self.block_size
         low, high = (int(slots.min()), int(slots.max())) if slots.size else (0, 0)
-        # Neighbouring positions share a few blocks, and looking up each of those once costs next to nothing.
+        # Neighbouring positions share a few blocks, so each of these is looked up only once.
         if high - low < slots.size:
             slots = self._blocks[np.arange(low, high + 1)].take(slots - low)
         else:
@@ -192,7 +193,7 @@ class BlockShuffle:
         np.add(slots, offsets, out=positions)
 
     def _windows(self, padded: Indices) -> Iterator[tuple[Any, int, Permutation]]:
-        """For each window that padded positions touch: which are inside, where it begins, how it is permuted."""
+        """Yield, for each window of padded positions, the positions inside, its start, and its permutation."""
         windows = padded // (self.block_size * self.window)
         for number, inside in groups(windows):
             begin, end = self._window_bounds(number)
@@ -204,7 +205,7 @@ class BlockShuffle:
 
     def _pad(self, positions: Indices) -> Indices:
         behind = (self._short_slot + 1) * self.block_size - self._missing
-        # Most look-ups are far from the short block, on one side of it.
+        # Most look-ups are on one side of the short block.
         if not self._missing or not positions.size or int(positions.max()) < behind:
             return positions
         if int(positions.min()) >= behind:
@@ -216,10 +217,10 @@ class BlockShuffle:
 
 
 def groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
-    """Yield every number that occurs, and where: a slice, a mask, or an array of places."""
+    """Yield every distinct number and its places: a slice, a mask, or an array of indices."""
     steps = np.diff(numbers)
     if (steps >= 0).all():
-        # Positions of an epoch in their order, as samplers ask for them.
+        # Samplers ask for ascending positions.
         ends = [*(np.flatnonzero(steps) + 1).tolist(), len(numbers)] if len(numbers) else []
         for begin, end in itertools.pairwise([0, *ends]):
             yield int(numbers[begin]), slice(begin, end)
@@ -237,7 +238,7 @@ def groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
 
 @lru_cache(maxsize=8)
 def window_order(n: int, key: int) -> Permutation:
-    """Return how a window of n samples is permuted. Those asked for last are kept."""
+    """Return the permutation of a window of n samples; the last ones are cached."""
     return Permutation(n, key)
 
 
@@ -258,7 +259,7 @@ SHUFFLES: dict[str, Callable[[int, int, int, int, int], Order]] = {
     "block": _make_block,
     "none": _make_none,
 }
-"""The registry of shuffles: a new one is a function ``(n, seed, epoch, block_size, window) -> Order`` and an entry."""
+"""The registry of shuffles. To add one, add a function ``(n, seed, epoch, block_size, window) -> Order``."""
 
 
 def make_order(
@@ -270,16 +271,16 @@ def make_order(
     block_size: int = DEFAULT_BLOCK_SIZE,
     window: int = DEFAULT_WINDOW,
 ) -> Order:
-    """The order of one epoch.
+    """Return the order of one epoch.
 
     Args:
         kind: ``"global"``, ``"block"`` or ``"none"``.
         n: number of samples.
-        seed, epoch: together they choose the order; every pair gives an unrelated one.
-        block_size, window: of the block shuffle; the others have no such sizes and take no notice of them.
+        seed, epoch: choose the order together; every pair yields an unrelated order.
+        block_size, window: of the block shuffle; the other shuffles do not use them.
 
     Raises:
-        OrderError: an unknown kind, a negative size or epoch, or a seed of more than 64 bits.
+        OrderError: the kind is unknown, a size or epoch is negative, or the seed has more than 64 bits.
 
     >>> make_order("global", 5, seed=0, epoch=0)[np.arange(5)].tolist()
     [2, 1, 0, 3, 4]

@@ -1,15 +1,15 @@
 """`StagedMixture`: the order of a mixture whose weights change at positions of the job.
 
-Positions of the job go through all epochs: position p of epoch e is ``e * length + p``. A stage has weights from its
-beginning to that of the next one. Where it meets an epoch is a segment, a `BlockMixture` of its own::
+Positions of the job count through all epochs: position p of epoch e is ``e * length + p``. A stage is the range of
+positions with the same weights. The part of a stage in one epoch is a segment, with its own `BlockMixture`::
 
     epoch 0           epoch 1            epoch 2
     |-- stage 0 --|-- stage 1 ------------------------ ...
     | segment | seg |    segment       |    segment
 
-So what stands before the beginning of a stage does not depend on it, if a block ends there: the blocks of a segment are
-counted from its origin, and only its last one depends on where the segment ends. How often each source was had before
-an epoch is a sum over stages, whatever the number of the epoch.
+If a stage begins at the end of a block, the positions before it do not change: the blocks of a segment count from its
+origin, and only its last block depends on the end of the segment. The number of samples of each source before an epoch
+is a sum over stages, for any epoch.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = ["Stage", "StagedMixture", "Stages", "boundary", "changed", "check_sta
 
 
 class Stage(NamedTuple):
-    """Weights of all sources from a position of the job on; 0 takes a source out."""
+    """The weights of all sources from a position of the job on; weight 0 leaves a source out."""
 
     begin: int
     weights: tuple[int, ...]
 
 
 Stages = tuple[Stage, ...]
-"""In ascending order, the first at 0."""
+"""Stages in ascending order; the first begins at 0."""
 
 
 class _Segment(NamedTuple):
-    """A part of an epoch in one stage: places from ``origin`` on, with so many samples of each source before them."""
+    """The part of an epoch in one stage, from ``origin`` on, and the number of samples of each source before it."""
 
     origin: int
     length: int
@@ -51,24 +51,24 @@ class _Segment(NamedTuple):
 
 
 def check_stages(stages: Stages) -> None:
-    """Refuse stages that are no order.
+    """Raise unless stages are valid.
 
     Raises:
-        OrderError: no stage at 0, beginnings that do not ascend, or weights that cannot be mixed.
+        OrderError: no stage begins at 0, positions do not ascend, or weights are invalid.
     """
     if not stages or stages[0].begin != 0:
-        raise OrderError(f"the first weights begin at 0, got {stages[0].begin if stages else 'none'}")
+        raise OrderError(f"the first weights must begin at position 0, got {stages[0].begin if stages else 'none'}")
     for stage, following in itertools.pairwise(stages):
         if following.begin <= stage.begin:
-            raise OrderError(f"weights have to begin one after the other, got {stage.begin} and {following.begin}")
+            raise OrderError(f"weights must begin at ascending positions, got {stage.begin} and then {following.begin}")
     for _, weights in stages:
         if min(weights) < 0 or not any(weights):
-            raise OrderError(f"weights are 0 or more, and one of them at least is positive: got {list(weights)}")
+            raise OrderError(f"weights must be 0 or more, and at least one positive: got {list(weights)}")
         BlockMixture(_present(weights)[1])
 
 
 def changed(stages: Stages, change: Stage) -> Stages:
-    """Return the stages with another one, which ends where the next one begins, or takes the place of one there.
+    """Return the stages with one more, which replaces a stage with the same beginning.
 
     >>> changed((Stage(0, (1, 1)), Stage(90, (1, 3))), Stage(40, (2, 1)))[1]
     Stage(begin=40, weights=(2, 1))
@@ -77,7 +77,7 @@ def changed(stages: Stages, change: Stage) -> Stages:
 
 
 def staged_counts(weights: Sequence[int], length: int) -> tuple[int, ...]:
-    """Return how many samples of each source so many positions have; none of those without a weight."""
+    """Return the number of samples of each source in ``length`` positions; 0 for a source with weight 0."""
     sources, present = _present(weights)
     counts = [0] * len(weights)
     for source, count in zip(sources, exact_counts(present, length), strict=True):
@@ -86,7 +86,7 @@ def staged_counts(weights: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def counts_before(stages: Stages, epoch: int, length: int) -> tuple[int, ...]:
-    """Return how many samples of each source the epochs before one have, as Python's integers. Costs O(stages)."""
+    """Return the number of samples of each source in all epochs before one, as Python integers. Costs O(stages)."""
     had = [0] * len(stages[0].weights)
     for number, stage in enumerate(stages):
         begin, end = stage.begin, epoch * length
@@ -103,12 +103,12 @@ def counts_before(stages: Stages, epoch: int, length: int) -> tuple[int, ...]:
 
 
 class StagedMixture:
-    """The sources at the positions of one epoch. See `BlockMixture` for what one segment promises.
+    """The sources at the positions of one epoch. Each segment has the guarantees of `BlockMixture`.
 
     Args:
         stages: see `check_stages`.
-        length: positions in each epoch.
-        epoch: which epoch.
+        length: number of positions of each epoch.
+        epoch: number of the epoch.
         seed: of the order.
 
     Cost: O(stages) memory.
@@ -124,11 +124,11 @@ class StagedMixture:
 
     @property
     def bound(self) -> int:
-        """No prefix of a segment is off by as many samples of a source as this."""
+        """Upper bound on the error of a source's count in any prefix of a segment, in samples; never reached."""
         return max(self.mixture(number).bound for number in range(len(self.segments)))
 
     def mixture(self, number: int) -> BlockMixture:
-        """Return the order inside of a segment, of the sources that have a weight."""
+        """Return the mixture of a segment, over the sources with a positive weight."""
         found = self._mixtures.get(number)
         if found is None:
             segment = self.segments[number]
@@ -140,11 +140,11 @@ class StagedMixture:
 
     @cached_property
     def _sources(self) -> list[Indices]:
-        """The numbers of the sources that each segment has."""
+        """The numbers of the sources in each segment."""
         return [np.array(_present(segment.weights)[0], dtype=np.int64) for segment in self.segments]
 
     def locate(self, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the source at each position of the epoch, and how many of its samples the epoch has before: int64."""
+        """Return the source at each position of the epoch, and the number of its samples before: int64 arrays."""
         if len(self.segments) == 1 and len(self._sources[0]) == self._count:
             return self.mixture(0).locate(positions)
         numbers = np.searchsorted(self._origins, positions, "right") - 1
@@ -158,7 +158,7 @@ class StagedMixture:
         return sources, ordinals
 
     def counts(self, position: int) -> tuple[int, ...]:
-        """Return how many samples of each source come before a position of the epoch, or in all before its end."""
+        """Return the number of samples of each source before a position; the end of the epoch is allowed, too."""
         number = max(0, bisect.bisect_right(self._origins, position) - 1)
         segment = self.segments[number]
         counts = list(segment.before)
@@ -168,7 +168,7 @@ class StagedMixture:
         return tuple(counts)
 
     def position(self, source: int, ordinal: int) -> int:
-        """Return where the sample of a source stands that has so many of them before it in the epoch.
+        """Return the position of a source's sample with ``ordinal`` samples of that source before it in the epoch.
 
         Raises:
             OrderError: the source has no such sample in this epoch.
@@ -180,12 +180,13 @@ class StagedMixture:
                 found = self.mixture(number).position(inside, ordinal - segment.before[source])
                 return segment.origin + found
         has = self.counts(self.length)[source]
-        raise OrderError(f"source {source} has {has} samples in the epoch, and none with {ordinal} before it")
+        raise OrderError(f"source {source} has {has} samples in the epoch, so it has no sample {ordinal}")
 
 
 def boundary(stages: Stages, length: int, at: int) -> int:
-    """Return the first position of the job at or behind ``at`` where new weights may begin, such that nothing before
-    it changes: the end of a block, but for the last one of a segment, or the end of the segment.
+    """Return the first position of the job, from ``at`` on, where new weights change nothing before.
+
+    This is the end of a block (not of the last block of a segment), or the end of the segment.
     """
     epoch, place = divmod(at, length)
     segment = [segment for segment in _segments(stages, length, epoch) if segment.origin <= place][-1]
@@ -197,7 +198,7 @@ def boundary(stages: Stages, length: int, at: int) -> int:
 
 
 def _present(weights: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the sources that have a weight, and their weights."""
+    """Return the sources with a positive weight, and their weights."""
     sources = [source for source, weight in enumerate(weights) if weight]
     return sources, [weights[source] for source in sources]
 

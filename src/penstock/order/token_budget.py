@@ -1,4 +1,4 @@
-"""Batches within a budget of tokens: `ClassBatches` over `LengthClasses`, and what they cost."""
+"""Batches within a token budget: `ClassBatches` over `LengthClasses`, and a bound on their padding."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["budget_batches", "most_padding"]
 def budget_batches(
     classes: LengthClasses, *, max_batch: int | None = None, drop_too_long: bool = False, drop_last: bool = False
 ) -> ClassBatches:
-    """Return batches whose longest length times their number is at most the limit of the classes.
+    """Return batches whose padded size, longest length x number of samples, is at most the limit of the classes.
 
     Args:
         classes: of the samples; their limit is the budget.
-        max_batch: samples in a batch, at most.
+        max_batch: the largest number of samples in a batch.
         drop_too_long: leave out samples above the limit; otherwise each is a batch of its own.
         drop_last: leave out the one batch that may be partial.
     """
@@ -25,17 +25,19 @@ def budget_batches(
     if max_batch is not None:
         sizes = np.minimum(sizes, max_batch)
     starts = np.concatenate([[0], np.cumsum(classes.samples)])
-    # Class 0 has what is too long. Where that is left out, batches begin behind it.
+    # Class 0 has the samples that are too long.
     first = 1 if drop_too_long else 0
     return ClassBatches(starts[first:], sizes[first:], fill=True, drop_last=drop_last)
 
 
 def most_padding(classes: LengthClasses, batches: ClassBatches) -> float:
-    """Return the share of padding in all batches if each had a sample of its class's greatest length: a bound.
+    """Return an upper bound on the fraction of padding in all batches.
+
+    It assumes that each batch has a sample of the greatest length of its class.
 
     Args:
         classes: of the samples.
-        batches: made of them, without ``drop_last``.
+        batches: of these classes, made without ``drop_last``.
 
     >>> from penstock.order.length_classes import classes_of
     >>> classes = classes_of(np.array([8, 10, 9, 10]), 20, 1)

@@ -1,4 +1,4 @@
-"""Blocks of any sizes, permuted: what `BlockShuffle` does with blocks that are all alike."""
+"""Block shuffles with blocks of any sizes. (`BlockShuffle` has blocks of one size.)"""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["PermutedBlocks", "UnevenBlockShuffle", "cut_blocks"]
 
 
 class PermutedBlocks:
-    """Blocks permuted, and the samples of each in their order.
+    """Permuted blocks, with the samples of each block in their own order.
 
     Args:
-        starts: the first row of each block, and the number of rows: ascending, int64 of shape (blocks + 1,).
+        starts: the first row of each block, then the number of rows: ascending, int64 of shape (blocks + 1,).
         key: 64-bit key, see `penstock.order.derive_key`.
 
-    Cost: O(blocks) memory, two binary searches a look-up.
+    Cost: O(blocks) memory, two binary searches per look-up.
 
     >>> blocks = PermutedBlocks(np.array([0, 3, 4, 6]), key=4)
     >>> blocks.rows(np.arange(6)).tolist()
@@ -35,7 +35,7 @@ class PermutedBlocks:
         self._blocks = blocks[np.arange(len(sizes))]
         self._slots = blocks.inverse[np.arange(len(sizes))]
         self.begins: Indices = np.concatenate([[0], np.cumsum(sizes[self._blocks])]).astype(np.int64)
-        """Where each block begins once they are permuted, and the number of rows."""
+        """The start of each permuted block, then the number of rows."""
 
     def rows(self, places: Indices) -> Indices:
         """Return the rows at places of the permuted blocks: int64 of the shape of ``places``."""
@@ -43,21 +43,21 @@ class PermutedBlocks:
         return places - self.begins[slots] + self._starts[self._blocks[slots]]
 
     def places(self, rows: Indices) -> Indices:
-        """Return where rows stand: the inverse of `rows`."""
+        """Return the places of rows: the inverse of `rows`."""
         blocks = self._starts.searchsorted(rows, "right") - 1
         return rows - self._starts[blocks] + self.begins[self._slots[blocks]]
 
 
 class UnevenBlockShuffle:
-    """Blocks of any sizes permuted, then samples permuted within windows of them.
+    """A block shuffle with blocks of any sizes: permutes blocks, then samples within windows of blocks.
 
     Args:
-        starts: as of `PermutedBlocks`.
+        starts: see `PermutedBlocks`.
         key: 64-bit key, see `penstock.order.derive_key`.
-        window: blocks that are mixed with one another.
+        window: number of blocks that are mixed.
 
-    ``order[position]`` and ``order.inverse[row]`` take ints and integer arrays. Cost: O(blocks) memory, a `Permutation`
-    for each window that is touched.
+    ``order[position]`` and ``order.inverse[row]`` take ints and integer arrays. Cost: O(blocks) memory, one
+    `Permutation` for each window in a look-up.
 
     >>> order = UnevenBlockShuffle(np.array([0, 30, 40, 100]), key=1, window=2)
     >>> sorted(order[np.arange(100)].tolist()) == list(range(100))
@@ -83,7 +83,7 @@ class UnevenBlockShuffle:
 
     @cached_property
     def inverse(self) -> Inverse:
-        """The inverse bijection, indexed in the same way."""
+        """The inverse bijection, with the same indexing."""
         return Inverse(self._n, self._locate)
 
     def _locate(self, index: Any) -> Any:
@@ -95,7 +95,7 @@ class UnevenBlockShuffle:
         return int(rows) if rows.ndim == 0 else rows
 
     def _windows(self, places: Indices) -> list[tuple[Any, int, Permutation]]:
-        """Return for each window that is touched: which places are inside, where it begins, how it is permuted."""
+        """Return, for each window of the places, the places inside, its start, and its permutation."""
         numbers = self._bounds.searchsorted(places, "right") - 1
         found = []
         for number, inside in groups(numbers):
@@ -105,11 +105,11 @@ class UnevenBlockShuffle:
 
 
 def cut_blocks(starts: Indices, block_size: int) -> Indices:
-    """Return blocks of about so many rows that begin where shards begin, wherever there is a beginning near enough.
+    """Return the starts of blocks of about ``block_size`` rows, which begin at the starts of shards where possible.
 
     Args:
-        starts: the first row of each shard, and the number of rows.
-        block_size: a block has less than twice as many rows. No shard with at most so many is cut.
+        starts: the first row of each shard, then the number of rows.
+        block_size: a block has less than twice as many rows. No shard with at most this many rows is cut.
 
     >>> cut_blocks(np.array([0, 60, 120, 180, 240]), 100).tolist(), cut_blocks(np.array([0, 250]), 100).tolist()
     ([0, 60, 180, 240], [0, 100, 200, 250])

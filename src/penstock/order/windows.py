@@ -1,16 +1,16 @@
-"""The order of an epoch over shards whose samples nobody has counted yet: window by window, by arithmetic.
+"""The order of an epoch over shards whose numbers of samples are not known yet, window by window.
 
     shards in the epoch's order    | window 0 | window 1      | window 2                      | ...
-    dealt to ranks, one by one     | 0 1 2    | 0 1 2 0 1 2   | 0 1 2 0 1 2 0 1 2 0 1 2       |
-    samples of a window            what one rank's shards have too many, another gets; each shuffles what it has
+    rank of each shard             | 0 1 2    | 0 1 2 0 1 2   | 0 1 2 0 1 2 0 1 2 0 1 2       |
+    samples of a window            ranks with too many samples pass some to others; then each rank shuffles its samples
 
-The first window has one shard a rank, so that the first batch comes soon; each next one has twice as many, up to a
-limit. Positions of the epoch are dealt to ranks in turn, as everywhere: a window of n samples covers n positions, and
-how many of them are a rank's follows from where the window begins. Where a rank's shards have more samples than it has
-positions, the last ones go to ranks that have fewer, in the order of the ranks: so few shards are read by two ranks.
+The first window has one shard per rank, so that the first batch is ready soon. Each next window has twice as many, up
+to a limit. Positions of the epoch are split among ranks in strides: a window of n samples has n positions, and the
+first position of the window decides how many of them each rank gets. If a rank's shards have more samples than the rank
+has positions, the last ones go to ranks with fewer, in the order of the ranks. So few shards are read by two ranks.
 
-Invariant: the window's order depends on the counts of *its* shards alone, and on how many samples came before it. So a
-state needs two numbers of all that went before.
+Invariant: the order of a window depends only on the counts of *its* shards, and on the number of samples before it. So
+a state needs only two numbers about the past.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["Stage", "WindowOrder", "window_spans"]
 
 
 class Stage(NamedTuple):
-    """From where on the shards are dealt to so many ranks: the beginning of an epoch, or a resume on other ranks.
+    """A part of an epoch with a fixed number of ranks. It begins at the start of the epoch or at a resume.
 
     Attributes:
         shard: the first shard, by its place in the epoch's order.
-        position: samples of the epoch before it.
-        world_size: ranks.
+        position: number of samples of the epoch before it.
+        world_size: number of ranks.
     """
 
     shard: int
@@ -47,12 +47,12 @@ def window_spans(stage: Stage, number: int, shards: int, most: int) -> tuple[int
     """Return the first and the last shard (exclusive) of a window, by their places in the epoch's order.
 
     Args:
-        stage: whose windows are counted from 0.
+        stage: the stage, whose windows count from 0.
         number: of the window.
-        shards: how many there are.
-        most: shards of one rank in a window, at most.
+        shards: number of shards of the epoch.
+        most: the largest number of shards per rank in a window.
 
-    Window k has 2**k shards a rank, until that is more than ``most``. Behind the last window spans are empty.
+    Window k has 2**k shards per rank, until that is more than ``most``. Spans behind the last window are empty.
 
     >>> [window_spans(Stage(0, 0, 2), number, 20, 4) for number in range(5)]
     [(0, 2), (2, 6), (6, 14), (14, 20), (20, 20)]
@@ -68,18 +68,18 @@ def window_spans(stage: Stage, number: int, shards: int, most: int) -> tuple[int
 
 
 class WindowOrder:
-    """The samples of one window: which of them stands at which position.
+    """The order of the samples in one window.
 
     Args:
         shards: numbers of the window's shards, in the epoch's order.
-        counts: how many samples each of them has.
-        begin: the position of the window's first sample, in the epoch.
-        first: which rank that position belongs to.
-        world_size: ranks of the stage.
+        counts: number of samples of each shard.
+        begin: the position of the window's first sample in the epoch.
+        first: the rank of that position.
+        world_size: number of ranks of the stage.
         key: of the shuffle; None keeps the samples of a rank in the order of its shards.
 
-    Samples are pairs: the number of a shard, and that of a sample in it. Cost: what a rank reads is computed for that
-    rank, O(samples of its part) time and memory.
+    A sample is a pair: the number of a shard, and the number of the sample in it. Cost: the samples of a rank are
+    computed for that rank only, in O(samples of the rank) time and memory.
 
     >>> order = WindowOrder([7, 3], [3, 1], begin=0, first=0, world_size=2, key=None)
     >>> [list(zip(*map(list, order.of_rank(rank)))) for rank in range(2)]
@@ -97,7 +97,7 @@ class WindowOrder:
         key: int | None,
     ) -> None:
         if len(shards) != len(counts):
-            raise OrderError(f"{len(shards)} shards need as many counts, got {len(counts)}")
+            raise OrderError(f"{len(shards)} shards need one count each, got {len(counts)} counts")
         self.shards = np.asarray(shards, dtype=np.int64)
         self.counts = np.asarray(counts, dtype=np.int64)
         self.begin, self.world_size = operator.index(begin), operator.index(world_size)
@@ -114,12 +114,12 @@ class WindowOrder:
         return self.begin + self.samples
 
     def quota(self, rank: int) -> int:
-        """Return how many positions of the window are a rank's."""
+        """Return the number of positions of the window that a rank has."""
         offset = (rank - self._first) % self.world_size
         return max(0, -(-(self.samples - offset) // self.world_size))
 
     def of_rank(self, rank: int) -> tuple[Indices, Indices]:
-        """Return a rank's samples, in order: numbers of shards and of samples in them, int64 of shape (quota,)."""
+        """Return the samples of a rank in order: numbers of shards and of samples in them, int64 of shape (quota,)."""
         found = self._known.get(rank)
         if found is None:
             found = self._known[rank] = self._find(rank)
@@ -137,9 +137,9 @@ class WindowOrder:
         return shards[places], samples[places]
 
     def at(self, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the samples at positions of the epoch that are in this window, of whichever ranks.
+        """Return the samples at positions of the epoch in this window, of any ranks.
 
-        Cost: that of `of_rank` for each rank that the positions belong to; what was computed is kept.
+        Cost: of `of_rank` for each rank of the positions; the results are cached.
         """
         ranks = (self._first + positions - self.begin) % self.world_size
         turns = (positions - self.begin) // self.world_size
@@ -152,26 +152,26 @@ class WindowOrder:
 
     @cached_property
     def _own(self) -> Indices:
-        """How many samples the shards of each rank have together."""
+        """Number of samples in the shards of each rank."""
         ranks = np.arange(len(self.counts)) % self.world_size
         return np.bincount(ranks, weights=self.counts, minlength=self.world_size).astype(np.int64)
 
     @cached_property
     def _missing(self) -> Indices:
-        """How many samples each rank gets of others; of those that have too many, less than nothing."""
+        """Number of samples that each rank gets from others; 0 for a rank with enough."""
         quotas = np.array([self.quota(rank) for rank in range(self.world_size)], dtype=np.int64)
         missing: Indices = np.maximum(quotas - self._own, 0)
         return missing
 
     @cached_property
     def _spare(self) -> Indices:
-        """How many samples each rank has too many."""
+        """Number of samples that each rank passes to others."""
         quotas = np.array([self.quota(rank) for rank in range(self.world_size)], dtype=np.int64)
         spare: Indices = np.maximum(self._own - quotas, 0)
         return spare
 
     def _part(self, rank: int, start: int, stop: int) -> tuple[Indices, Indices]:
-        """Return some of the samples of a rank's own shards, in the order of the shards."""
+        """Return samples ``start`` to ``stop`` of a rank's own shards, in the order of the shards."""
         counts, shards = self.counts[rank :: self.world_size], self.shards[rank :: self.world_size]
         places = np.arange(start, stop, dtype=np.int64)
         if not len(shards):
@@ -181,7 +181,7 @@ class WindowOrder:
         return shards[at], places - starts[at]
 
     def _surplus(self, start: int, count: int) -> list[tuple[Indices, Indices]]:
-        """Return samples that ranks have too many: of all of them, one rank after the other, ``count`` from a place."""
+        """Return ``count`` of the samples that ranks pass to others, counted from ``start`` over all ranks in order."""
         ends = np.cumsum(self._spare)
         parts, stop = [], start + count
         for rank in range(int(np.searchsorted(ends, start, "right")), self.world_size):

@@ -1,9 +1,9 @@
-"""Samplers: torch `Sampler` subclasses on top of `penstock.order`.
+"""Samplers and batch samplers with torch's interface and an exact state.
 
-All of them have ``state_dict`` and ``load_state_dict``, ``set_epoch``, an exact ``len`` (before and after `set_epoch`,
-after a resume), and memory that does not grow with the data where their documentation does not say otherwise.
+Every sampler has ``state_dict``, ``load_state_dict`` and ``set_epoch``. Its ``len`` is always exact, also after
+`set_epoch` and after a resume. Its memory does not grow with the dataset, unless its documentation says so.
 
-Each name is imported when it is first used.
+Each name is imported at its first use.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Alias tables: a weighted draw in constant time, from a table that all processes of a machine share.
+"""Alias tables: weighted draws in constant time, from a table that all processes of a machine share.
 
-Walker's method: n columns of equal width, each split between an item of its own and one alias. A draw chooses a column
-and a side. The table is built in closed form, without a loop over items: the sweeping algorithm of Huebschle-Schneider
-and Sanders ("Parallel weighted random sampling", ESA 2019). With weights scaled to a mean of 1, items are *light* (at
-most 1) or *heavy*. The sweep fills light columns from the present heavy item until that one falls to 1 or less, and
-then closes it with the next heavy one. Where each light item meets the sweep, and where each heavy one closes, follows
-from two prefix sums: D, the deficits of the light items, and S, the surpluses of the heavy ones.
+Walker's method: n columns of equal width, each split between its own item and one alias. A draw chooses a column and a
+side. The table is built without a loop over items, by the sweeping algorithm of Huebschle-Schneider and Sanders
+("Parallel weighted random sampling", ESA 2019). Weights are scaled to a mean of 1. Items are then *light* (at most 1)
+or *heavy*. The sweep fills light columns from the current heavy item until at most 1 is left of it. The next heavy item
+fills the rest of its column: this closes the heavy item. Two prefix sums tell which heavy item fills each light one,
+and where each heavy item closes: D, the deficits of the light items, and S, the surpluses of the heavy ones.
 
 File: 64 bytes of header (magic, n, xxh3 of the weights, checksum), n float64 probabilities, n int64 aliases.
 """
@@ -36,25 +36,26 @@ Weights = npt.NDArray[np.float64]
 _MAGIC = b"PSTKALI1"
 _HEADER = struct.Struct("<8sQQQ")
 _HEADER_SIZE = 64
-_ADVICE = "{}: the table of the weights cannot be kept there: {}; pass a folder that can be written as cache_dir="
+_ADVICE = "{}: the table of the weights cannot be stored there: {}; pass a writable folder as cache_dir="
 
 
 class AliasTable(NamedTuple):
-    """``keep[i]``: the share of column i that is its own item's; ``alias[i]``: the item of the rest."""
+    """An alias table: column i is item i with probability ``keep[i]``, else item ``alias[i]``."""
 
     keep: Weights
     alias: Indices
 
 
 def check_weights(weights: Weights) -> None:
-    """Refuse weights that no distribution has.
+    """Raise unless the weights define a distribution.
 
     Raises:
-        SamplerError: empty, NaN, infinite or negative weights (the message names the first), or none above zero.
+        SamplerError: weights are empty, NaN, infinite or negative (the message names the first), or none is positive.
     """
     if weights.size == 0:
         raise SamplerError("weights are empty: there is nothing to draw")
-    if not (weights.min() >= 0 and weights.max() < np.inf):  # NaN passes through both, so this sees it too
+    # With a NaN, min() and max() are NaN, so this condition finds NaN, too.
+    if not (weights.min() >= 0 and weights.max() < np.inf):
         bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
         if bad.size:
             at = int(bad[0])
@@ -67,9 +68,9 @@ def check_weights(weights: Weights) -> None:
 
 
 def build_table(weights: Weights) -> AliasTable:
-    """The alias table of float64 weights that passed `check_weights`.
+    """Return the alias table of float64 weights that passed `check_weights`.
 
-    Vectorised: two prefix sums and two binary searches. Memory while it is built: about 80 bytes a weight.
+    Vectorised: two prefix sums and two binary searches. Takes about 80 bytes of memory per weight.
     """
     n = len(weights)
     scaled = weights / weights.max()
@@ -80,13 +81,14 @@ def build_table(weights: Weights) -> AliasTable:
     if len(heavy):
         deficits = np.concatenate([[0.0], np.cumsum(1 - scaled[light])])  # entry i: before light item i
         surpluses = np.cumsum(scaled[heavy] - 1)
-        # Light item i is filled up by the heavy one that is open when the sweep gets there.
+        # Light item i is filled up by the heavy item that is open when the sweep reaches it.
         filler = np.searchsorted(surpluses, deficits[:-1], side="right")
         alias[light] = heavy[np.minimum(filler, len(heavy) - 1)]
-        # Heavy item j closes at the first light item with D >= S_j; what it lacks then comes from the next heavy one.
+        # Heavy item j closes at the first light item with D >= S_j. The next heavy item fills the rest of its column.
         closing = np.searchsorted(deficits, surpluses, side="left")
         closed = closing < len(deficits)
-        closed[-1] = False  # by rounding alone: the last one has nothing left to take from
+        # Only rounding can close the last heavy item: no item is left to fill the rest of its column.
+        closed[-1] = False
         left = np.ones(len(heavy))
         left[closed] = 1 + surpluses[closed] - deficits[closing[closed]]
         keep[heavy] = left
@@ -98,9 +100,9 @@ def build_table(weights: Weights) -> AliasTable:
 
 
 def draw(table: AliasTable, positions: Indices, key: int) -> Indices:
-    """The item drawn at each position, a function of (key, position): int64 of the shape of the positions.
+    """Return the item drawn at each position: int64 of the shape of the positions, a function of (key, position).
 
-    The upper half of ``hash * n`` is the column, its lower half the place within it, with a resolution of n / 2**64.
+    The upper half of ``hash * n`` is the column, the lower half the point within it, with a resolution of n / 2**64.
     """
     hashes = mix_array(key, positions.view(np.uint64))
     n = len(table.keep)
@@ -125,18 +127,18 @@ class WeightedOrder:
 
 
 def weights_digest(weights: Weights) -> int:
-    """xxh3 of the weights: what a table and a state are known by."""
+    """Return the xxh3 of the weights, which identifies them in tables and states."""
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(weights).view(np.uint8).data)
 
 
 def shared_table(weights: Weights, cache_dir: str | os.PathLike[str] | None = None) -> AliasTable:
-    """The table from a mapped file in the cache folder, built there first if need be; one builder at a time.
+    """Return the table from a mapped file in the cache folder; build the file if needed, one process at a time.
 
-    16 bytes a weight on disk, in memory once for all processes of a machine. Where the user's cache folder has no room,
-    the table is made in the memory of this process, with a warning.
+    16 bytes per weight on disk, and in memory once for all processes of a machine. If the user's cache folder cannot be
+    written, the table is built in the memory of this process, with a warning.
 
     Raises:
-        ManifestIOError: the folder that was given cannot be written.
+        ManifestIOError: ``cache_dir`` cannot be written.
     """
     digest = weights_digest(weights)
     name = f"{digest:016x}-{len(weights)}.alias"
@@ -153,14 +155,14 @@ def shared_table(weights: Weights, cache_dir: str | os.PathLike[str] | None = No
     except OSError as error:
         if cache_dir is None and error.errno in UNWRITABLE:
             warnings.warn(
-                f"{_ADVICE.format(path, error.strerror)}. Until then each process has a table of its own in memory, 16 "
-                "bytes a weight",
+                f"{_ADVICE.format(path, error.strerror)}. Until then each process holds its own table in memory, 16 "
+                "bytes per weight",
                 stacklevel=2,
             )
             return build_table(weights)
         raise ManifestIOError(_ADVICE.format(path, error.strerror or error)) from error
     if table is None:
-        raise ManifestIOError(_ADVICE.format(path, "it was written, but what is read back is something else"))
+        raise ManifestIOError(_ADVICE.format(path, "the file was written, but other bytes were read back"))
     return table
 
 
@@ -173,12 +175,13 @@ def _write(path: Path, table: AliasTable, digest: int) -> None:
     with storage.write_kept(path) as file:
         for part in (np.frombuffer(_header(len(table.keep), digest), np.uint8), table.keep, table.alias):
             view = part.view(np.uint8).data
-            while len(view):  # the file is not buffered: a write may take less than it was given
+            # The file is not buffered: one write may store only a part of the view.
+            while len(view):
                 view = view[file.write(view) :]
 
 
 def _map(path: Path, n: int, digest: int) -> AliasTable | None:
-    """The table in a file; None where there is none or it is not whole, so that it is built again."""
+    """Return the table in a file; None if the file is missing or damaged and must be built again."""
     try:
         mapped = np.memmap(path, dtype=np.uint8, mode="r")
     except (FileNotFoundError, ValueError):  # ValueError: an empty file cannot be mapped
@@ -187,6 +190,7 @@ def _map(path: Path, n: int, digest: int) -> AliasTable | None:
         return None
     body = np.asarray(mapped)[_HEADER_SIZE:]
     table = AliasTable(body[: 8 * n].view(np.float64), body[8 * n :].view(np.int64))
-    # A damaged body may give wrong weights, but no index that is none; 8 ms for 10 million weights. (NaN fails, too.)
+    # A damaged body may hold wrong probabilities, but never an index out of range. NaN fails this check, too. 8 ms for
+    # 10 million weights.
     sound = table.alias.min() >= 0 and table.alias.max() < n and table.keep.min() >= 0 and table.keep.max() <= 1
     return table if sound else None

@@ -1,10 +1,11 @@
-"""What all samplers share: each is a plan, and has torch's interface and three verbs on top.
+"""Base classes of the samplers: a plan with torch's interface.
 
-    plan     bind(cursor) -> the order of an epoch      what a loader reads; it holds its own position
-    torch    iter(sampler), len(sampler)                for everybody else
-    verbs    set_epoch, state_dict, load_state_dict     a wish for whoever reads next; where the last iterator is
+    plan     bind(cursor) -> the order of an epoch      for a Penstock loader, which holds its own position
+    torch    iter(sampler), len(sampler)                for every other reader
+    state    set_epoch, load_state_dict                 choose where the next reader begins
+             state_dict                                 the position of the last iterator
 
-A sampler holds no position of a loader. What `iter(sampler)` gives counts by itself.
+A sampler never holds the position of a loader. Each ``iter(sampler)`` counts its own position.
 """
 
 from __future__ import annotations
@@ -34,25 +35,26 @@ T = TypeVar("T")
 class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
     """A plan with torch's interface.
 
-    Subclasses implement `bind` and `read`; `_iterate` says how a bound plan is walked. Length and state are exact at
-    any time: ``len(sampler)`` is what the iterator made last, or else the next one, yields.
+    Subclasses implement `bind`, `read` and `_iterate`, which makes the iterator of a bound plan. Length and state are
+    always exact: ``len(sampler)`` counts the items of the iterator made last, or of the next one if none was made.
     """
 
     def __init__(self) -> None:
         self._epoch = self._shown = 0
-        self._cursor: Cursor | None = None  # of a loaded state that nobody has begun with
+        # The cursor of a loaded state, until a reader begins there.
+        self._cursor: Cursor | None = None
         self._times_set = 0
         self._reader: PlanReader[E] = PlanReader(self)
         self._iterator: CountedIterable[T] | None = None
 
     @property
     def source(self) -> Any:
-        """The sampler that this plan reads: itself, or one of another library."""
+        """The sampler that this plan reads: itself, or a sampler of another library."""
         return self
 
     @property
     def epoch(self) -> int:
-        """The epoch that a reader began or chose last, or that somebody set since: for programs that look."""
+        """The epoch that was begun or set last."""
         return self._epoch_shown()
 
     @epoch.setter
@@ -60,12 +62,12 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iterator, and of the next pass of every loader over this sampler.
+        """Set the epoch of the next iterator, and the next epoch of every loader over this sampler.
 
-        The epoch of a state just loaded keeps its position.
+        After `load_state_dict`, setting the state's own epoch keeps the position of the state.
 
         Raises:
-            SamplerError: no integer, a negative epoch, or one of 2**62 or more.
+            SamplerError: the epoch is not an integer from 0 to 2**62 - 1.
         """
         epoch, wish = checked_epoch(epoch, SamplerError), self.wish()
         self._times_set += 1
@@ -74,15 +76,15 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
             self._epoch, self._cursor = epoch, None
 
     def state_dict(self) -> State:
-        """Return where the iterator that was made last has got to: a few integers, JSON-serialisable.
+        """Return the position of the iterator made last: a few integers, JSON-serialisable.
 
-        A Penstock loader has a position of its own: ask that for its `DataLoader.state_dict`.
+        A Penstock loader has its own position: save `DataLoader.state_dict` instead.
         """
         had = 0 if self._iterator is None else self._iterator.had
         return self._reader.cursor(had).state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next ``iter()``, in its epoch.
+        """Resume from a state at the next ``iter()``, in the state's epoch.
 
         Raises:
             StateError: the state belongs to other data or to another order.
@@ -93,7 +95,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         self.chosen(cursor)
 
     def __iter__(self) -> Iterator[T]:
-        # As with torch's samplers, an epoch begins when its first item is asked for. The rest runs in C.
+        # As in torch's samplers, an epoch begins at the first next(), not at iter(). The rest runs in C.
         return itertools.chain.from_iterable(self._begin())
 
     def _begin(self) -> Iterator[Iterator[T]]:
@@ -105,12 +107,12 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         return len(self._reader.peek())
 
     def __getstate__(self) -> dict[str, Any]:
-        # An iterator does not travel: the next iter() of a copy is a whole epoch, or goes on from a loaded state.
+        # An iterator is not pickled: the next iter() of a copy is a whole epoch, or begins at a loaded state.
         return {**self.__dict__, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # A shallow copy would else read the plan that it was copied from, and share its reader.
+        # Otherwise a shallow copy would share the reader of the original, and read its plan.
         self._reader = copy.copy(self._reader)
         self._reader.plan = self
 
@@ -121,7 +123,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
 
     @property
     def times_set(self) -> Any:
-        """Changes with every wish."""
+        """A value that changes with every `set_epoch` and `load_state_dict`."""
         return self._times_set
 
     def wish(self) -> Wish:
@@ -130,7 +132,7 @@ class PlanSampler(Sampler[T], Plan[E], Generic[T, E]):
         return Wish(cursor or Cursor(epoch=self._epoch), cursor is not None)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Take note of where a reader is. One that begins with a loaded state uses it up."""
+        """Record the position of a reader. A reader that begins at a loaded state uses that state up."""
         self._shown = cursor.epoch
         if running and cursor is self._cursor:
             self._cursor = None
@@ -152,7 +154,7 @@ class EpochBatchSampler(PlanSampler[list[int], BatchEpochPlan]):
 
     @property
     def length_varies(self) -> bool:
-        """Whether epochs can have different numbers of batches."""
+        """Whether the number of batches can differ between epochs."""
         return False
 
     def _iterate(self, run: BatchEpochPlan) -> CountedIterable[list[int]]:
@@ -160,16 +162,16 @@ class EpochBatchSampler(PlanSampler[list[int], BatchEpochPlan]):
 
 
 class OfRank:
-    """A sampler that gives the share of one rank."""
+    """Mixin of the samplers that yield the share of one rank."""
 
     _world: LateWorld
 
     @property
     def world_size(self) -> int:
-        """World size; asking settles it."""
+        """Number of ranks. Reading it fixes rank and world size."""
         return self._world.get().world_size
 
     @property
     def rank(self) -> int:
-        """Which rank this is; asking settles it."""
+        """This rank's number. Reading it fixes rank and world size."""
         return self._world.get().rank

@@ -1,4 +1,4 @@
-"""`BatchSampler`: torch's, as a plan over the plan of the sampler inside it."""
+"""`BatchSampler`: torch's batch sampler as a plan over the plan of its sampler."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
     """Consecutive indices of a sampler, ``batch_size`` at a time.
 
     Args:
-        sampler: one of ours, or any iterable of indices.
+        sampler: a Penstock sampler, or any iterable of indices.
         batch_size: positive.
-        drop_last: leave out a last batch that is not full.
+        drop_last: leave out the last batch if it is not full.
 
     Raises:
-        SamplerError: a batch size that is no positive integer or a drop_last that is no bool, in torch's words.
+        SamplerError: the batch size is not a positive integer, or drop_last is not a bool (torch's messages).
 
-    The state is that of the sampler inside, counted in samples: O(1) over ours and torch's own, elastic where that is,
-    and exact with another batch size. Over any other iterable see `penstock.samplers.external`.
+    The state is the state of the sampler, counted in samples. So it is exact with another batch size, too. Over the
+    samplers of Penstock and torch it has a few integers. It is elastic if the sampler's state is. For any other
+    iterable see `penstock.samplers.external`.
 
     >>> list(BatchSampler(range(10), batch_size=4, drop_last=False))
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -51,8 +52,9 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
 
     @property
     def inner(self) -> EpochSampler | ExternalSampler:
-        """The plan of the sampler inside; of its batches, where its order is known to nobody but itself."""
-        if self._plan.source is not self.sampler:  # assigned since
+        """The plan of the sampler, or of its batches for a sampler of another library."""
+        # A program may have assigned another sampler.
+        if self._plan.source is not self.sampler:
             self._plan = self._read_sampler()
         return self._plan
 
@@ -61,11 +63,11 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
         return ExternalSampler(self.sampler, self.batch_size, self.drop_last) if plan is None else plan
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, of the sampler inside."""
+        """Set the epoch of the sampler."""
         self.inner.set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next ``iter()``; it is the sampler's own.
+        """Resume from a state at the next ``iter()``. It is the state of the sampler.
 
         Raises:
             StateError: the state belongs to other data or to another order.
@@ -78,20 +80,21 @@ class BatchSampler(OuterPlan[BatchEpochPlan], EpochBatchSampler, torch.utils.dat
     # As a plan.
 
     def inside(self, run: BatchEpochPlan) -> Any:
-        """Return the samples of an epoch's batches; of somebody else's sampler the batches themselves."""
+        """Return the plan of the samples of an epoch; the batches themselves for a sampler of another library."""
         return run.samples if isinstance(run, _Batches) else run
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return the batches of the cursor's epoch, from the cursor on."""
         inner = self.inner
         if isinstance(inner, ExternalSampler):
-            inner.batch_size, inner.drop_last = self.batch_size, self.drop_last  # assigned since, perhaps
+            # A program may have assigned other values.
+            inner.batch_size, inner.drop_last = self.batch_size, self.drop_last
         run = inner.bind(cursor, entropy)
         return _Batches(run, self.batch_size, self.drop_last) if isinstance(run, EpochPlan) else run
 
 
 class TorchBatches(BatchSampler):
-    """The plan of ``torch.utils.data.BatchSampler``: that of ours, with what programs assign to torch's."""
+    """The plan of a ``torch.utils.data.BatchSampler``. It reads torch's attributes, which programs may assign."""
 
     def __init__(self, batches: torch.utils.data.BatchSampler) -> None:
         self._batches = batches
@@ -99,7 +102,7 @@ class TorchBatches(BatchSampler):
 
     @property
     def sampler(self) -> Any:
-        """torch's batch sampler's."""
+        """The sampler of torch's batch sampler."""
         return self._batches.sampler
 
     @sampler.setter
@@ -108,7 +111,7 @@ class TorchBatches(BatchSampler):
 
     @property
     def batch_size(self) -> int:
-        """torch's batch sampler's."""
+        """The batch size of torch's batch sampler."""
         return self._batches.batch_size
 
     @batch_size.setter
@@ -117,7 +120,7 @@ class TorchBatches(BatchSampler):
 
     @property
     def drop_last(self) -> bool:
-        """torch's batch sampler's."""
+        """``drop_last`` of torch's batch sampler."""
         return self._batches.drop_last
 
     @drop_last.setter
@@ -126,7 +129,7 @@ class TorchBatches(BatchSampler):
 
 
 class _Batches(BatchEpochPlan):
-    """Batches over the samples of an epoch: arithmetic all the way, where the samples are."""
+    """The batches of an epoch plan of samples."""
 
     def __init__(self, samples: EpochPlan, batch_size: int, drop_last: bool) -> None:
         self.samples = samples
@@ -137,7 +140,7 @@ class _Batches(BatchEpochPlan):
 
     @property
     def place(self) -> Any:
-        """Where the data set stands."""
+        """The position of the dataset."""
         return self.samples.place
 
     def __len__(self) -> int:
@@ -173,7 +176,7 @@ class _Batches(BatchEpochPlan):
         )
 
     def _as_they_come(self) -> Iterator[Batch]:
-        """Yield the batches of samples whose number shows only while they are read."""
+        """Yield the batches of samples whose number is unknown until they are read."""
         run, begin, full = self.samples, 0, self._batch_size
         while (end := min(run.reach(begin + full), begin + full)) == begin + full:
             yield run.indices(begin, end).tolist(), run.positions(begin, end)
@@ -215,13 +218,13 @@ class _Batches(BatchEpochPlan):
 
 
 def batch_plan_of(batches: Iterable[Any]) -> EpochBatchSampler:
-    """Return the plan of a batch sampler: ours are plans, a plain one of torch's is read as ours, others as external.
+    """Return the plan of a batch sampler: of Penstock, of torch, or of another library (an `ExternalSampler`).
 
     >>> inner = torch.utils.data.SequentialSampler(range(3))
     >>> type(batch_plan_of(torch.utils.data.BatchSampler(inner, 2, False))).__name__
     'TorchBatches'
     """
-    # A user's subclass may yield something else than the plan says.
+    # A user's subclass with its own __iter__ may yield other batches than the plan.
     if isinstance(batches, EpochBatchSampler) and type(batches).__iter__ is EpochBatchSampler.__iter__:
         return batches
     if type(batches) is torch.utils.data.BatchSampler:

@@ -1,4 +1,4 @@
-"""`DistributedSampler`: torch's, with a shuffle that needs no memory and a state that another world size can load."""
+"""`DistributedSampler`: torch's sampler, with a shuffle in O(1) memory and a state that any world size can load."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["DistributedSampler"]
 
 
 if TYPE_CHECKING:
-
-    class _Torch: ...  # its types of attributes are narrower than its promises
+    # torch annotates its attributes more narrowly than it documents them.
+    class _Torch: ...
 
 else:
     _Torch = torch.utils.data.DistributedSampler
@@ -34,36 +34,37 @@ class DistributedSampler(EpochSampler, _Torch):
     """The indices of one rank, with the signature and semantics of ``torch.utils.data.DistributedSampler``.
 
     Args:
-        dataset: anything with a length (read at every pass).
-        num_replicas, rank: world size and rank; by default from torch.distributed, else RANK and WORLD_SIZE, else 1, 0:
-            found when they are first needed, so the sampler may be made before the process group.
-        shuffle: ``True`` gives torch's own indices (O(N) memory, 8 bytes each); ``"global"`` and ``"block"`` give ours
-            in O(1) memory; ``False`` or ``"none"`` keeps the order of the data set.
+        dataset: anything with a length (read again for every epoch).
+        num_replicas, rank: world size and rank. By default from torch.distributed, else from RANK and WORLD_SIZE, else
+            1 and 0. They are read at the first use, so the sampler may be made before the process group.
+        shuffle: ``True`` yields torch's own indices (O(N) memory, 8 bytes each). ``"global"`` and ``"block"`` yield
+            Penstock's in O(1) memory. ``False`` or ``"none"`` keeps the order of the dataset.
         seed: the same on all ranks.
-        drop_last: leave out the last samples instead of repeating the first, so that ranks get equally many.
-        remainder: ``"pad"``, ``"drop"`` or ``"uneven"`` (every sample once, ranks may differ by one, for exact
-            evaluation); by default what ``drop_last`` says.
+        drop_last: leave out the last samples instead of repeating the first ones, so that all ranks have equally many.
+        remainder: ``"pad"``, ``"drop"`` or ``"uneven"`` (every sample exactly once, ranks may differ by one: for exact
+            evaluation). By default ``"drop"`` with ``drop_last``, else ``"pad"``.
         block_size, window: of the block shuffle, see `penstock.order.BlockShuffle`.
-        process_group: whose ranks share out the data, where that is not the default group.
+        process_group: the group that splits the data, if it is not the default group.
 
     Raises:
         SamplerError: an unknown shuffle, or block sizes without the block shuffle.
-        PartitionError: a rank outside the world, a data set that splits by rank itself, drop_last and remainder that
-            contradict each other, or (at use) a process group made later that disagrees with the rank found first.
+        PartitionError: the rank is outside the world, the dataset splits itself by rank, drop_last and remainder
+            contradict each other, or (at use) a process group made later disagrees with the rank that was in use.
 
-    States are elastic: what a job of any size has consumed is a prefix of the epoch, so another number of ranks goes
-    on from there. All ranks must save at the same step. An epoch never advances by itself.
+    States are elastic. The samples that a job has consumed are a prefix of the epoch, whatever its number of ranks, so
+    any other number of ranks resumes behind that prefix. All ranks must save at the same step. An epoch never advances
+    by itself.
 
-    To a loader a sampler with ``shuffle=True`` or ``False`` is torch's, and has no seed: the loader repeats its epoch
-    until ``set_epoch`` is called, and draws the seeds of transforms as torch does. With a shuffle that is named
-    (``"global"``, ``"block"``, ``"none"``) the seed here is that of the transforms too.
+    In a loader, a sampler with ``shuffle=True`` or ``False`` follows torch's rules and has no seed: the loader repeats
+    its epoch until ``set_epoch`` is called, and draws the seeds of transforms as torch does. With a named shuffle
+    (``"global"``, ``"block"``, ``"none"``), ``seed`` also seeds the transforms.
 
     >>> sampler = DistributedSampler(range(10), num_replicas=2, rank=0, shuffle="global", seed=1)
     >>> it = iter(sampler)
     >>> head = [next(it), next(it)]
     >>> other = DistributedSampler(range(10), num_replicas=1, rank=0, shuffle="global", seed=1)
     >>> other.load_state_dict(sampler.state_dict())
-    >>> len(other)  # both ranks have had two samples
+    >>> len(other)  # both ranks have consumed two samples
     6
     """
 
@@ -85,7 +86,7 @@ class DistributedSampler(EpochSampler, _Torch):
         if holds_a_share(dataset):
             raise PartitionError(
                 f"a {type(dataset).__name__} is already one rank's share, and a DistributedSampler would split it "
-                "again: leave the sampler out, or put it over the Manifest"
+                "again: leave the sampler out, or make it over the Manifest"
             )
         if remainder is not None and drop_last and remainder != "drop":
             raise PartitionError(f"drop_last=True contradicts remainder={remainder!r}")
@@ -100,45 +101,45 @@ class DistributedSampler(EpochSampler, _Torch):
         self._kind = order_kind(shuffle)
         self.block_size, self.window = block_size, window
         self._block = block_options(self._kind, block_size, window)
-        # An unknown remainder is refused here, not at the first sample.
+        # Refuses an unknown remainder now, not at the first sample.
         Partition(len(dataset), remainder=self.remainder)
 
     @property
     def num_replicas(self) -> int:
-        """World size; asking settles it."""
+        """World size. Reading it fixes rank and world size."""
         return self._world.get().world_size
 
     @property
     def rank(self) -> int:
-        """Which rank this is; asking settles it."""
+        """This rank's number. Reading it fixes rank and world size."""
         return self._world.get().rank
 
     @property
     def num_samples(self) -> int:
-        """Samples of this rank in a whole epoch."""
+        """Number of samples of this rank in a whole epoch."""
         return len(self._partition(0))
 
     @property
     def total_size(self) -> int:
-        """Samples of all ranks in a whole epoch, padding included."""
+        """Number of samples of all ranks in a whole epoch, with padding."""
         n = len(self.dataset)
         whole = self._partition(0)
         return n + whole.padded - whole.dropped
 
     @property
     def key_seed(self) -> int | None:
-        """Seed of the samples' generators: torch's orders follow torch's rules throughout, and have none."""
+        """Seed of the samples' generators; None for torch's orders, which follow torch's rules throughout."""
         return self.seed if isinstance(self.shuffle, str) else None
 
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
-        """Return this rank's share of what is left of the cursor's epoch."""
+        """Return this rank's share of the rest of the cursor's epoch."""
         n, epoch = len(self.dataset), cursor.epoch
         make = partial(self._order, n, epoch)
         partition = self._partition(cursor.consumed)
         return PartitionedOrder(make, partition, self._identity(), seed=self.key_seed, epoch=epoch)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state of any number of ranks holds."""
+        """Return the cursor in a state. The state may come from any number of ranks."""
         return Cursor.read(state, of="DistributedSampler", plan=self._identity(), most=len(self.dataset))
 
     def _order(self, n: int, epoch: int) -> Order:

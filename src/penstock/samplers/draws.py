@@ -1,9 +1,9 @@
-"""Random numbers of samplers: numbers that are functions of a key and a position, and draws from torch's generators.
+"""Random numbers for samplers: functions of a key and a position, and draws from torch's generators.
 
-* `scale` turns 64-bit hashes into numbers below n; `Uniform` is a sequence of them.
-* `Draw` is what torch's samplers do at the beginning of a pass (one seed from the global generator, or the user's own
-  generator), in a form that can be put into a state.
-* `TorchDraws` is the stream of indices that torch's RandomSampler makes of it.
+* `scale` turns 64-bit hashes into numbers below n; `Uniform` is a sequence of such numbers.
+* `Draw` is the draw of torch's samplers at the start of an epoch (one seed from the global generator, or the user's
+  own generator), in a form that a state can hold.
+* `TorchDraws` is the stream of indices that torch's RandomSampler computes from that draw.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ __all__ = ["Draw", "DrawingSampler", "TorchDraws", "Uniform", "check_entropy", "
 
 _MASK32 = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_BLOCK = 1 << 14  # draws with replacement made at once; torch makes 32, and the numbers are the same
+_BLOCK = 1 << 14
+"""Draws with replacement computed at once. torch computes 32 at once; the numbers are the same."""
 
 
 def scale(hashes: npt.NDArray[np.uint64], n: int) -> Indices:
-    """``floor(hash * n / 2**64)`` exactly, for uint64 hashes and 0 < n <= 2**62: int64 below n."""
+    """Return ``floor(hash * n / 2**64)``, exact for uint64 hashes and 0 < n <= 2**62: int64 below n."""
     low, high = np.uint64(n & 0xFFFFFFFF), np.uint64(n >> 32)
     first = hashes & _MASK32
     second = hashes >> _HALF
@@ -45,9 +46,9 @@ def scale(hashes: npt.NDArray[np.uint64], n: int) -> Indices:
 
 
 class Uniform:
-    """``count`` numbers below n, with repetition: the number at a position is a function of the key and the position.
+    """``count`` numbers below n, with repetition; each is a function of the key and its position.
 
-    Not a bijection, but indexed like an `Order`. O(1) memory.
+    Indexed like an `Order`, but not a bijection. O(1) memory.
     """
 
     def __init__(self, n: int, count: int, key: int) -> None:
@@ -64,10 +65,10 @@ class Uniform:
 
 
 class Draw:
-    """The random beginning of one pass: nothing is drawn until somebody needs it, and then only once.
+    """The random draw at the start of one epoch, made at its first use and only once.
 
-    Without a generator one seed is drawn from torch's global generator, as torch's samplers do. With one, that
-    generator itself is used, from the state that it has when the pass begins.
+    Without a generator, one seed is drawn from torch's global generator, as torch's samplers do. With a generator, the
+    generator itself is used, from its state at the start of the epoch.
     """
 
     def __init__(self, generator: torch.Generator | None) -> None:
@@ -76,14 +77,14 @@ class Draw:
         self._restore: torch.Tensor | None = None
         self.drawn: int | None = None
         self.start: torch.Tensor | None = None
-        """State of the generator when the pass began."""
+        """State of the generator at the start of the epoch."""
         self._stream: TorchDraws | None = None
         self._values: Indices | None = None
         self._cursor = Cursor()
 
     @classmethod
     def of(cls, generator: torch.Generator | None, cursor: Cursor) -> Draw:
-        """Return the draw of a cursor's epoch: from what the cursor says of its beginning, or one that begins now."""
+        """Return the draw of a cursor's epoch: the draw that the cursor holds, or a new one."""
         draw, entropy = cls(generator), cursor.entropy
         draw._cursor = cursor
         if generator is None:
@@ -93,22 +94,25 @@ class Draw:
         return draw
 
     def fits(self, cursor: Cursor, seed: int | None) -> bool:
-        """Return whether this is the draw of an epoch that begins at a cursor. By chance, one epoch is like another."""
+        """Return whether this draw is the draw of an epoch that begins at a cursor.
+
+        Without a seed the number of the epoch does not matter.
+        """
         return self._cursor.entropy == cursor.entropy and (seed is None or self._cursor.epoch == cursor.epoch)
 
     @property
     def shared(self) -> bool:
-        """Whether the generator is the user's, and others see where it stands."""
+        """Whether the generator is the user's, so that others see its state."""
         return self.given is not None
 
     def begin(self) -> torch.Generator:
-        """The generator to draw from; at the first call it is put where the pass begins."""
+        """Return the generator to draw from. The first call sets it to its state at the start of the epoch."""
         if self._generator is None:
             if self.given is None:
                 self._generator = torch.Generator()
                 self._generator.manual_seed(self._seed())
             elif self._elsewhere:
-                # The global generator is the caller's. It stays where it stands.
+                # The global generator belongs to the caller: it must not be moved.
                 self._generator = torch.Generator()
                 self._generator.set_state(cast(torch.Tensor, self._restore))
             else:
@@ -120,19 +124,19 @@ class Draw:
 
     @property
     def _elsewhere(self) -> bool:
-        """Whether this pass began at a state of torch's global generator that it does not stand at."""
+        """Whether this epoch began at a state of torch's global generator that is not its current state."""
         if self._restore is None or self.given is not torch.default_generator:
             return False
         return not torch.equal(self.given.get_state(), self._restore)
 
     def values(self, make: Callable[[torch.Generator], torch.Tensor]) -> Indices:
-        """Return what is made of the generator all at once, made at the first call."""
+        """Return the result of ``make``, which draws the whole epoch from the generator at the first call."""
         if self._values is None:
             self._values = cast(Indices, make(self.begin()).numpy())
         return self._values
 
     def key(self) -> int:
-        """One 64-bit number for the whole pass."""
+        """Return one 64-bit number for the whole epoch."""
         if self.given is None:
             return self._seed()
         if self.drawn is None:
@@ -140,13 +144,13 @@ class Draw:
         return self.drawn
 
     def stream(self, n: int, count: int, replacement: bool) -> TorchDraws:
-        """The indices of the pass: one stream, however often it is looked at before it is walked."""
+        """Return the indices of the epoch. All calls return the same stream."""
         if self._stream is None or self._stream.shape != (n, count, replacement):
             self._stream = TorchDraws(self, n, count, replacement)
         return self._stream
 
     def state(self) -> State:
-        """What a state has to hold so that another process begins the same pass."""
+        """Return the entries of a state with which another process begins the same epoch."""
         if self.given is None:
             return {"drawn": self._seed()}
         begun = self._restore if self.start is None else self.start
@@ -160,7 +164,7 @@ class Draw:
 
 
 class DrawingSampler(EpochSampler):
-    """Base of the samplers that begin an epoch with a `Draw`: asking for a state draws nothing twice."""
+    """Base of the samplers that begin an epoch with a `Draw`, which is made once even if a state is taken first."""
 
     generator: torch.Generator | None
 
@@ -170,12 +174,12 @@ class DrawingSampler(EpochSampler):
 
     @property
     def draws_late(self) -> bool:
-        """Whether reading the plan moves the user's generator."""
+        """Whether reading the plan changes the state of the user's generator."""
         return self.generator is not None
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
         """Return the draw of one epoch."""
-        # The generator may have been assigned since, as Accelerate does.
+        # Accelerate assigns the generator after construction.
         if isinstance(held, Draw) and held.given is self.generator and held.fits(cursor, seed):
             return held
         draw = Draw.of(self.generator, cursor)
@@ -184,15 +188,15 @@ class DrawingSampler(EpochSampler):
         return draw
 
     def chosen(self, cursor: Cursor) -> None:
-        """Put the user's generator where it was, if the state was taken before its epoch began.
+        """Restore the state of the user's generator, if the cursor was taken before its epoch began.
 
-        Whoever shares the generator draws from it first, as it did then.
+        Other users of this generator draw from it before the epoch begins, as they did in the first run.
         """
         if self.generator is not None and cursor.entropy.get("begun") is False:
             self.generator.set_state(decode_generator(cursor.entropy["generator"]))
 
     def _check_draw(self, cursor: Cursor) -> Cursor:
-        """Return a cursor, if what it says of the beginning fits this sampler's way of drawing."""
+        """Return the cursor if its entropy fits this sampler's way to draw; raise a StateError if not."""
         check_entropy(cursor.entropy, of=type(self.source).__name__, generator=self.generator is not None)
         return cursor
 
@@ -202,20 +206,20 @@ def check_entropy(entropy: State, *, of: str, generator: bool) -> None:
 
     Args:
         entropy: of the cursor.
-        of: whose, for the message.
-        generator: whether the reader draws from a generator that it was given, not from torch's global one.
+        of: name of the sampler, for the message.
+        generator: whether the sampler draws from a generator that it was given, not from torch's global one.
     """
     if not generator:
         if type(entropy.get("drawn")) is not int:
             raise StateError(
                 f"this state does not belong to this {of}: it holds no drawn seed, so it was taken with a "
-                "generator; pass generator= as there"
+                "generator; pass generator= as in that run"
             )
         read_int(entropy, "drawn", of=of, below=1 << 63)
     elif not isinstance(entropy.get("begun"), bool):
         raise StateError(
             f"this state does not belong to this {of}: it holds no generator's state, so it was taken without a "
-            "generator; leave generator= out as there"
+            "generator; leave generator= out as in that run"
         )
     else:
         decode_generator(entropy.get("generator"))
@@ -224,9 +228,9 @@ def check_entropy(entropy: State, *, of: str, generator: bool) -> None:
 class TorchDraws:
     """The indices of torch's RandomSampler, one permutation (or block of draws with replacement) in memory at a time.
 
-    Meant to be read forward, and then to be exhausted. A second reading makes the stream again from its start, beside
-    the generator, which moves only behind the furthest block that was read: by whole permutations, or by so many draws
-    with replacement as are made at once here.
+    Made to be read forward, then exhausted. Reading an earlier block draws the stream again from its start, from a copy
+    of the generator. The generator itself moves only forward, with the furthest block that was read: one permutation or
+    one block of draws at a time.
     """
 
     def __init__(self, draw: Draw, n: int, count: int, replacement: bool) -> None:
@@ -236,12 +240,14 @@ class TorchDraws:
         self._count = count
         self._replacement = replacement
         self._size = _BLOCK if replacement else n
-        # torch always draws one permutation more for the samples that are left over, be there any or not.
+        # torch always draws one more permutation for the rest of the samples, even if no sample is left.
         self._blocks = -(-count // _BLOCK) if replacement else count // n + 1
-        self._front = -1  # the last block that was drawn from the generator
+        # The last block that was drawn from the generator, and the block in memory.
+        self._front = -1
         self._held = -1
         self._values: Indices = np.empty(0, dtype=np.int64)
-        self._again: tuple[torch.Generator, int] | None = None  # a second reading, and the block it has got to
+        # For earlier blocks: a copy of the generator, and the last block drawn from it.
+        self._again: tuple[torch.Generator, int] | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -256,7 +262,7 @@ class TorchDraws:
         return int(positions) if positions.ndim == 0 else positions
 
     def exhaust(self) -> None:
-        """Draw to the end, so that the generator stands where torch would leave it."""
+        """Draw to the end, so that the generator has the state in which torch would leave it."""
         generator = self._draw.begin()
         while self._draw.shared and self._front < self._blocks - 1:
             self._front += 1
@@ -294,10 +300,10 @@ class TorchDraws:
 
 
 def decode_generator(text: Any) -> torch.Tensor:
-    """The state of a torch.Generator from a state's text.
+    """Return the state of a torch.Generator from its text in a state.
 
     Raises:
-        StateError: it is none.
+        StateError: the text is not the state of a generator.
     """
     try:
         state = torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)

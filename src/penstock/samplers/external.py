@@ -1,14 +1,15 @@
-"""Samplers of other people, read as plans: any iterable of indices, or of lists of them.
+"""`ExternalSampler`: a plan over a sampler of another library, which is any iterable of indices or of lists of them.
 
-We do not own their order, so a state is what it takes to draw the rest of an epoch again in another process:
+Penstock cannot compute the order of such a sampler. So a state holds enough to draw the rest of the epoch again in
+another process:
 
-* with ``state_dict`` and ``load_state_dict``, on the sampler or on its iterator: what they said at the last batch, and
-  how much was had since;
-* otherwise a count, and a hash of what was counted. The count is drawn again and dropped. If that hashes to something
-  else, the sampler does not repeat its order, and the resume is refused.
+* If the sampler or its iterator has ``state_dict`` and ``load_state_dict``: its state at a batch, and the number of
+  items drawn since.
+* Otherwise the number of items, and their hash. A resume draws as many items and drops them. If their hash differs, the
+  sampler does not repeat its order, and the resume is refused.
 
-Cost: a few numbers, or whatever the user's states take. The hash takes 1 us for a batch of 32 integers and 5 us for
-256. Other types take 2 us an index.
+Size: a few numbers, or the states of the user's objects. The hash takes 1 us for a batch of 32 integers and 5 us for
+256. Other types take 2 us per index.
 """
 
 from __future__ import annotations
@@ -39,17 +40,18 @@ from penstock.wording import counted
 __all__ = ["ExternalSampler", "said_epoch"]
 
 _KEPT = 4096
-"""Marks of batches that were drawn ahead. Behind the oldest one batches are drawn again from the beginning."""
+"""How many marks of prefetched batches are kept. A state of an earlier batch counts from the start of the epoch."""
 _KEPT_STATES = 128
-_AMORTISE = 1 << 16  # bytes of states per batch: larger ones are taken every so many batches
+_AMORTISE = 1 << 16
+"""Bytes of states per batch. Larger states are taken less often, so that their average stays below."""
 
 
 class ExternalSampler(EpochBatchSampler):
-    """The plan of a sampler that is not ours.
+    """The plan of a sampler of another library.
 
     Args:
-        items: an iterable of indices of any type; of lists of them where ``batch_size`` is None.
-        batch_size, drop_last: how indices become batches.
+        items: an iterable of indices of any type; if ``batch_size`` is None, an iterable of lists of them.
+        batch_size, drop_last: how to make batches of indices.
     """
 
     def __init__(self, items: Iterable[Any], batch_size: int | None = None, drop_last: bool = False) -> None:
@@ -58,10 +60,11 @@ class ExternalSampler(EpochBatchSampler):
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.left: ReplayPoint | None = None
-        """Where the object that draws was left: a position of its own, which its next epoch begins behind."""
-        self._told = 0  # the epoch that a sampler which does not say its own is in, as far as this plan knows
+        """Where the last reader left the sampler, which may have a position of its own. Its next epoch begins there."""
+        self._told = 0
+        """The epoch last set, for a sampler that does not report its own."""
         self._moved_to: int | None = None
-        """The epoch that the sampler went on to by itself, when it was drawn from last."""
+        """The epoch to which the sampler advanced by itself when it was last read."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "left": None}
@@ -73,12 +76,12 @@ class ExternalSampler(EpochBatchSampler):
 
     @property
     def unit(self) -> str:
-        """What a cursor counts."""
+        """Unit in which a cursor counts."""
         return "batch" if self.batch_size is None else "sample"
 
     @property
     def draws_late(self) -> bool:
-        """Whether drawing may move generators that others draw from."""
+        """Whether reading the sampler may change generators that others draw from."""
         return not isinstance(self.items, Sequence)
 
     @property
@@ -87,7 +90,7 @@ class ExternalSampler(EpochBatchSampler):
 
     @property
     def advances(self) -> bool:  # type: ignore[override]
-        """Whether a loader goes on to the next epoch by itself: not where the sampler says its own."""
+        """Whether a loader advances the epoch by itself: not if the sampler reports its own epoch."""
         return self._said_epoch is None
 
     def _epoch_shown(self) -> int:
@@ -95,17 +98,17 @@ class ExternalSampler(EpochBatchSampler):
         return super()._epoch_shown() if epoch is None else epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, of the sampler too."""
+        """Set the next epoch, also on the sampler."""
         super().set_epoch(epoch)
         self.chosen(Cursor(epoch=epoch))
 
     @property
     def times_set(self) -> Any:
-        """Changes with every wish."""
+        """A value that changes with every `set_epoch` and `load_state_dict`, and with the sampler's own epoch."""
         return self._times_set, self._said_epoch
 
     def wish(self) -> Wish:
-        """Return where the next reader should begin: in the sampler's epoch, if it says one."""
+        """Return where the next reader should begin: in the sampler's epoch, if it reports one."""
         wish, epoch = super().wish(), self._said_epoch
         if epoch is None or wish.cursor.epoch == epoch:
             return wish
@@ -113,23 +116,23 @@ class ExternalSampler(EpochBatchSampler):
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """While items are drawn, a sampler may go on to another epoch by itself. That is nobody's wish for this run."""
+        """Record an epoch to which the sampler advances by itself while items are drawn. The user did not set it."""
         before = self._said_epoch
         yield
         if (now := self._said_epoch) != before:
             self._moved_to = now
 
     def chosen(self, cursor: Cursor) -> None:
-        """Tell the sampler the epoch."""
-        # A cursor of a state says what its plan is. One that takes epochs without saying which one it is in may have
-        # been told by its user, and the state does not know.
+        """Set the epoch of the sampler."""
+        # Only a cursor of a state names its plan. A sampler that does not report its epoch may have been set by the
+        # user, which the state does not know: for a state, call set_epoch only if the epoch differs.
         if cursor.plan:
             self.tell(cursor.epoch)
         else:
             self._say(cursor.epoch)
 
     def tell(self, epoch: int) -> None:
-        """Tell the sampler the epoch that begins, if it takes epochs and is not in that one already."""
+        """Set the sampler to the epoch that begins, unless it is in that epoch already or takes none."""
         said = self._said_epoch
         if (self._told if said is None else said) != epoch:
             self._say(epoch)
@@ -140,11 +143,11 @@ class ExternalSampler(EpochBatchSampler):
             self._told = epoch
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
-        """Return the batches from the cursor on. They are drawn while they are iterated."""
+        """Return the batches from the cursor on. They are drawn as they are iterated."""
         return _Drawn(self, cursor)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state holds."""
+        """Return the cursor in a state."""
         of = type(self.items).__name__
         cursor = Cursor.read(state, of=of, plan=self._identity(), unit=self.unit)
         if "states" in cursor.entropy:
@@ -152,7 +155,7 @@ class ExternalSampler(EpochBatchSampler):
             pulls = cursor.entropy.get("pulls")
             read_ints(cursor.entropy, "pulls", max(1, len(pulls)) if isinstance(pulls, list) else 1, of=of)
         elif not isinstance(cursor.entropy.get("hash", ""), str):
-            raise StateError(f"the state of this {of} is damaged: hash is {cursor.entropy['hash']!r}, which is no text")
+            raise StateError(f"the state of this {of} is damaged: hash is {cursor.entropy['hash']!r}, not a string")
         return cursor
 
     def _identity(self) -> State:
@@ -161,21 +164,21 @@ class ExternalSampler(EpochBatchSampler):
 
 
 def said_epoch(sampler: Any) -> int | None:
-    """Return the epoch that a sampler of others says it is in; None if it says none, or takes none."""
+    """Return the epoch that another library's sampler reports; None if it reports none or has no ``set_epoch``."""
     epoch: Any = getattr(sampler, "epoch", None)
     if not hasattr(sampler, "set_epoch") or isinstance(epoch, bool):
         return None
     try:
-        return operator.index(epoch)  # of NumPy's and torch's integers, too
+        return operator.index(epoch)  # NumPy's and torch's integers, too
     except TypeError:
         return None
 
 
 class ReplayPoint(NamedTuple):
-    """How a sampler's object is brought to where it was: its states, and how often it was asked for an item since.
+    """A position of a sampler: its states, and how many times next() was called since they were taken.
 
-    ``pulls`` has an entry for each epoch since the states were taken. An epoch that was read to its end was asked once
-    more than it has items: code behind its last ``yield`` has run then.
+    ``pulls`` has one number for each epoch since then. An epoch that was read to its end counts one more call than it
+    has items, because the code behind its last ``yield`` has run.
     """
 
     states: Frozen
@@ -183,7 +186,7 @@ class ReplayPoint(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """What was known behind a batch."""
+    """The position behind a batch."""
 
     batches: int
     consumed: int
@@ -192,7 +195,7 @@ class _Mark(NamedTuple):
 
 
 class _Drawn(BatchEpochPlan):
-    """One epoch of a sampler that is not ours, drawn as it is iterated."""
+    """One epoch of another library's sampler, drawn as it is iterated."""
 
     per_rank = True
     one_by_one = True
@@ -207,7 +210,8 @@ class _Drawn(BatchEpochPlan):
         self.first_batch = cursor.consumed if self._size is None else cursor.consumed // self._size
         self._begun: ReplayPoint | None = None
         self._marks: deque[_Mark] = deque(maxlen=_KEPT)
-        self._drawn = 0, cursor.consumed  # batches of this plan, and what the epoch has had with them
+        # Batches drawn here, and the units of the epoch consumed with them.
+        self._drawn = 0, cursor.consumed
         self._hash: xxhash.xxh3_64 | None = xxhash.xxh3_64()
         self._rank = rank_of(self._items, ranks=current().world_size)
 
@@ -235,7 +239,7 @@ class _Drawn(BatchEpochPlan):
             ended = self._size is not None and len(batch) < self._size
             if wait:
                 wait -= 1
-            # At its end a sampler is somewhere else already.
+            # After its last batch the sampler's state may already be of the next epoch.
             elif not ended and (found := states_of(sampler=self._items, iterator=iterator)):
                 states = freeze(found)
                 point = self._plan.left = ReplayPoint(states, [0])
@@ -277,7 +281,7 @@ class _Drawn(BatchEpochPlan):
             self._marks.popleft()
 
     def _where_it_begins(self) -> ReplayPoint | None:
-        """Return the point of the epoch's beginning; None for a sampler without states."""
+        """Return the replay point of the start of this plan; None for a sampler without states."""
         entropy = self._cursor.entropy
         if "states" in entropy:
             return ReplayPoint(freeze(dict(entropy["states"])), list(entropy["pulls"]))
@@ -289,7 +293,7 @@ class _Drawn(BatchEpochPlan):
         return ReplayPoint(freeze(states), [0]) if states else None
 
     def _open(self, point: ReplayPoint | None) -> Iterator[Any]:
-        """Return an iterator of the sampler that stands at the cursor."""
+        """Return an iterator of the sampler at the cursor."""
         if "states" in self._cursor.entropy and point is not None:
             return self._reopen(point)
         iterator = iter(self._items)
@@ -313,36 +317,36 @@ class _Drawn(BatchEpochPlan):
             return
         if not hasattr(item, "load_state_dict"):
             raise StateError(
-                f"there is a state of the sampler, and {type(item).__name__} has no load_state_dict: resume with the "
-                "same objects, or start anew without the state"
+                f"the state holds a state of the sampler, but {type(item).__name__} has no load_state_dict: resume "
+                "with the same objects, or start anew without the state"
             )
         item.load_state_dict(state)
 
     def _check(self, dropped: list[Any]) -> None:
-        """Raise if what was drawn again is not what the state counted."""
+        """Raise if the items drawn again are not the items that the state counts."""
         name, count, entropy = type(self._items).__name__, self._cursor.consumed, self._cursor.entropy
         if len(dropped) == count and entropy.get("rank", self._rank) != self._rank:
-            # The hash is that of another rank's share. Shares of one job are counted alike.
+            # The hash comes from another rank's share. The count is the same on all ranks of a job.
             self._hash = None
             return
         expected = entropy.get("hash")
         found = self._hashed([index for batch in dropped for index in batch] if self._size is None else dropped)
         if len(dropped) < count or (expected is not None and found is not None and found != expected):
             raise StateError(
-                f"{name} does not repeat its order. It has no state_dict and load_state_dict, so the first "
-                f"{counted(count, self._plan.unit)} are drawn again on a resume, and they are not those that the "
-                f"state counts (hash {expected} in the state, {found} here). Seed it as the first run did, give it a "
-                "state_dict and load_state_dict, or begin the epoch anew without the state"
+                f"{name} does not repeat its order. It has no state_dict and load_state_dict, so a resume draws the "
+                f"first {counted(count, self._plan.unit)} again, and they differ from the first run (hash {expected} "
+                f"in the state, {found} here). Seed the sampler as in the first run, give it state_dict and "
+                "load_state_dict, or begin the epoch anew without the state"
             )
         if expected is None or found is None:
             warnings.warn(
                 f"{name} has no state_dict and load_state_dict: its first {counted(count, self._plan.unit)} are "
-                "drawn again and dropped, which is exact only if it repeats its order",
+                "drawn again and dropped. The resume is exact only if the sampler repeats its order",
                 stacklevel=2,
             )
 
     def _hashed(self, indices: Sequence[Any]) -> str | None:
-        """Add indices to the hash; return it, or None where they are of types that cannot be compared that way."""
+        """Add indices to the hash and return it; return None if their types have no stable hash."""
         if self._hash is None:
             return None
         try:
@@ -351,13 +355,13 @@ class _Drawn(BatchEpochPlan):
             if not all(map(_is_plain, indices)):
                 self._hash = None
                 return None
-            # One by one: a resume hashes at once what the first run hashed batch by batch.
+            # One by one, because the first run hashes batch by batch, and a resume all at once.
             for index in indices:
                 self._hash.update(_bytes_of(index))
         return self._hash.hexdigest()
 
     def _next(self, iterator: Iterator[Any]) -> tuple[list[Any] | None, int]:
-        """Return the next batch, None behind the last; and how often the sampler was asked for it."""
+        """Return the next batch, or None at the end, and the number of next() calls."""
         if self._size is None:
             batches = _take(iterator, 1)
             return list(batches[0]) if batches else None, 1
@@ -366,7 +370,7 @@ class _Drawn(BatchEpochPlan):
         return None if not batch or (self._plan.drop_last and ended) else batch, len(batch) + ended
 
     def _positions(self, consumed: int, count: int) -> Indices:
-        """Return places in the batches of this rank's epoch, as the number of the batch and the place in it."""
+        """Return positions in this rank's epoch: the number of the batch in the upper bits, the place in it below."""
         if self._size is None:
             return (np.int64(consumed) << 24) + np.arange(count, dtype=np.int64)
         batches, places = np.divmod(np.arange(consumed, consumed + count, dtype=np.int64), self._size)
@@ -374,7 +378,7 @@ class _Drawn(BatchEpochPlan):
 
 
 def _is_plain(index: Any) -> bool:
-    """Return whether an index is written the same way in every process."""
+    """Return whether an index has the same repr in every process."""
     if isinstance(index, tuple | list):
         return all(map(_is_plain, index))
     return index is None or isinstance(index, str | bytes | int | float | np.integer | np.floating)
@@ -395,8 +399,8 @@ def _longer(point: ReplayPoint | None, pulls: int) -> ReplayPoint | None:
 
 
 def _take(iterator: Iterator[Any], count: int) -> list[Any]:
-    """Return the next so many items, or those that are left."""
-    # Not by a slice, which calls iter() on the iterator once more: Lightning's begins anew then.
+    """Return the next ``count`` items, or fewer at the end."""
+    # islice would call iter() on the iterator, and Lightning's iterators start again then.
     taken: list[Any] = []
     for _ in range(count):
         try:

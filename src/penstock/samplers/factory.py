@@ -1,4 +1,4 @@
-"""The two factories of maskrcnn-benchmark, which made these names known, over our samplers."""
+"""`make_data_sampler` and `make_batch_data_sampler`: the factories of maskrcnn-benchmark, with Penstock's samplers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["aspect_ratio_groups", "make_batch_data_sampler", "make_data_sampler"
 
 
 def make_data_sampler(dataset: Sized, shuffle: bool | str, distributed: bool, *, seed: int = 0) -> EpochSampler:
-    """A sampler over a data set, on one rank or on all.
+    """Return a sampler over a dataset, for one process or for all ranks.
 
     Args:
         dataset: anything with a length.
-        shuffle: True is ``"global"`` here: a function of (seed, epoch), so that ``start_iter`` alone resumes a run.
-        distributed: split over the ranks (torch.distributed, else RANK and WORLD_SIZE).
+        shuffle: True means ``"global"`` here: a function of (seed, epoch), so that ``start_iter`` alone resumes a run.
+        distributed: split the samples among the ranks (of torch.distributed, else of RANK and WORLD_SIZE).
         seed: the same on all ranks.
 
     >>> type(make_data_sampler(range(10), shuffle=True, distributed=False)).__name__
@@ -55,21 +55,21 @@ def make_batch_data_sampler(
     *,
     sizes: Sizes | str | os.PathLike[str] | None = None,
 ) -> EpochBatchSampler:
-    """Batches over a sampler, grouped by aspect ratio if asked for, for a number of iterations if asked for.
+    """Return a batch sampler over a sampler, optionally grouped by aspect ratio and for a number of iterations.
 
     Args:
-        dataset: where groups come from unless ``sizes`` is given, see `aspect_ratio_groups`.
+        dataset: the source of the groups, unless ``sizes`` is passed, see `aspect_ratio_groups`.
         sampler: from `make_data_sampler`, or any other.
-        aspect_grouping: False for none; True for images wider than high and the others; else the bounds of height /
-            width between the groups.
+        aspect_grouping: False: no groups. True: two groups, images wider than high and the others. Otherwise the
+            bounds of height / width between the groups.
         images_per_batch: samples in a batch of one rank.
-        num_iters, start_iter: see `IterationBasedBatchSampler`; by default one pass.
+        num_iters, start_iter: see `IterationBasedBatchSampler`; by default one epoch.
         sizes: a `penstock.images.sizes.Sizes`, or the path of its file.
 
     Raises:
-        SamplerError: a data set without sizes, or a start_iter without num_iters.
+        SamplerError: a dataset without sizes, or a start_iter without num_iters.
 
-    Grouped batches come in the order of their first members, as in maskrcnn-benchmark, at O(N) memory.
+    Grouped batches are in the order of their first members, as in maskrcnn-benchmark. This takes O(N) memory.
     """
     batches: EpochBatchSampler
     if aspect_grouping:
@@ -78,7 +78,7 @@ def make_batch_data_sampler(
         batches = GroupedBatchSampler(sampler, groups, images_per_batch, order="first")
     else:
         if sizes is not None:
-            raise SamplerError("sizes= is for aspect_grouping=, which is off")
+            raise SamplerError("sizes= needs aspect_grouping=, which is off")
         batches = BatchSampler(sampler, images_per_batch, drop_last=False)
     if num_iters is not None:
         return IterationBasedBatchSampler(batches, num_iters, start_iter)
@@ -90,14 +90,14 @@ def make_batch_data_sampler(
 def aspect_ratio_groups(
     dataset: Any, bounds: Sequence[float] = (1.0,), *, sizes: Sizes | str | os.PathLike[str] | None = None
 ) -> npt.NDArray[Any]:
-    """The group of every image: how many of the sorted bounds are at most its height / width (``bisect_right``).
+    """Return the group of every image: the number of bounds that are at most its height / width (``bisect_right``).
 
-    Sizes come from ``sizes``, else from the data set: its ``group_ids`` (an array, or a function that makes it; taken
-    as they are), or ``get_img_info(i) -> {"height": ..., "width": ...}``, asked for every image, one by one.
+    Sizes are read from ``sizes``, else from the dataset. A dataset has ``group_ids`` (an array of the groups, or a
+    function that returns it), or ``get_img_info(i) -> {"height": ..., "width": ...}``, which is called for every image.
 
     Raises:
-        SamplerError: the data set has neither, or an image has no width.
-        StateError: the sizes were measured from another manifest than the data set's.
+        SamplerError: the dataset has neither, or an image has no height or width.
+        StateError: the sizes were measured from another manifest.
     """
     if sizes is not None:
         return np.asarray(group_ids_of(sizes, bounds, data=dataset))
@@ -105,7 +105,7 @@ def aspect_ratio_groups(
         return np.asarray(dataset.group_ids() if callable(dataset.group_ids) else dataset.group_ids)
     if not hasattr(dataset, "get_img_info"):
         raise SamplerError(
-            f"a {type(dataset).__name__} has neither group_ids nor get_img_info(i): pass sizes=, the file that "
+            f"a {type(dataset).__name__} has neither group_ids nor get_img_info(i): pass as sizes= the file that "
             "`penstock manifest sizes` writes"
         )
     infos = (dataset.get_img_info(i) for i in range(len(dataset)))

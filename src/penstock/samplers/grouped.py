@@ -1,4 +1,4 @@
-"""`GroupedBatchSampler`: batches of one group each, formed for the whole job and then dealt to the ranks."""
+"""`GroupedBatchSampler`: batches of one group each, formed for the whole job and then split among the ranks."""
 
 from __future__ import annotations
 
@@ -44,56 +44,55 @@ _ORDERS = (*_REPLAYED, "class")
 
 
 class GroupedBatchSampler(OfRank, EpochBatchSampler):
-    """Batches whose members all belong to one group, such as images of one orientation.
+    """Batches whose samples all belong to one group, such as images of one orientation.
 
     Args:
-        sampler: the indices. With a Penstock `DistributedSampler` its global order, epoch, seed, world size and rank
-            are used, and its ``remainder`` says what becomes of batches that do not go round. Any other sampler or
-            iterable is the stream of the whole job and must be the same on all ranks. One rank's share is refused (see
-            below), unless ``world_size=1`` says that it is to be grouped by itself.
-        group_ids: one integer per sample of the data set, a `penstock.images.sizes.Sizes`, or the path of its file
-            (aspect ratios: wider than high, and the others).
+        sampler: the indices. From a Penstock `DistributedSampler` this takes the global order, epoch, seed, world size,
+            rank and ``remainder``. Any other sampler or iterable is the stream of the whole job, and must be the same
+            on all ranks. One rank's share is refused (see below), unless ``world_size=1`` groups it by itself.
+        group_ids: one integer per sample of the dataset, or a `penstock.images.sizes.Sizes` or the path of its file
+            (two groups: wider than high, and the others).
         batch_size: positive.
-        drop_uneven: maskrcnn-benchmark's name for ``drop_last``, in its place among the arguments.
-        drop_last: leave out batches that are not full, and the last full ones that do not go round.
-        order: ``"completion"``: a batch is given out when it is full, in memory of a chunk plus groups x batch_size;
-            partial batches come at the end. ``"first"``: in the order of their first members, as maskrcnn-benchmark
-            does, which has to hold the whole stream (about 40 bytes an index). ``"class"``: by arithmetic, in random
-            order: each epoch permutes the samples of every group, and all batches. The sampler has to be ours with
-            ``shuffle="global"``, and gives its seed and ranks; a resume begins at once.
-        exclude: with ``order="class"``, samples that no batch has any more, 100,000 at most. In the place of each
-            stands another one of its group, drawn from (seed, epoch, sample); if all of a group are excluded, its
-            batches are of the next group that has some left, or of the last one. All else stays what it is, and a state
-            from before fits. One from then on fits the same excluded samples, or more.
-        world_size, rank: with other samplers; by default from torch.distributed, RANK and WORLD_SIZE, or 1 and 0, found
-            when they are first needed. ``world_size=1``: the batches are this rank's alone, and nothing is dealt.
+        drop_uneven: maskrcnn-benchmark's name for ``drop_last``, at its place among the arguments.
+        drop_last: leave out batches that are not full, and the last full batches that do not divide among the ranks.
+        order: ``"completion"``: yield a batch as soon as it is full, and partial batches at the end; memory is one
+            chunk plus groups x batch_size. ``"first"``: in the order of their first members, as in maskrcnn-benchmark;
+            this holds the whole stream (about 40 bytes per index). ``"class"``: in random order, computed: each epoch
+            permutes the samples of every group, and all batches. This needs a Penstock sampler with
+            ``shuffle="global"``, whose seed and ranks it takes. A resume begins at once.
+        exclude: with ``order="class"``, samples to leave out, at most 100,000. Another sample of the same group
+            replaces each, drawn from (seed, epoch, sample). If a whole group is excluded, samples of the next group
+            that has any left fill its batches, or of the last such group. All other samples keep their places, so
+            older states still load. A state saved with excluded samples needs the same ones excluded, or more.
+        world_size, rank: for other samplers. By default from torch.distributed, else from RANK and WORLD_SIZE, else 1
+            and 0, read at the first use. With ``world_size=1`` all batches belong to this rank.
 
     Raises:
-        SamplerError: no group for a sample, one rank's share as the stream, arguments that contradict each other, or,
-            in torch's words, a batch size that is no positive integer or a drop_last that is no bool.
-        StateError: sizes that were measured from another manifest than the sampler's.
-        PartitionError: a rank outside the world, or (at use) a process group made later that disagrees.
-        ConfigError, IndexError: samples to exclude that there are not, or all of them.
+        SamplerError: a sample has no group, the stream is one rank's share, arguments contradict each other, the batch
+            size is not a positive integer, or drop_last is not a bool.
+        StateError: the sizes were measured from another manifest than the sampler's.
+        PartitionError: the rank is outside the world, or (at use) a process group made later disagrees.
+        ConfigError, IndexError: a sample to exclude does not exist, or all samples are excluded.
 
-    A share is torch's DistributedSampler and any sampler that has its ``num_replicas`` or ``rank``, the order of a
-    RankDataset, and on several ranks a sampler that is not ours and shorter than ``group_ids``: dealt to ranks once
-    more, part of the data would never be seen. On several ranks a sampler without a length can be either, and has to be
-    told by ``world_size``. Under ``world_size=1`` a share is grouped by itself, as in maskrcnn-benchmark: then ranks
-    may have different numbers of batches, and the state is that of one rank.
+    **One rank's share.** Splitting a share among ranks once more would lose data. So these are refused: torch's
+    DistributedSampler, any sampler with its ``num_replicas`` or ``rank``, the order of a RankDataset, and, on several
+    ranks, a sampler of another library that is shorter than ``group_ids``. On several ranks a sampler without a length
+    can be either: pass ``world_size``. With ``world_size=1`` each rank groups its own share, as in maskrcnn-benchmark.
+    Ranks may then have different numbers of batches, and a state is valid for one rank only.
 
-    Batches are numbered over the whole job, and number g goes to rank ``g % world_size``, so all ranks have equally
-    many: by repeating the first batches of the epoch (`repeated`, the only repetition there is), or with ``drop_last``
-    by leaving the last ones out; with a sampler of ``remainder="uneven"`` neither, and they differ by one. Every index
-    of the stream, repeats included, is in exactly one batch.
+    **Ranks.** Batches are numbered over the whole job, and batch g goes to rank ``g % world_size``. All ranks have
+    equally many: the first batches of the epoch are repeated (`repeated` lists them), or with ``drop_last`` the last
+    ones are left out. With a sampler of ``remainder="uneven"`` ranks differ by at most one batch. Apart from these,
+    every index of the stream is in exactly one batch.
 
-    ``len`` is exact at any time. Over a permutation it costs one pass over ``group_ids`` (one byte a sample, 1 ms a
-    million); where indices repeat, the stream is counted once per epoch; a sampler that is neither ours nor torch's is
-    run and its indices kept for the next pass (8 bytes each).
+    **Length.** ``len`` is always exact. Over a permutation it costs one pass over ``group_ids`` (one byte per sample, 1
+    ms per million). If indices repeat, the stream is counted once per epoch. A sampler of a library other than torch is
+    run, and its indices are held for the next epoch (8 bytes each).
 
-    The state is the number of global batches had and the state of the sampler at the beginning of the pass: elastic in
-    the number of ranks. A resume forms the batches again from the beginning of the epoch, at some 10 million indices
-    per second, and every rank forms all of them; with ``order="class"`` it costs nothing. Over a sampler that is
-    neither ours nor torch's it is exact if that repeats its order, and refused if not.
+    **State.** The number of batches that the job has consumed, and the state of the sampler at the start of the epoch.
+    It is elastic in the number of ranks. On a resume every rank forms all batches again from the start of the epoch, at
+    about 10 million indices per second; with ``order="class"`` this costs nothing. Over a sampler of a library other
+    than torch the resume is exact if the sampler repeats its order, and refused if not.
 
     >>> batches = GroupedBatchSampler(range(7), [0, 1, 0, 1, 0, 0, 1], 2, world_size=1, rank=0)
     >>> list(batches), len(batches)
@@ -123,7 +122,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
             raise SamplerError(f"unknown order {order!r}: use one of {', '.join(map(repr, _ORDERS))}")
         _refuse_other_streams(sampler)
         self.sampler = sampler
-        # One rank's share is grouped as it comes: its plan is that of all ranks.
+        # The plan of a share is the plan of all ranks, so a share that is grouped by itself has no plan here.
         if isinstance(sampler, DistributedSampler):
             self._plan: EpochSampler | None = sampler
         else:
@@ -133,7 +132,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         self.order = order
         if isinstance(sampler, DistributedSampler):
             if world_size is not None or rank is not None:
-                raise SamplerError("world_size and rank are those of the DistributedSampler: leave them out")
+                raise SamplerError("world_size and rank come from the DistributedSampler: leave them out")
             self._world = sampler._world
             self.remainder = "drop" if drop_last else sampler.remainder
         else:
@@ -144,7 +143,8 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         self.groups = Groups(group_ids_of(group_ids, data=data_of(sampler)))
         self._epoch = self._shown = said_epoch(sampler) or 0
         self._counted: tuple[Any, int] | None = None
-        self._told: Any = "nothing"  # the wish inside, when this sampler itself was told something
+        # times_set of the inner sampler at the last set_epoch or load_state_dict here, and at the last `show`.
+        self._told: Any = "nothing"
         self._shown_at: Any = "nothing"
         self._check_size()
         self._refuse_share(self._world.peek().world_size)
@@ -156,7 +156,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
 
     @property
     def _groups_a_share(self) -> bool:
-        """Whether the stream is one rank's share, which ``world_size=1`` says is to be grouped by itself."""
+        """Whether the stream is one rank's share, which ``world_size=1`` groups by itself."""
         if self._given != 1:
             return False
         return is_share(self.sampler, len(self.groups), ranks=distributed.current().world_size) is not False
@@ -168,14 +168,16 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
 
     @property
     def repeated(self) -> list[int]:
-        """Numbers of the global batches that are given out twice in the present pass, to fill up its last round."""
+        """Numbers of the batches that are repeated at the end of the current epoch, so that all ranks have equally
+        many.
+        """
         run = self._reader.peek()
         assert isinstance(run, _Grouped | ClassBatchPlan)
         return run.repeated
 
     @property
     def length_varies(self) -> bool:
-        """Whether epochs can have different numbers of batches: where the stream is no permutation."""
+        """Whether the number of batches can differ between epochs: if the stream is not a permutation."""
         run = self._reader.whole()
         assert isinstance(run, _Grouped | ClassBatchPlan)
         return run.rounds is None
@@ -184,12 +186,12 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
 
     @property
     def inner(self) -> EpochSampler | None:
-        """The plan of the sampler, if it is one of ours or torch's; None where its order is known to nobody else."""
+        """The plan of the sampler; None for a sampler of a library other than torch."""
         return self._plan
 
     @property
     def advances(self) -> bool:  # type: ignore[override]
-        """Whether a loader goes on to the next epoch by itself: not where the sampler says its own."""
+        """Whether a loader advances the epoch by itself: not if the sampler reports its own epoch."""
         return said_epoch(self.sampler) is None if self.inner is None else self.inner.advances
 
     @property
@@ -199,22 +201,22 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
 
     @property
     def draws_late(self) -> bool:
-        """Whether reading the plan moves a generator that others draw from."""
+        """Whether reading the plan changes a generator that others draw from."""
         return getattr(self.sampler, "generator", None) is not None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, of the sampler inside too."""
+        """Set the next epoch, also on the inner sampler."""
         wish = self.wish()
         super().set_epoch(epoch)
         if wish.loaded and wish.cursor.epoch == epoch:
-            # The state may be one that the sampler inside was given. From here on it is this sampler's.
+            # The state may have been loaded into the inner sampler. From here on it belongs to this sampler.
             self._epoch, self._cursor = epoch, wish.cursor
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
         self._told = self._shown_at = self._times_inside()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next ``iter()``, on any number of ranks.
+        """Resume from a state at the next ``iter()``, on any number of ranks.
 
         Raises:
             StateError: the state belongs to other data, groups or batches.
@@ -224,11 +226,11 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
 
     @property
     def times_set(self) -> Any:
-        """Changes with every wish."""
+        """A value that changes with every `set_epoch` and `load_state_dict`, here or on the inner sampler."""
         return self._times_set, self._times_inside()
 
     def wish(self) -> Wish:
-        """Return where the next reader should begin: where this sampler was told, or the one inside since."""
+        """Return where the next reader should begin: as set last, here or on the inner sampler."""
         if self._times_inside() == self._told:
             return super().wish()
         if self.inner is None:
@@ -245,18 +247,18 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         return self._epoch if said is None else said
 
     def _epoch_shown(self) -> int:
-        # The sampler inside may have been told of another epoch since.
+        # The epoch of the inner sampler may have been set since.
         return super()._epoch_shown() if self._shown_at == self._times_inside() else self.wish().cursor.epoch
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Take note of where a reader is."""
+        """Record the position of a reader."""
         super().show(cursor, loaded=loaded, running=running)
         if self.inner is not None:
             self.inner.show(self._inner_cursor(cursor), loaded=loaded, running=running)
         self._shown_at = self._times_inside()
 
     def chosen(self, cursor: Cursor) -> None:
-        """Take note that the user of a reader chose this cursor."""
+        """Pass on a cursor that the user of a reader chose."""
         if self.inner is not None:
             if cursor.sampler is not None:
                 self.inner.chosen(cursor.sampler)
@@ -264,7 +266,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
             self.sampler.set_epoch(cursor.epoch)
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the source of chance of the sampler inside; of one that is not ours the stream itself."""
+        """Return the random draw of the inner sampler's epoch; the stream itself for a sampler of another library."""
         if self.inner is not None:
             return self.inner.draw(self._inner_cursor(cursor), held, seed)
         if isinstance(held, ExternalStream) and held.epoch == cursor.epoch and cursor.sampler is None:
@@ -273,7 +275,8 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
         """Return this rank's batches of the cursor's epoch, from the cursor on."""
-        self._refuse_share(self.world_size)  # there may have been no process group before
+        # A process group may have been made since the check in __init__.
+        self._refuse_share(self.world_size)
         refuse_chance(self.sampler, self.world_size)
         stream: Stream = entropy
         if self.inner is not None:
@@ -284,12 +287,12 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         return _Grouped(self, stream, cursor.consumed)
 
     def _bind_classes(self, inside: EpochPlan, cursor: Cursor) -> ClassBatchPlan:
-        """Return the batches of all samples, by arithmetic."""
+        """Return the batches for ``order="class"``, which are computed."""
         inner = inside.cursor(0)
         if inner.consumed:
             raise StateError(
-                f"the state that the {type(self.sampler).__name__} was given is of the middle of an epoch, and "
-                "order='class' has batches of whole epochs: load the state of this GroupedBatchSampler"
+                f"the state loaded into the {type(self.sampler).__name__} is from the middle of an epoch, but "
+                "order='class' makes the batches of whole epochs: load the state of this GroupedBatchSampler instead"
             )
         rank, world_size = self._world.get()
         run = EpochBatches(self._cuts, inside.seed or 0, inside.epoch)
@@ -315,7 +318,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         return SampleClasses(self.groups.ids, self.groups.count, digest=self._digest)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state of any number of ranks holds."""
+        """Return the cursor in a state. The state may come from any number of ranks."""
         cursor = Cursor.read(
             state, of="GroupedBatchSampler", plan=self._identity(), unit="batch", sampler=self._read_inside
         )
@@ -323,12 +326,12 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         check_excluded(state, mark, of="GroupedBatchSampler")
         run = self.bind(self.whole(cursor), self.draw(cursor, None, None))
         assert isinstance(run, _Grouped | ClassBatchPlan)
-        # Where indices repeat, the number of batches is that epoch's own, and counting them reads the whole stream.
+        # Checked only for permutations: if indices repeat, counting the batches would read the whole stream.
         if run.rounds is not None and cursor.consumed > run.total:
             raise StateError(
                 f"this state of a GroupedBatchSampler is damaged: it has consumed {cursor.consumed} of {run.total} "
-                "batches (consumed= in the state, and the length here). Resume from another state, or start anew "
-                "without one"
+                "batches (consumed= in the state, and the length here). Resume from another state, or "
+                "start anew without one"
             )
         return cursor
 
@@ -338,11 +341,11 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         return Cursor.read(state, of="GroupedBatchSampler", plan={"order": type(self.sampler).__name__})
 
     def _inner_cursor(self, cursor: Cursor) -> Cursor:
-        """Return the sampler's cursor at the beginning of the epoch."""
+        """Return the cursor of the inner sampler at the start of the epoch."""
         return Cursor(epoch=cursor.epoch) if cursor.sampler is None else cursor.sampler
 
     def _count(self, stream: Stream) -> int:
-        """Batches in a whole pass over a stream, all ranks together; remembered for the stream counted last."""
+        """Return the number of batches of a stream over all ranks; cached for the stream counted last."""
         key = stream.rounds if stream.rounds is not None else stream.cursor()
         if self._counted is None or self._counted[0] != key or isinstance(stream, ExternalStream):
             self._counted = key, batch_count(stream.sizes(self.groups), self.batch_size, self.drop_last)
@@ -364,7 +367,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         }
 
     def _refuse_share(self, ranks: int) -> None:
-        """Raise if one rank's share would be dealt to ranks once more, or may be."""
+        """Raise if the sampler is, or may be, one rank's share that would be split among ranks once more."""
         if not isinstance(self.sampler, DistributedSampler) and self._given != 1:
             refuse_share(self.sampler, len(self.groups), ranks=ranks, told=self._given is not None)
 
@@ -372,7 +375,7 @@ class GroupedBatchSampler(OfRank, EpochBatchSampler):
         data = data_of(self.sampler)
         if isinstance(self.sampler, EpochSampler) and data is not None and len(data) != len(self.groups):
             raise SamplerError(
-                f"group_ids has {len(self.groups)} entries for a data set of {len(data)} samples: one for each"
+                f"group_ids has {len(self.groups)} entries for a dataset of {len(data)} samples: pass one for each"
             )
 
 
@@ -388,17 +391,17 @@ class _Grouped(BatchEpochPlan):
         self._remainder = sampler.remainder
         self._count, self._identity = sampler._count, sampler._identity()
         self.seed, self.epoch = stream.seed, stream.epoch
-        # In a share, ordinals are not global, and would be those of other samples on other ranks.
+        # In a share, the same ordinal means different samples on different ranks.
         self.per_rank = sampler._groups_a_share
 
     @cached_property
     def total(self) -> int:
-        """Batches of the whole epoch, all ranks together, without repeats."""
+        """Number of batches in the whole epoch over all ranks, without repeats."""
         return self._count(self._stream)
 
     @property
     def rounds(self) -> int | None:
-        """How often the stream has every sample, if all of them equally often; else None."""
+        """How often the stream yields each sample, if equally often; else None."""
         return self._stream.rounds
 
     @property
@@ -426,33 +429,34 @@ class _Grouped(BatchEpochPlan):
     def cursor(self, count: int) -> Cursor:
         consumed = self._consumed + count * self._world_size
         if self.rounds is not None:
-            consumed = min(consumed, self.total)  # without those repeated
+            consumed = min(consumed, self.total)  # repeated batches do not count
         return Cursor(
             epoch=self.epoch, consumed=consumed, unit="batch", plan=self._identity, sampler=self._stream.cursor()
         )
 
 
 def group_ids_of(source: Any, bounds: Sequence[float] = (1.0,), *, data: Any = None) -> Any:
-    """Group numbers from an array, or by aspect ratio from `Sizes` or the path of a file of sizes.
+    """Return group numbers from an array, or by aspect ratio from `Sizes` or the path of its file.
 
     Raises:
-        ManifestError: the file is no file of image sizes.
-        StateError: its sizes were measured from another manifest than that of the data set ``data``.
+        ManifestError: the file is not a file of image sizes.
+        StateError: its sizes were measured from another manifest than the manifest of the dataset ``data``.
     """
     if isinstance(source, str | os.PathLike):
         source = _open_sizes(source)
-    here, there = fingerprint_of(data), getattr(source, "fingerprint", None)  # that of the manifest of the sizes
+    here, there = fingerprint_of(data), getattr(source, "fingerprint", None)
     if here is not None and there is not None and here != there:
         raise StateError(
-            f"these image sizes belong to another manifest or an older version of it: their fingerprint is {there} "
-            f"and that of the data set {here}; measure again with: penstock manifest sizes FILE"
+            f"these image sizes belong to another manifest or to an older version of it: the sizes have the "
+            f"fingerprint {there}, the dataset has {here}; measure again with: penstock manifest sizes FILE"
         )
     return source.group_ids(bounds) if hasattr(source, "group_ids") else source
 
 
 def _open_sizes(path: str | os.PathLike[str]) -> Sizes:
-    """The sizes in a file, of whichever manifest they are: a sampler knows only how many samples there should be."""
-    from penstock.images.sizes import Sizes  # OpenCV is not needed by those who have no images
+    """Return the sizes in a file, of any manifest: a sampler knows only the number of samples."""
+    # Imported here because it needs OpenCV.
+    from penstock.images.sizes import Sizes
 
     found = ("", -1)
     if os.path.isfile(path):
@@ -461,7 +465,7 @@ def _open_sizes(path: str | os.PathLike[str]) -> Sizes:
                 metadata = pa.ipc.open_file(file).schema.metadata or {}
                 found = metadata[b"penstock.fingerprint"].decode(), int(metadata[b"penstock.rows"])
             except (pa.ArrowInvalid, KeyError, ValueError):
-                pass  # Sizes says better what is wrong with the file
+                pass  # Sizes raises a better error
     return Sizes(Path(path), *found)
 
 
@@ -470,25 +474,25 @@ def _ours(sampler: Any) -> bool:
 
 
 def _refuse_other_orders(sampler: Any) -> None:
-    """Raise for a sampler that is no random order of all samples by (seed, epoch)."""
+    """Raise unless the sampler is a permutation of all samples computed from (seed, epoch)."""
     known = isinstance(sampler, DistributedSampler | RandomSampler) and sampler.shuffle == "global"
     if not known or (isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples is not None)):
         raise SamplerError(
-            "order='class' computes its batches from a seed and an epoch, and takes a penstock.DistributedSampler or "
-            f"RandomSampler of all samples with shuffle='global', not this {type(sampler).__name__}: use one, or "
-            "order='completion'"
+            "order='class' computes its batches from a seed and an epoch. It needs a penstock.DistributedSampler or "
+            f"RandomSampler of all samples with shuffle='global', not this {type(sampler).__name__}: use one of them, "
+            "or order='completion'"
         )
 
 
 def _refuse_other_streams(sampler: Any) -> None:
-    """Raise for what is no stream of the whole job's indices, whatever the world."""
+    """Raise for a sampler that cannot be the index stream of a whole job on any number of ranks."""
     data = data_of(sampler)
     if holds_a_share(data):
         raise SamplerError(
-            f"batches are formed from the indices of the whole job, and {type(data).__name__} has only one rank's "
+            f"batches are formed from the indices of the whole job, but a {type(data).__name__} has only one rank's "
             "share: use penstock.DistributedSampler over its manifest"
         )
     if isinstance(sampler, InfiniteSampler):
-        raise SamplerError("an InfiniteSampler has no end and so no batches to count: use a DistributedSampler")
+        raise SamplerError("an InfiniteSampler has no end, so its batches cannot be counted: use a DistributedSampler")
     if isinstance(sampler, EpochBatchSampler):
-        raise SamplerError(f"a {type(sampler).__name__} already makes batches: give the sampler inside it")
+        raise SamplerError(f"a {type(sampler).__name__} already makes batches: pass its own sampler instead")

@@ -1,11 +1,11 @@
-"""Batches of one group each, formed from a stream of indices: pure functions over chunks, vectorised.
+"""Pure, vectorised functions that form batches of one group each from a stream of indices.
 
-Rows are pairs of int64 arrays ``(indices, ordinals)`` of shape (batches, batch size); an ordinal is the place of an
-index in the stream. Blocks of rows come in the order in which batches are numbered, full ones and partial ones alike
-(a block of partial batches has one row).
+`Rows` are pairs of int64 arrays ``(indices, ordinals)`` of shape (batches, batch size). An ordinal is the position of
+an index in the stream. Blocks of rows are in the order of the batch numbers, full and partial batches alike (a block
+of partial batches has one row).
 
-Invariant: every index of the stream is in exactly one row, repeats included (but for partial batches that are to be
-dropped), and the numbering does not depend on where the stream was cut into chunks.
+Invariant: every index of the stream, repeats included, is in exactly one row, except for dropped partial batches. The
+numbering does not depend on where the stream was cut into chunks.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Groups:
     """The group of every sample, as small integers.
 
     Args:
-        ids: one integer per sample, in any range. Those that fit 16 bits without a sign are kept as they are (one or
-            two bytes a sample); others are numbered anew, at O(N log N) once.
+        ids: one integer per sample, in any range. Unsigned 16-bit numbers are stored unchanged (one or two bytes per
+            sample); others are renumbered, in O(N log N) once.
 
     Raises:
-        SamplerError: not a one-dimensional array of integers.
+        SamplerError: ids are not a one-dimensional array of integers.
     """
 
     def __init__(self, ids: npt.ArrayLike) -> None:
@@ -52,33 +52,33 @@ class Groups:
             known, array = np.unique(array, return_inverse=True)
             high = len(known) - 1
         self.count = high + 1
-        # NumPy sorts integers of 16 bits and less by radix, in linear time.
+        # NumPy sorts integers of 16 bits or fewer by radix, in linear time.
         self.ids: GroupIds = np.ascontiguousarray(array, dtype=np.min_scalar_type(high))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def of(self, indices: Indices) -> GroupIds:
-        """The groups of samples.
+        """Return the groups of samples.
 
         Raises:
-            SamplerError: an index without a group.
+            SamplerError: an index has no group.
         """
         if indices.size:
             low, high = int(indices.min()), int(indices.max())
             if low < 0 or high >= len(self.ids):
                 raise SamplerError(
-                    f"the sampler gave index {low if low < 0 else high}, but group_ids has {len(self.ids)} entries: "
-                    "there must be one for every sample of the data set"
+                    f"the sampler yielded index {low if low < 0 else high}, but group_ids has {len(self.ids)} entries: "
+                    "pass one for every sample of the dataset"
                 )
         return self.ids[indices]
 
     def sizes(self) -> Indices:
-        """How many samples each group has: int64 of shape (count,), in one pass."""
+        """Return the number of samples of each group: int64 of shape (count,), in one pass."""
         return self.sizes_in(self.ids[a : a + _COUNT_CHUNK] for a in range(0, len(self.ids), _COUNT_CHUNK))
 
     def sizes_in(self, chunks: Iterable[GroupIds]) -> Indices:
-        """How many indices of each group chunks of group numbers hold."""
+        """Return how many times each group occurs in chunks of group numbers."""
         total = np.zeros(self.count, dtype=np.int64)
         for chunk in chunks:
             total += np.bincount(chunk, minlength=self.count)
@@ -86,7 +86,7 @@ class Groups:
 
 
 def batch_count(sizes: Indices, batch_size: int, drop_partial: bool) -> int:
-    """How many batches groups of these sizes make."""
+    """Return the number of batches of groups of these sizes."""
     full = int((sizes // batch_size).sum())
     return full if drop_partial else full + int(np.count_nonzero(sizes % batch_size))
 
@@ -94,12 +94,13 @@ def batch_count(sizes: Indices, batch_size: int, drop_partial: bool) -> int:
 def by_completion(
     chunks: Iterable[Indices], of: Callable[[Indices], GroupIds], batch_size: int, drop_partial: bool
 ) -> Iterator[Rows]:
-    """Batches in the order in which their last member comes, then the partial ones likewise.
+    """Yield full batches in the order of their last members, then partial batches in the same order.
 
     Memory: a few arrays of the size of a chunk, plus fewer than ``batch_size`` samples of every group.
     """
     base = 0
-    indices = ordinals = np.empty(0, dtype=np.int64)  # members of batches that are not full yet
+    # Members of batches that are not full yet.
+    indices = ordinals = np.empty(0, dtype=np.int64)
     for chunk in chunks:
         indices = np.concatenate([indices, chunk])
         ordinals = np.concatenate([ordinals, np.arange(base, base + len(chunk), dtype=np.int64)])
@@ -119,9 +120,9 @@ def by_completion(
 def by_first(
     chunks: Iterable[Indices], of: Callable[[Indices], GroupIds], batch_size: int, drop_partial: bool
 ) -> Iterator[Rows]:
-    """Batches in the order in which their first member comes, as in maskrcnn-benchmark.
+    """Yield batches in the order of their first members, as in maskrcnn-benchmark.
 
-    A batch cannot be given out before it is known to be full, so this keeps the whole stream: about 40 bytes an index.
+    An earlier batch may be filled by the last index, so this holds the whole stream: about 40 bytes per index.
     """
     indices = np.concatenate([np.empty(0, dtype=np.int64), *chunks])
     full, rest, ends = _arrange(of(indices), batch_size)
@@ -142,7 +143,9 @@ def _in_blocks(indices: Indices, full: Indices) -> Iterator[Rows]:
 
 
 def _arrange(groups: GroupIds, batch_size: int) -> tuple[Indices, Indices, Indices]:
-    """Places of the members of full batches (one a row), places of the others by group, and where each group ends."""
+    """Return the places of the members of full batches (one batch a row), of the other members by group, and the ends
+    of the groups among these others.
+    """
     places = np.argsort(groups, kind="stable")
     groups = groups[places]
     starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]])) if len(groups) else np.empty(0, int)
@@ -155,17 +158,19 @@ def _arrange(groups: GroupIds, batch_size: int) -> tuple[Indices, Indices, Indic
 
 
 def deal(blocks: Iterable[Rows], world_size: int, rank: int, consumed: int, remainder: str) -> Iterator[Rows]:
-    """The rows of one rank: batch number g of the job goes to rank ``(g - consumed) % world_size``.
+    """Yield the rows of one rank: batch g of the job goes to rank ``(g - consumed) % world_size``.
 
     Args:
         blocks: all batches of the epoch, from its first.
-        consumed: batches at the front that the job has had.
-        remainder: ``"pad"`` repeats the first batches of the epoch until all ranks have equally many (in ordinals that
-            lie behind the stream's), ``"drop"`` leaves the last ones out, ``"uneven"`` does neither.
+        consumed: number of first batches that the job has consumed.
+        remainder: ``"pad"`` repeats the first batches of the epoch until all ranks have equally many (with ordinals
+            behind those of the stream), ``"drop"`` leaves the last ones out, ``"uneven"`` does neither.
     """
     number = samples = 0  # batches and samples so far
-    head: list[Rows] = []  # what may have to be repeated
-    held: list[tuple[int, Rows]] = []  # at most one batch whose round is not complete yet
+    # The first batches, which may have to be repeated.
+    head: list[Rows] = []
+    # At most one batch, whose round is not complete yet.
+    held: list[tuple[int, Rows]] = []
     for indices, ordinals in blocks:
         begin, number = number, number + len(indices)
         samples = max(samples, int(ordinals.max()) + 1)
@@ -200,6 +205,6 @@ def deal(blocks: Iterable[Rows], world_size: int, rank: int, consumed: int, rema
 
 
 def fill(counts: int, world_size: int, consumed: int) -> list[int]:
-    """Numbers of the batches that `deal` repeats to fill up the last round."""
+    """Return the numbers of the batches that `deal` repeats to fill the last round."""
     missing = -(counts - consumed) % world_size if counts > consumed else 0
     return [(counts + i) % counts for i in range(missing)]

@@ -1,4 +1,4 @@
-"""What data a sampler is over: their number, their fingerprint, an order of their own, the data sets inside them."""
+"""Identity of a sampler's dataset: its length, its fingerprint, its own order, and the datasets inside it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ __all__ = [
 ]
 
 _TORCHS = (Subset, ConcatDataset, StackDataset)
-"""Data sets of torch that hold others."""
+"""torch's datasets that contain others."""
 
 
 def fingerprint_of(data: Any) -> str | None:
-    """The fingerprint of the records behind a data set, or None where it knows of none.
+    """Return the fingerprint of the records behind a dataset; None if it has none.
 
-    Its own, that of its ``manifest``, or those of its ``source`` (a data set of images has its records there).
+    Reads ``fingerprint`` of the dataset, of its ``manifest``, of its ``source`` (the records of an image dataset), and
+    of the manifest of that.
 
     >>> fingerprint_of(range(3)) is None
     True
@@ -46,8 +47,9 @@ def fingerprint_of(data: Any) -> str | None:
 
 
 def data_identity(data: Sized) -> State:
-    """Return the entries of a state about the data: their number, their fingerprint, and a hash of what is inside of
-    torch's data sets: the fingerprints there, and how shares are dealt and ordered.
+    """Return the entries of a state about the data: the number of samples and the fingerprint.
+
+    For torch's datasets also a hash of the datasets inside: their fingerprints, and how shares are split and ordered.
     """
     identity = {"samples": len(data), **fingerprint_identity(data)}
     if isinstance(data, _TORCHS):
@@ -57,7 +59,7 @@ def data_identity(data: Sized) -> State:
 
 
 def _part_identity(part: Any) -> State:
-    """Return what makes a part other rows on every rank."""
+    """Return the identity of a dataset inside another; for a share, all that decides which rows a rank has."""
     plan = own_order(part)
     if isinstance(plan, SharePlan):
         return {**plan.identity(), "world_size": plan.peek_world().world_size}
@@ -65,24 +67,24 @@ def _part_identity(part: Any) -> State:
 
 
 def fingerprint_identity(data: Any) -> State:
-    """The entry of a state for `fingerprint_of`; nothing where there is none."""
+    """Return the entry of a state for `fingerprint_of`; an empty dict without a fingerprint."""
     fingerprint = fingerprint_of(data)
     return {} if fingerprint is None else {"fingerprint": fingerprint}
 
 
 def data_of(sampler: Any) -> Any:
-    """The data set that a sampler is over, or None: torch's and ours keep it under one of two names."""
+    """Return the dataset of a sampler, from its ``dataset`` or ``data_source``; None if it has neither."""
     return getattr(sampler, "dataset", getattr(sampler, "data_source", None))
 
 
 def own_order(data: Any) -> Plan[EpochPlan] | None:
-    """Return the plan of a data set that has an order of its own, such as a `RankDataset`; None for others."""
+    """Return the plan of a dataset with its own order, such as a `RankDataset`; None for others."""
     plan = getattr(data, "plan", None)
     return plan if isinstance(plan, Plan) else None
 
 
 def parts_of(data: Any) -> Iterator[Any]:
-    """Yield the data sets inside torch's `Subset`, `ConcatDataset` and `StackDataset`; anything else is its only part.
+    """Yield the datasets inside torch's `Subset`, `ConcatDataset` and `StackDataset`; for others, the object itself.
 
     >>> list(parts_of(ConcatDataset([Subset([1, 2], [0]), [3]])))
     [[1, 2], [3]]
@@ -98,10 +100,10 @@ def parts_of(data: Any) -> Iterator[Any]:
 
 
 def shares_in(data: Any) -> Iterator[Any]:
-    """Yield the parts of a data set that give each rank a share of its own."""
+    """Yield the datasets inside a dataset that split themselves by rank."""
     return (part for part in parts_of(data) if getattr(part, "splits_by_rank", False))
 
 
 def holds_a_share(data: Any) -> bool:
-    """Return whether a data set, or a part of it, gives each rank a share of its own."""
+    """Return whether a dataset, or one inside it, splits itself by rank."""
     return any(True for _ in shares_in(data))

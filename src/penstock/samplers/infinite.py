@@ -1,4 +1,4 @@
-"""`InfiniteSampler`: epoch after epoch as one endless stream, dealt to the ranks."""
+"""`InfiniteSampler`: epoch after epoch as one endless stream, split among the ranks."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ class InfiniteSampler(OfRank, EpochSampler):
 
     Args:
         dataset: anything with a length.
-        shuffle: ``"global"``, ``"block"``, ``"none"`` or False, or True for torch's order (8 bytes an index).
+        shuffle: ``"global"``, ``"block"``, ``"none"`` or False, or True for torch's order (8 bytes per index).
         seed: the same on all ranks.
-        rank, world_size: by default from torch.distributed, else RANK and WORLD_SIZE, else 0 and 1, found when they are
-            first needed. Rank r gets the
-            positions r, r + world_size, ... : no padding, no short epochs, and all ranks always have one more.
+        rank, world_size: by default from torch.distributed, else from RANK and WORLD_SIZE, else 0 and 1, read at the
+            first use. Rank r yields the positions r, r + world_size, ... of the stream: no padding, no short epochs.
         block_size, window: of the block shuffle.
 
     Raises:
-        SamplerError: an empty data set, an unknown shuffle, or block sizes without the block shuffle.
-        PartitionError: a rank outside the world, or (at use) a process group made later that disagrees with the rank
-            found first.
+        SamplerError: an empty dataset, an unknown shuffle, or block sizes without the block shuffle.
+        PartitionError: the rank is outside the world, or (at use) a process group made later disagrees with the rank
+            that was in use.
 
-    ``len`` is a TypeError, as for any endless iterable. The state is the number of positions that the job has had: O(1)
-    and elastic. ``set_epoch(e)`` puts the stream at the beginning of epoch e.
+    ``len`` raises a TypeError, as for any endless iterable. The state is the number of positions that the job has
+    consumed: O(1) and elastic. ``set_epoch(e)`` moves the stream to the start of epoch e.
 
     >>> import itertools
     >>> list(itertools.islice(InfiniteSampler(range(3), shuffle="none", rank=1, world_size=2), 4))
@@ -76,7 +75,7 @@ class InfiniteSampler(OfRank, EpochSampler):
         if holds_a_share(self.dataset):
             raise SamplerError(f"a {type(self.dataset).__name__} is already one rank's share of the data")
         if n == 0:
-            raise SamplerError("the data set is empty: an endless stream needs at least one sample")
+            raise SamplerError("the dataset is empty: an endless stream needs at least one sample")
         return n
 
     @property
@@ -85,13 +84,14 @@ class InfiniteSampler(OfRank, EpochSampler):
         return self.seed
 
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
-        """Return this rank's part of the stream, from the cursor on. The stream is one epoch, the number of which is
-        that of the first sample.
+        """Return this rank's part of the stream from the cursor on.
+
+        The whole stream counts as one epoch, with the number of the cursor's epoch.
         """
         return _Endless(self, self._samples(), cursor)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state of any number of ranks holds."""
+        """Return the cursor in a state. The state may come from any number of ranks."""
         of, n = "InfiniteSampler", len(self.dataset)
         cursor = Cursor.read(state, of=of, plan=self._identity())
         read_int(state, "epoch", of=of, below=MAX_N // n)
@@ -109,7 +109,7 @@ class InfiniteSampler(OfRank, EpochSampler):
 
 
 class _Endless(EpochPlan):
-    """A stream without an end: positions run on through the epochs."""
+    """An endless stream: positions count on through the epochs."""
 
     def __init__(self, sampler: InfiniteSampler, n: int, cursor: Cursor) -> None:
         self.seed = sampler.seed
@@ -117,7 +117,7 @@ class _Endless(EpochPlan):
         self._identity = sampler._identity()
         self._kind, self._block, self._order_seed = sampler._kind, sampler._block, sampler.seed
         rank, self._step = sampler._world.get()
-        # A state counts from the beginning of the stream, and is behind that of its epoch.
+        # A state counts from the start of the stream. set_epoch moves forward to the start of an epoch.
         self._consumed = max(cursor.consumed, cursor.epoch * n)
         self._first = self._consumed + rank
         self._n = n
@@ -133,7 +133,8 @@ class _Endless(EpochPlan):
         epochs, within = np.divmod(self.positions(start, stop), self._n)
         if self._kind == "none" or not len(within):
             return within
-        bounds = np.flatnonzero(np.diff(epochs, prepend=-1)).tolist()  # positions rise, so epochs come in runs
+        # Positions ascend, so each epoch is one slice.
+        bounds = np.flatnonzero(np.diff(epochs, prepend=-1)).tolist()
         for a, b in zip(bounds, [*bounds[1:], len(within)], strict=True):
             within[a:b] = self._order(int(epochs[a]))[within[a:b]]
         return within

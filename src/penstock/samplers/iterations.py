@@ -1,4 +1,4 @@
-"""`IterationBasedBatchSampler`: a given number of batches, pass after pass over a batch sampler."""
+"""`IterationBasedBatchSampler`: a fixed number of batches, epoch after epoch of a batch sampler."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ __all__ = ["IterationBasedBatchSampler"]
 
 _EPOCH_SHIFT = 40
 _EPOCHS = 1 << 22
-"""Positions of pass j are moved by ``j << 40``, so that no two samples share a generator (up to 1e12 samples)."""
-_LAG = 4096  # how far, in batches, a consumer may be behind the iterator and still ask for its state
+"""Positions of epoch j are shifted by ``j << 40``, so that no two samples share a generator (up to 1e12 samples)."""
+_LAG = 4096
+"""How many batches a consumer may be behind the iterator and still get its state."""
 _DRAWS_KEPT = 8
 _EMPTY_EPOCHS = 100
 
@@ -26,26 +27,28 @@ class IterationBasedBatchSampler(EpochBatchSampler):
     """The batches of a batch sampler, from iteration ``start_iter`` up to ``num_iterations``.
 
     Args:
-        batch_sampler: one of ours, or any with a length.
+        batch_sampler: a Penstock batch sampler, or any batch sampler with a length.
         num_iterations: iterations of the whole training.
-        start_iter: where to begin, 0 to num_iterations.
+        start_iter: the first iteration, 0 to num_iterations.
 
     Raises:
-        SamplerError: numbers outside their range, or a batch sampler without a length.
+        SamplerError: a number is outside its range, or the batch sampler has no length.
 
-    Iteration i is batch ``i % len`` of pass ``i // len``, and pass j is epoch ``base + j`` of the batch sampler (its
-    ``set_epoch`` is called where it has one); ``base`` is 0 unless `set_epoch` says otherwise. So the sequence goes on
-    exactly after a restart, by ``start_iter`` alone or by `load_state_dict`, where the batches are a function of (seed,
-    epoch); earlier passes are not walked. Samplers that draw from a ``generator`` need `load_state_dict`. Those that
-    draw from torch's global generator (``RandomSampler(shuffle=True)`` without one) end the pass in progress exactly
-    by it, and draw later passes anew; batch samplers of others go on exactly if they repeat their order. Where the
-    lengths of passes differ (groups over draws with replacement), ``start_iter`` counts every pass before it.
+    Iteration i is batch ``i % len`` of epoch ``base + i // len`` of the batch sampler. Its ``set_epoch`` is called if
+    it has one. ``base`` is 0, or the epoch of `set_epoch`.
 
-    ``len`` is what is yielded: ``num_iterations - start_iter``, or 0 over an empty batch sampler.
+    **Restart.** If the batches are a function of (seed, epoch), ``start_iter`` alone resumes exactly, and so does
+    `load_state_dict`; earlier epochs are not read. Samplers that draw from a ``generator`` need `load_state_dict`. So
+    do samplers that draw from torch's global generator (``RandomSampler(shuffle=True)`` without a generator): they
+    complete the current epoch exactly, and draw later epochs anew. Batch samplers of other libraries resume exactly if
+    they repeat their order. If epochs have different lengths (groups over draws with replacement), ``start_iter``
+    counts the batches of every epoch before it.
 
-    The state is elastic where the batch sampler's is. Iterations stay counted per step: on other ranks the epoch in
-    progress is dealt out again as the batch sampler does that, takes more or fewer iterations than before, and the run
-    still ends at ``num_iterations``.
+    ``len`` is the number of batches that are yielded: ``num_iterations - start_iter``, or 0 over an empty batch
+    sampler.
+
+    The state is elastic if the batch sampler's is. With another number of ranks, the rest of the current epoch is split
+    anew and takes more or fewer iterations; the run still ends at ``num_iterations``.
 
     >>> from penstock.samplers import BatchSampler, SequentialSampler
     >>> batches = BatchSampler(SequentialSampler(range(5)), 2, drop_last=False)
@@ -56,13 +59,15 @@ class IterationBasedBatchSampler(EpochBatchSampler):
     def __init__(self, batch_sampler: Iterable[list[Any]], num_iterations: int, start_iter: int = 0) -> None:
         super().__init__()
         if not isinstance(num_iterations, int) or num_iterations < 0:
-            raise SamplerError(f"num_iterations must be an integer of 0 or more, got {num_iterations!r}")
+            raise SamplerError(f"num_iterations must be an integer, 0 or more, got {num_iterations!r}")
         if not isinstance(start_iter, int) or not 0 <= start_iter <= num_iterations:
             raise SamplerError(
                 f"start_iter must be an integer from 0 to num_iterations={num_iterations}, got {start_iter}"
             )
         if not hasattr(batch_sampler, "__len__"):
-            raise SamplerError(f"iterations are found by arithmetic: a {type(batch_sampler).__name__} has no length")
+            raise SamplerError(
+                f"a {type(batch_sampler).__name__} has no length: iterations are computed from the number of batches"
+            )
         self.batch_sampler = batch_sampler
         self.num_iterations = num_iterations
         self.start_iter = start_iter
@@ -71,7 +76,7 @@ class IterationBasedBatchSampler(EpochBatchSampler):
 
     @property
     def batch_size(self) -> int | None:
-        """Of the batch sampler, if it has one."""
+        """``batch_size`` of the batch sampler, if it has one."""
         size: int | None = getattr(self.batch_sampler, "batch_size", None)
         return size
 
@@ -82,11 +87,11 @@ class IterationBasedBatchSampler(EpochBatchSampler):
 
     @property
     def draws_late(self) -> bool:
-        """Whether reading the plan moves a generator that others draw from."""
+        """Whether reading the plan changes a generator that others draw from."""
         return self.inner.draws_late
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> _Draws:
-        """Return the sources of chance of the epochs of the batch sampler."""
+        """Return the random draws of the batch sampler's epochs."""
         return held if isinstance(held, _Draws) else _Draws(self.inner, seed)
 
     def bind(self, cursor: Cursor, entropy: Any) -> BatchEpochPlan:
@@ -94,7 +99,7 @@ class IterationBasedBatchSampler(EpochBatchSampler):
         return _Iterations(self.inner, self.num_iterations, self.start_iter, cursor, entropy)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state holds."""
+        """Return the cursor in a state."""
         return Cursor.read(
             state,
             of="IterationBasedBatchSampler",
@@ -105,18 +110,18 @@ class IterationBasedBatchSampler(EpochBatchSampler):
         )
 
     def chosen(self, cursor: Cursor) -> None:
-        """Take note that the user of a reader chose this cursor."""
+        """Pass on a cursor that the user of a reader chose."""
         if cursor.sampler is not None:
             self.inner.chosen(cursor.sampler)
 
     def after(self, run: BatchEpochPlan, had: int) -> Cursor:
-        """Return the epoch after the last one of which a batch was had."""
+        """Return the start of the epoch after the last one from which a batch was delivered."""
         assert isinstance(run, _Iterations)
         return Cursor(epoch=run.epoch_of(had) + 1)
 
 
 class _Draws:
-    """The sources of chance of epochs, by their numbers; those that may still be asked for."""
+    """The random draws of the last few epochs, by the number of the epoch."""
 
     def __init__(self, plan: EpochBatchSampler, seed: int | None) -> None:
         self._plan = plan
@@ -124,7 +129,7 @@ class _Draws:
         self._held: dict[int, Any] = {}
 
     def of(self, cursor: Cursor) -> Any:
-        """Return that of the epoch of a cursor, which is the same one at every call."""
+        """Return the draw of the cursor's epoch: the same object at every call."""
         found = self._plan.draw(cursor, self._held.get(cursor.epoch), self._seed)
         self._held[cursor.epoch] = found
         while len(self._held) > _DRAWS_KEPT:
@@ -133,15 +138,15 @@ class _Draws:
 
 
 class _Leg(NamedTuple):
-    """One epoch of the batch sampler, as part of a run."""
+    """One epoch of the batch sampler within the iterations."""
 
     first: int
-    """Batches of the run before it."""
+    """Number of batches before it."""
     run: BatchEpochPlan
 
 
 class _Iterations(BatchEpochPlan):
-    """Epoch after epoch. One that has begun is kept as long as its consumer may ask for a cursor in it."""
+    """Batches of epoch after epoch. Each begun epoch is kept while the consumer may still ask for a cursor in it."""
 
     def __init__(self, plan: EpochBatchSampler, num_iterations: int, start: int, cursor: Cursor, draws: _Draws) -> None:
         self._plan = plan
@@ -151,12 +156,13 @@ class _Iterations(BatchEpochPlan):
         self._start = start if cursor.sampler is None else cursor.consumed
         self._legs: deque[_Leg] = deque()
         if cursor.sampler is not None:
-            draws.of(cursor.sampler)  # what the state says was drawn, before anything asks for that epoch
+            # The first call for an epoch fixes its draw: here, the draw in the state.
+            draws.of(cursor.sampler)
         self.epoch = cursor.epoch
         self.seed = plan.key_seed
 
     def epoch_of(self, count: int) -> int:
-        """Return the epoch of the batch sampler in which a consumer is that has had the first ``count`` batches."""
+        """Return the batch sampler's epoch of a consumer that has received the first ``count`` batches."""
         leg = self._leg(count)
         return self._locate()[0].epoch if leg is None else leg.run.epoch
 
@@ -169,13 +175,13 @@ class _Iterations(BatchEpochPlan):
         self._legs.clear()
         run = self._first() if left or self._cursor.sampler is not None else None
         if run is not None and not left:
-            run.exhaust()  # resumed at its very end
+            run.exhaust()  # resumed at the end
             return
         while run is not None:
             self._legs.append(_Leg(done, run))
             while len(self._legs) > 1 and self._legs[1].first < done - _LAG:
                 self._legs.popleft()
-            # What is had of the inner plan says how it may be read.
+            # These follow the current inner plan.
             self.one_by_one, self.per_rank = run.one_by_one, run.per_rank
             before, shift = done, (run.epoch - self.epoch) % _EPOCHS << _EPOCH_SHIFT
             for indices, positions in run:
@@ -183,18 +189,18 @@ class _Iterations(BatchEpochPlan):
                 yield indices, positions + shift
                 if done == left:
                     run.exhaust()
-                    return  # nothing is prepared beyond the last iteration
+                    return  # the next epoch must not begin after the last iteration
             empty = empty + 1 if done == before else 0
             if empty > _EMPTY_EPOCHS:
-                raise SamplerError(f"{empty} passes over the batch sampler in a row gave no batch")
+                raise SamplerError(f"{empty} epochs of the batch sampler in a row yielded no batch")
             run = self._bind(Cursor(epoch=run.epoch + 1))
 
     def cursor(self, count: int) -> Cursor:
         leg = self._leg(count)
         if leg is None and count:
             raise SamplerError(
-                f"the state after {count} batches was asked for, but this iterator "
-                + (f"is more than {_LAG} batches ahead of it" if self._legs else "has not been started")
+                f"cannot return the state after {count} batches: this iterator "
+                + (f"is more than {_LAG} batches ahead" if self._legs else "has not been started")
             )
         if leg is None or count == 0:
             inner = self._first_cursor()
@@ -209,7 +215,7 @@ class _Iterations(BatchEpochPlan):
         )
 
     def _leg(self, count: int) -> _Leg | None:
-        # At the seam of two epochs the earlier one counts, whether or not the later one was begun already.
+        # Between two epochs the earlier one counts, even if the later one has begun.
         return next((leg for leg in reversed(self._legs) if leg.first < max(count, 1)), None)
 
     def _first_cursor(self) -> Cursor:
@@ -223,7 +229,7 @@ class _Iterations(BatchEpochPlan):
         return BatchesLeft(run, [(0, skip)]) if run.one_by_one else self._bind(run.cursor(skip))
 
     def _locate(self) -> tuple[BatchEpochPlan, int]:
-        """Return the epoch of the first iteration, and how many of its batches come before that."""
+        """Return the epoch of the first iteration, and the number of its batches before that iteration."""
         if self._cursor.sampler is not None:
             return self._bind(self._cursor.sampler), 0
         run = self._bind(Cursor(epoch=self.epoch))

@@ -1,9 +1,9 @@
-"""`LengthSummary`: what is known of lengths by reading all of them, kept so that they are read once.
+"""`LengthSummary`: a hash and the distinct values of sample lengths, cached so that all lengths are read only once.
 
-The user's cache has a small file for each file of lengths, and for each filter of known lengths: 80 bytes, and 8 for
-each different length. It names what it was made of, which is the size, the modification time and pieces of the content
-of a file, or the digests of lengths and of kept rows, and a hash of itself; where one of these differs, it is made
-again. One process of a machine makes it, while the others wait.
+The user's cache has a small file for each file of lengths, and for each filter of known lengths: 80 bytes, and 8 per
+distinct length. The file holds a hash of itself and identifies its source: the size, the modification time and parts of
+the content of the file of lengths, or the digests of the lengths and of the filtered rows. If one of these differs, the
+summary is computed again. One process of a machine computes it while the others wait.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from penstock.storage.mapped import MappedFiles
 __all__ = ["LengthSummary", "chunks_of", "distinct_in", "summary_of", "summary_of_file", "summary_of_some"]
 
 _MAGIC = b"PSTKLEN1"
-_HEADER = struct.Struct("<8s32s16s16sQ")  # what it was made of, digest, hash, count
-_FILE = struct.Struct("<QQ16s")  # size, time, pieces of the content
+_HEADER = struct.Struct("<8s32s16s16sQ")  # magic, source, digest, hash, count
+_FILE = struct.Struct("<QQ16s")  # size, time, fingerprint of the content
 _CHUNK = 1 << 18
-_TABLE = 1 << 20  # lengths below are marked in a table; larger ones are sorted, which takes longer
-_KEPT_FROM = 1 << 16  # fewer lengths are read as fast as a file
+_TABLE = 1 << 20
+"""Lengths below are marked in a table; larger ones are sorted, which takes longer."""
+_KEPT_FROM = 1 << 16
+"""Fewer lengths are read as fast as a cached file."""
 
 
 class Lengths(Protocol):
-    """Slices of it are int64 arrays."""
+    """Sample lengths, whose slices are int64 arrays."""
 
     def __len__(self) -> int: ...
 
@@ -40,11 +42,11 @@ class Lengths(Protocol):
 
 
 class LengthSummary(NamedTuple):
-    """What is known of lengths.
+    """A summary of sample lengths.
 
     Attributes:
-        digest: a hash of all of them.
-        distinct: the different ones, ascending: int64.
+        digest: a hash of all lengths.
+        distinct: the distinct lengths, ascending: int64.
     """
 
     digest: str
@@ -52,12 +54,12 @@ class LengthSummary(NamedTuple):
 
 
 def chunks_of(lengths: Lengths) -> Iterable[Indices]:
-    """Return all lengths in parts that fit the cache."""
+    """Return all lengths, in chunks that fit the CPU's cache."""
     return (lengths[begin : begin + _CHUNK] for begin in range(0, len(lengths), _CHUNK))
 
 
 class _Distinct:
-    """The different lengths of what was added."""
+    """Collects the distinct lengths of the arrays added to it."""
 
     def __init__(self) -> None:
         self._marked = np.zeros(_TABLE, np.bool_)
@@ -72,13 +74,13 @@ class _Distinct:
         self._marked[lengths] = True
 
     def found(self) -> Indices:
-        """Return them, ascending."""
+        """Return the distinct lengths, ascending."""
         below = int(self._others.searchsorted(0))
         return np.concatenate([self._others[:below], np.flatnonzero(self._marked), self._others[below:]])
 
 
 def distinct_in(chunks: Iterable[Indices]) -> Indices:
-    """Return the different lengths in some arrays, ascending.
+    """Return the distinct lengths in some arrays, ascending.
 
     >>> distinct_in([np.array([3, 1, 3]), np.array([2])]).tolist()
     [1, 2, 3]
@@ -90,8 +92,8 @@ def distinct_in(chunks: Iterable[Indices]) -> Indices:
 
 
 def summary_of(lengths: Lengths) -> LengthSummary:
-    """Return the summary of lengths: one pass over them."""
-    # As `digest_of` hashes an array.
+    """Return the summary of lengths, in one pass."""
+    # The same hash as `digest_of` an array.
     digest, distinct = xxhash.xxh3_128(str(np.dtype(np.int64)).encode()), _Distinct()
     for chunk in chunks_of(lengths):
         digest.update(np.ascontiguousarray(chunk).view(np.uint8).data)
@@ -100,7 +102,7 @@ def summary_of(lengths: Lengths) -> LengthSummary:
 
 
 def summary_of_file(lengths: Lengths, files: MappedFiles) -> LengthSummary:
-    """Return the summary of the lengths in a file, the only one of ``files``, as the user's cache has it."""
+    """Return the summary of the lengths in a file, the only one of ``files``; cached in the user's cache."""
     file = files.files[0]
     source = _FILE.pack(file.size, file.mtime_ns, bytes.fromhex(files.fingerprint(0)))
     return _kept(
@@ -109,7 +111,7 @@ def summary_of_file(lengths: Lengths, files: MappedFiles) -> LengthSummary:
 
 
 def summary_of_some(lengths: Lengths, *, every: str, rows: str) -> LengthSummary:
-    """Return the summary of the lengths of some rows, as the user's cache has it.
+    """Return the summary of the lengths of some rows; cached in the user's cache.
 
     Args:
         lengths: of these rows.
@@ -121,9 +123,9 @@ def summary_of_some(lengths: Lengths, *, every: str, rows: str) -> LengthSummary
 
 
 def _kept(lengths: Lengths, source: bytes, *, name: str, what: str) -> LengthSummary:
-    """Return the summary that the user's cache has, or make it.
+    """Return the summary from the user's cache; compute and store it if it is not there.
 
-    Where the cache cannot be written, each process reads the lengths, with a warning.
+    If the cache cannot be written, each process reads the lengths, with a warning.
     """
     if len(lengths) < _KEPT_FROM:
         return summary_of(lengths)
@@ -139,8 +141,8 @@ def _kept(lengths: Lengths, source: bytes, *, name: str, what: str) -> LengthSum
         if error.errno not in UNWRITABLE:
             raise
         warnings.warn(
-            f"{path}: what is known of {what} cannot be kept there: {error.strerror}. Until there is room, each "
-            "process reads all of them. Free space, or set XDG_CACHE_HOME to another folder",
+            f"{path}: the summary of {what} cannot be stored there: {error.strerror}. Until then, each process reads "
+            "all of them. Free space, or set XDG_CACHE_HOME to another folder",
             stacklevel=2,
         )
         return summary_of(lengths)
@@ -161,7 +163,7 @@ def _header(source: bytes, summary: LengthSummary) -> bytes:
 
 
 def _read(path: Path, source: bytes) -> LengthSummary | None:
-    """Return the summary in a file; None where there is none, one of another source, or one that is not whole."""
+    """Return the summary in a file; None if the file is missing, damaged, or made from another source."""
     try:
         told = path.read_bytes()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Lengths of samples: an array, a mapped ``.npy`` file, or the areas of images.
+"""Lengths of samples, from an array, a mapped ``.npy`` file, or the areas of images.
 
-Slices and arrays of rows give int64 arrays. Memory: an array is the user's own and is not copied; files are mapped.
+Indexing with a slice or an array of rows returns int64 arrays. Arrays are not copied; files are mapped.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ class SampleLengths(abc.ABC):
 
     @abc.abstractmethod
     def __getitem__(self, part: Any, /) -> Indices:
-        """Return the lengths of a slice of the samples, or of an array of them."""
+        """Return the lengths of a slice or an array of samples."""
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all lengths, whatever type and place they come in: one pass over them."""
+        """A hash of all lengths, the same for every dtype and source. Takes one pass over them."""
         return digest_of(self)
 
     @cached_property
     def distinct(self) -> Indices:
-        """The different lengths, ascending: int64. One pass over them."""
+        """The distinct lengths, ascending: int64. Takes one pass over them."""
         return distinct_in(chunks_of(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy knows the digest, and seldom needs the others.
+        # A copy seldom needs these two.
         return {name: value for name, value in self.__dict__.items() if name not in ("distinct", "_summary")}
 
 
 class SummarisedLengths(SampleLengths):
-    """Lengths whose digest and different ones are kept on this machine."""
+    """Lengths whose digest and distinct values are cached on this machine."""
 
     @property
     @abc.abstractmethod
@@ -80,7 +80,7 @@ class _OfArray(SampleLengths):
 
 
 class _OfFile(SummarisedLengths):
-    """Lengths in a file, all of which are read once on a machine."""
+    """Lengths in a file, which is read in full only once on a machine."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._files = MappedFiles([look_at(path, None)])
@@ -113,15 +113,15 @@ class _OfImages(SampleLengths):
 
 
 def lengths_of(source: Any, *, data: Any = None) -> SampleLengths:
-    """Return the lengths that a user gives: array, path of an ``.npy`` file, or `Sizes`, of which the areas count.
+    """Return the lengths in a user's argument.
 
     Args:
-        source: as above.
-        data: the data set whose samples have these lengths, if it is known.
+        source: an array, the path of an ``.npy`` file, or `Sizes`, whose areas are the lengths.
+        data: the dataset whose samples have these lengths, if it is known.
 
     Raises:
-        SamplerError: they are no integers in one dimension, or not one for each sample.
-        StateError: sizes that were measured from another manifest than that of the data.
+        SamplerError: the lengths are not a one-dimensional array of integers, or not one for each sample.
+        StateError: the sizes were measured from another manifest than the manifest of the data.
         DataFileError, DataFileIOError: the file cannot be read.
     """
     if isinstance(source, str | os.PathLike):
@@ -130,8 +130,8 @@ def lengths_of(source: Any, *, data: Any = None) -> SampleLengths:
         here, there = fingerprint_of(data), source.fingerprint
         if here is not None and here != there:
             raise StateError(
-                f"these image sizes belong to another manifest or an older version of it: their fingerprint is {there} "
-                f"and that of the data set {here}; measure again with: penstock manifest sizes FILE"
+                f"these image sizes belong to another manifest or to an older version of it: the sizes have the "
+                f"fingerprint {there}, the dataset has {here}; measure again with: penstock manifest sizes FILE"
             )
         lengths = _OfImages(source)
     else:
@@ -140,7 +140,7 @@ def lengths_of(source: Any, *, data: Any = None) -> SampleLengths:
         _check(array.dtype.str, array.shape, "lengths")
         lengths = _OfArray(array)
     if data is not None and len(data) != len(lengths):
-        raise SamplerError(f"there are {len(lengths)} lengths for a data set of {len(data)} samples: one for each")
+        raise SamplerError(f"there are {len(lengths)} lengths for a dataset of {len(data)} samples: pass one for each")
     return lengths
 
 

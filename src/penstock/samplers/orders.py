@@ -1,4 +1,4 @@
-"""What samplers share about orders: their names and options, and torch's own order."""
+"""Names and options of the samplers' shuffles, and torch's own order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TorchOrder", "block_options", "order_kind"]
 
 
 class TorchOrder:
-    """``torch.randperm`` of a generator seeded with ``seed + epoch``: torch's own order, 8 bytes an index."""
+    """``torch.randperm`` with a generator seeded with ``seed + epoch``: torch's own order, 8 bytes per index."""
 
     def __init__(self, n: int, seed: int, epoch: int) -> None:
         generator = torch.Generator()
@@ -31,7 +31,7 @@ class TorchOrder:
 
 
 def order_kind(shuffle: bool | str) -> str:
-    """The name of an order: ``"torch"`` for True, ``"none"`` for False, else one of ``penstock.order.SHUFFLES``.
+    """Return the name of an order: ``"torch"`` for True, ``"none"`` for False, else one of ``penstock.order.SHUFFLES``.
 
     Raises:
         SamplerError: any other value.
@@ -41,17 +41,17 @@ def order_kind(shuffle: bool | str) -> str:
             known = ", ".join(map(repr, SHUFFLES))
             raise SamplerError(f"unknown shuffle {shuffle!r}: use True (torch's order), False, or one of {known}")
         return shuffle
-    # torch takes 0 and 1 for a bool.
+    # torch accepts 0 and 1 as a bool.
     if not isinstance(shuffle, bool | int | np.bool_) or shuffle not in (0, 1):
         raise SamplerError(f"shuffle takes True, False, or one of {', '.join(map(repr, SHUFFLES))}, got {shuffle!r}")
     return "torch" if shuffle else "none"
 
 
 def block_options(kind: str, block_size: int | None, window: int | None) -> dict[str, int]:
-    """The sizes of the block shuffle, and nothing for the other kinds.
+    """Return the sizes of the block shuffle; an empty dict for the other kinds.
 
     Raises:
-        SamplerError: sizes for a kind that has none, or that are not positive.
+        SamplerError: sizes were passed for another kind, or are not positive integers.
     """
     if kind != "block":
         if block_size is not None or window is not None:

@@ -1,4 +1,4 @@
-"""Which plan a sampler is: ours are plans, torch's and other people's are read as such."""
+"""`plan_of`: the plan of a sampler of Penstock or torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["plan_of"]
 
 
 def plan_of(sampler: Iterable[Any]) -> EpochSampler | None:
-    """Return the plan of a sampler of indices; None where its order is known to nobody but itself.
+    """Return the plan of a sampler of indices; None if Penstock cannot compute its order.
 
     >>> type(plan_of(torch.utils.data.RandomSampler(range(3)))).__name__
     'TorchRandom'
     """
     if isinstance(sampler, EpochSampler):
-        # A user's subclass may yield something else than the plan says.
+        # A user's subclass with its own __iter__ may yield other indices than the plan.
         return sampler if type(sampler).__iter__ is EpochSampler.__iter__ else None
     kind = next((kind for kind in TORCH_PLANS if _orders_like(sampler, kind)), None)
     if kind is None or (isinstance(sampler, torch.utils.data.SubsetRandomSampler) and not _integers(sampler.indices)):
@@ -32,7 +32,7 @@ def plan_of(sampler: Iterable[Any]) -> EpochSampler | None:
 
 
 def _orders_like(sampler: Any, kind: type) -> bool:
-    """Return whether a sampler is of one of torch's classes, or of a subclass that changes nothing about its order."""
+    """Return whether a sampler is of a torch class, or of a subclass with the same order."""
     return isinstance(sampler, kind) and all(
         getattr(type(sampler), name, None) is getattr(kind, name, None)
         for name in ("__iter__", "__len__", "set_epoch", "num_samples")
@@ -40,7 +40,7 @@ def _orders_like(sampler: Any, kind: type) -> bool:
 
 
 def _deals_as_torch(sampler: torch.utils.data.DistributedSampler[Any]) -> bool:
-    """Return whether shares are as long as torch makes them: subclasses and programs assign other lengths."""
+    """Return whether shares have torch's lengths: subclasses and programs assign others."""
     samples, ranks = len(cast(Sized, sampler.dataset)), sampler.num_replicas
     share = samples // ranks if sampler.drop_last else -(-samples // ranks)
     return sampler.num_samples == share and sampler.total_size == share * ranks

@@ -1,4 +1,4 @@
-"""`RandomSampler`: torch's, with an exact state; and the same interface over orders that need no memory."""
+"""`RandomSampler`: torch's sampler with an exact state, and the same interface for orders in O(1) memory."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
     """Indices in random order, with the signature and semantics of ``torch.utils.data.RandomSampler``.
 
     Args:
-        data_source: anything with a length (read at every pass).
+        data_source: anything with a length (read again for every epoch).
         replacement: draw with replacement.
-        num_samples: how many to draw, by default all; more than there are run through further permutations.
-        generator: for ``shuffle=True``: draw from it. By default a seed is drawn from torch's global generator at the
-            beginning of every pass.
-        shuffle: ``True`` gives torch's own indices (8 bytes of memory each); ``"global"`` and ``"block"`` give ours in
-            O(1) memory, a function of (seed, epoch).
-        seed: of ours, 0 by default.
+        num_samples: number of samples to draw, by default all. More than the dataset has continue with further
+            permutations.
+        generator: the generator to draw from, for ``shuffle=True``. By default each epoch draws a seed from torch's
+            global generator.
+        shuffle: ``True`` yields torch's own indices (8 bytes of memory each). ``"global"`` and ``"block"`` yield
+            Penstock's orders in O(1) memory, a function of (seed, epoch).
+        seed: of Penstock's orders, 0 by default.
         block_size, window: of the block shuffle, see `penstock.order.BlockShuffle`.
 
     Raises:
-        SamplerError: a num_samples that is no positive integer (in torch's words; an empty data set too), or options
-            that belong to the other way of shuffling.
-        TypeError: a replacement that is no bool, in torch's words.
+        SamplerError: num_samples is not a positive integer (torch's message; also for an empty dataset), or an option
+            belongs to another shuffle.
+        TypeError: replacement is not a bool (torch's message).
 
-    The state holds what was drawn, so it resumes exactly in another process: the seed, or with a generator of yours
-    that generator's state at the beginning of the pass (7 kB of text). Asking for a state before the first ``iter()``
-    fixes the seed that this ``iter()`` would have drawn. The states of ``shuffle="global"`` and ``"block"`` over all
-    samples are the same as those of `DistributedSampler`, which therefore goes on from them on several ranks.
+    The state holds the random draw, so it resumes exactly in another process: the seed, or, with your own generator,
+    the generator's state at the start of the epoch (7 kB of text). Calling `state_dict` before the first ``iter()``
+    draws the seed of that ``iter()``. The states of ``shuffle="global"`` and ``"block"`` over all samples are equal to
+    the states of `DistributedSampler`, which can load them on several ranks.
 
     >>> sampler = RandomSampler(range(5), shuffle="global", seed=1)
     >>> sampler.set_epoch(3)
@@ -81,23 +82,26 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
                 f"num_samples should be a positive integer value, but got num_samples={self.num_samples}"
             )
         if self._kind == "none":
-            raise SamplerError(f"shuffle={shuffle!r} leaves nothing to a RandomSampler: use SequentialSampler")
+            raise SamplerError(f"shuffle={shuffle!r} has no random order: use SequentialSampler")
         if self._kind == "torch" and seed is not None:
-            raise SamplerError("shuffle=True draws from generator= or torch's global one: seed= needs shuffle='global'")
+            raise SamplerError(
+                "shuffle=True draws from generator= or torch's global generator: seed= needs shuffle='global'"
+            )
         if self._kind != "torch" and generator is not None:
             raise SamplerError(f"shuffle={shuffle!r} is a function of seed and epoch: generator= needs shuffle=True")
         if self._kind == "block" and replacement:
-            raise SamplerError("draws with replacement have no blocks: use shuffle='global' or True")
+            raise SamplerError("shuffle='block' cannot draw with replacement: use shuffle='global' or True")
         self.seed = None if self._kind == "torch" else checked_seed(0 if seed is None else seed)
-        derive_key(self.seed or 0)  # a seed outside 64 bits is refused here, not at the first index
+        # Refuses a seed outside 64 bits now, not at the first index.
+        derive_key(self.seed or 0)
 
     @property
     def num_samples(self) -> int:
-        """Samples in a pass."""
+        """Number of samples in an epoch."""
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def _name(self, n: int) -> str:
-        """The kind of order, and how much of it: ``global``, ``global[:25]``, ``randint[:5]``..."""
+        """Return the kind of order and its length: ``global``, ``global[:25]``, ``randint[:5]``..."""
         count = self.num_samples
         if self.replacement:
             return f"{'randint' if self._kind == 'torch' else 'replacement'}[:{count}]"
@@ -116,18 +120,18 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
 
     @property
     def key_seed(self) -> int | None:
-        """Seed of the samples' generators; None for torch's order, which is drawn."""
+        """Seed of the samples' generators; None for torch's order."""
         return self.seed
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
-        """Return the draw of one epoch in torch's order; None where the order follows from (seed, epoch)."""
+        """Return the random draw of an epoch in torch's order; None if the order is a function of (seed, epoch)."""
         return super().draw(cursor, held, seed) if self._kind == "torch" else None
 
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
         """Return the order of the cursor's epoch, from the cursor on."""
         n, count, epoch = len(self.data_source), self.num_samples, cursor.epoch
         if n == 0:
-            raise SamplerError("the data source is empty: there is nothing to draw from")
+            raise SamplerError("the data source is empty: it has no samples to draw")
         partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
         rounds = None if self.replacement or count % n else count // n
         if self._kind != "torch":
@@ -145,12 +149,12 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
             entropy=draw.state,
             exhaust=lambda: draw.stream(n, count, replacement).exhaust(),
         )
-        # Where a pass that is broken off leaves the user's generator depends on how far the plan was read.
+        # If an epoch is stopped early, the state of the user's generator shows how far the plan was read.
         run.one_by_one = draw.shared and count > n
         return run
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state holds."""
+        """Return the cursor in a state."""
         cursor = Cursor.read(state, of="RandomSampler", plan=self._identity(), most=self.num_samples)
         return self._check_draw(cursor) if self._kind == "torch" else cursor
 
@@ -164,7 +168,7 @@ class RandomSampler(DrawingSampler, torch.utils.data.RandomSampler):
 
 
 class _Rounds:
-    """One permutation after another; the first is the epoch's own."""
+    """Several permutations in a row; the first one is the epoch's own."""
 
     def __init__(self, kind: str, n: int, count: int, seed: int, epoch: int, block: dict[str, int]) -> None:
         self._kind, self._n, self._count = kind, n, count

@@ -1,4 +1,4 @@
-"""`SequentialSampler`: 0, 1, 2, ...; over a data set with an order of its own, that order."""
+"""`SequentialSampler`: 0, 1, 2, ..., or the own order of a dataset that has one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["SequentialSampler"]
 
 
 class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
-    """The indices of a data set in its own order, like ``torch.utils.data.SequentialSampler``.
+    """The indices of a dataset in its own order, like ``torch.utils.data.SequentialSampler``.
 
     Args:
-        data_source: anything with a length (read at every pass). A data set that has an order of its own, such as
-            `RankDataset`, has its own epochs and states: the sampler reads that plan.
+        data_source: anything with a length (read again for every epoch). A dataset with its own order, such as
+            `RankDataset`, also has its own epochs and states, and the sampler uses these.
 
-    The state over a plain data set is a count: O(1).
+    The state over a plain dataset is the number of samples consumed: O(1).
 
     >>> list(SequentialSampler("abc"))
     [0, 1, 2]
@@ -36,12 +36,12 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
 
     @property
     def inner(self) -> Plan[EpochPlan] | None:
-        """The data set's own plan, if it has one."""
+        """The plan of a dataset with its own order; None for others."""
         return own_order(self.data_source)
 
     @property
     def seed(self) -> int | None:
-        """Seed of the data set's own order."""
+        """Seed of the dataset's own order; None without one."""
         return self.key_seed
 
     @property
@@ -50,14 +50,14 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         return None if self.inner is None else self.inner.key_seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass. The epoch of a state just loaded keeps its position."""
+        """Set the next epoch. After `load_state_dict`, setting the state's own epoch keeps the state's position."""
         if self.inner is None:
             super().set_epoch(epoch)
         else:
             self._source.set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next ``iter()``; it is the data set's own where that has an order.
+        """Resume from a state at the next ``iter()``. A dataset with its own order loads the state itself.
 
         Raises:
             StateError: the state belongs to other data.
@@ -78,7 +78,7 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
 
     @property
     def times_set(self) -> Any:
-        """Changes with every wish."""
+        """A value that changes with every `set_epoch` and `load_state_dict`."""
         return self._times_set if self.inner is None else self.inner.times_set
 
     def wish(self) -> Wish:
@@ -96,38 +96,38 @@ class SequentialSampler(EpochSampler, torch.utils.data.SequentialSampler):
         )
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state holds."""
+        """Return the cursor in a state."""
         if self.inner is not None:
             return self.inner.read(state)
         return Cursor.read(state, of="SequentialSampler", plan=self._identity(), most=len(self.data_source))
 
     @property
     def draws_late(self) -> bool:
-        """Whether reading the plan moves a generator that others draw from."""
+        """Whether reading the plan changes a generator that others draw from."""
         return self.inner is not None and self.inner.draws_late
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the source of chance of the data set's own order."""
+        """Return the random draw of the dataset's own order."""
         return None if self.inner is None else self.inner.draw(cursor, held, seed)
 
     def read_grown(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor of a state over data to which rows were appended since."""
+        """Return the cursor in a state of the same data before rows were appended."""
         return self.read(state) if self.inner is None else self.inner.read_grown(state)
 
     def whole(self, cursor: Cursor) -> Cursor:
-        """Return the beginning of the cursor's epoch."""
+        """Return the start of the cursor's epoch."""
         return super().whole(cursor) if self.inner is None else self.inner.whole(cursor)
 
     def again(self, run: EpochPlan) -> Cursor:
-        """Return the beginning of the epoch of a plan that was bound."""
+        """Return the start of the epoch of a bound plan."""
         return super().again(run) if self.inner is None else self.inner.again(run)
 
     def after(self, run: EpochPlan, had: int) -> Cursor:
-        """Return the next epoch, or the next mini-epoch of a data set that has them."""
+        """Return the start of the next epoch, or of the next mini-epoch of a dataset that has them."""
         return super().after(run, had) if self.inner is None else self.inner.after(run, had)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Take note of where a reader is."""
+        """Record the position of a reader."""
         if self.inner is None:
             super().show(cursor, loaded=loaded, running=running)
         else:

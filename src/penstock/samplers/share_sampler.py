@@ -1,6 +1,6 @@
-"""Samplers over one rank's share: torch's ``DistributedSampler`` to whoever asks, so that no framework deals it again.
+"""Samplers over one rank's share. They are subclasses of torch's ``DistributedSampler``, so no framework splits again.
 
-They yield the share in its own order, or shuffled within itself; who deals is the data set, or a batch sampler.
+They yield the share in its own order, or shuffled. The dataset or a batch sampler has split the data among the ranks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.samplers.sequential import SequentialSampler
 __all__ = ["RandomSamplerOfShare", "SequentialSamplerOfShare"]
 
 if TYPE_CHECKING:
-
-    class _Torch: ...  # its types of attributes are narrower than its promises
+    # torch annotates its attributes more narrowly than it documents them.
+    class _Torch: ...
 
 else:
     _Torch = torch.utils.data.DistributedSampler

@@ -1,4 +1,4 @@
-"""Which samplers yield one rank's share of the data: dealt to ranks once more, part of the data would never be seen."""
+"""Tests whether a sampler yields one rank's share of the data. Splitting a share once more would lose data."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _DRAWING = (
 
 _COUNTS = ("num_replicas", "world_size", "_world_size")
 _RANKS = ("rank", "_rank")
-"""Attributes of samplers that deal: torch's and copies of it, mmengine's, detectron2's."""
+"""Attributes of samplers that split by rank: of torch and its copies, mmengine, detectron2."""
 
 
 def dealer(sampler: Any, *, ranks: int) -> Any:
-    """Return the sampler that says it yields one rank's share: the given one, or one inside it; else None.
+    """Return the sampler that splits the data by rank: the argument, or a sampler inside it; else None.
 
     Args:
-        sampler: of indices or of batches; ours, torch's or anybody's.
-        ranks: of the job. It counts for samplers that say their rank, but not of how many.
+        sampler: a sampler or batch sampler of any library.
+        ranks: number of ranks of the job, for samplers that have a rank but no world size.
 
     >>> type(dealer(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=0), ranks=1)).__name__
     'DistributedSampler'
@@ -40,7 +40,7 @@ def dealer(sampler: Any, *, ranks: int) -> Any:
 
 
 def rank_of(sampler: Any, *, ranks: int) -> int | None:
-    """Return the rank whose share a sampler yields, as far as it says so; None for one that deals to nobody.
+    """Return the rank whose share a sampler yields; None if it does not split by rank, or names no rank.
 
     >>> rank_of(torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=1), ranks=1)
     1
@@ -51,9 +51,9 @@ def rank_of(sampler: Any, *, ranks: int) -> int | None:
 
 
 def is_share(sampler: Any, samples: int, *, ranks: int) -> bool | None:
-    """Return whether a stream of indices is one rank's share of so many samples; None where nobody can say.
+    """Return whether a stream of indices is one rank's share of ``samples`` samples; None if unknown.
 
-    A share says its rank, or is shorter than the data. A sampler that is not ours and has no length can be either.
+    A share has a rank, or is shorter than the data. A sampler of another library without a length can be either.
 
     >>> is_share([0, 2, 4], 6, ranks=2), is_share(range(6), 6, ranks=2), is_share((i for i in range(6)), 6, ranks=2)
     (True, False, None)
@@ -69,52 +69,52 @@ def is_share(sampler: Any, samples: int, *, ranks: int) -> bool | None:
 
 
 def refuse_share(sampler: Any, samples: int, *, ranks: int, told: bool) -> None:
-    """Raise if a stream that is to be dealt to ranks is one rank's share already, or may be.
+    """Raise if a stream that will be split among ranks is one rank's share already, or may be.
 
     Args:
-        sampler: of the indices.
-        samples: of the data.
-        ranks: of the job, as far as that is known.
-        told: the user says that the stream is dealt to so many ranks, which counts where nobody can say.
+        sampler: the sampler of the indices.
+        samples: number of samples of the data.
+        ranks: number of ranks of the job, as far as it is known.
+        told: the user passed world_size, which decides where `is_share` cannot.
 
     Raises:
-        SamplerError: it says what to write instead.
+        SamplerError: the stream is, or may be, a share. The message says what to write instead.
     """
     name = f"{type(sampler).__module__}.{type(sampler).__qualname__}"
     if dealer(sampler, ranks=ranks) is not None:
         raise SamplerError(
-            f"batches are formed from the indices of the whole job, and this {name} has only one rank's share: use a "
-            "sampler of Penstock's, such as penstock.DistributedSampler, which knows of all ranks, or say "
-            "world_size=1 to group each rank's share by itself"
+            f"batches are formed from the indices of the whole job, but this {name} has only one rank's share: use "
+            "penstock.DistributedSampler, which knows the order of all ranks, or pass world_size=1 to group each "
+            "rank's share by itself"
         )
     share = is_share(sampler, samples, ranks=ranks)
     if share is False or told:
         return
     why = f"has {len(sampler)} of {samples} samples" if share else "has no length"
     raise SamplerError(
-        f"this {name} {why}, and batches are formed from the indices of the whole job: if it is one rank's share, use "
-        "a sampler of Penstock's, such as penstock.DistributedSampler, which knows of all ranks, or say world_size=1 "
-        f"to group each rank's share by itself; if it is the same on all ranks, say world_size={ranks} and rank="
+        f"this {name} {why}, but batches are formed from the indices of the whole job: if it is one rank's share, use "
+        "penstock.DistributedSampler, which knows the order of all ranks, or pass world_size=1 to group each rank's "
+        f"share by itself; if it is the same on all ranks, pass world_size={ranks} and rank="
     )
 
 
 def refuse_chance(sampler: Any, ranks: int) -> None:
-    """Raise if each of several ranks would draw another order: batches are dealt from one that all draw alike.
+    """Raise if each of several ranks would draw a different order. All ranks must draw the same one.
 
     Raises:
-        SamplerError: it says what to write instead.
+        SamplerError: the orders would differ. The message says what to write instead.
     """
     drawing = isinstance(sampler, _DRAWING) and getattr(sampler, "seed", None) is None
     if ranks > 1 and drawing and sampler.generator is None:
         raise SamplerError(
-            f"each of the {ranks} ranks would draw another order from this {type(sampler).__name__}, and samples "
-            "would be lost and doubled: use penstock.DistributedSampler, or give the sampler a seed= or a generator "
-            "that is seeded alike on all ranks"
+            f"each of the {ranks} ranks would draw a different order from this {type(sampler).__name__}, and samples "
+            "would be lost and repeated: use penstock.DistributedSampler, or pass the sampler a seed=, or a generator "
+            "with the same seed on all ranks"
         )
 
 
 def layers(sampler: Any) -> Iterator[Any]:
-    """Yield a sampler, the one inside it, and so on to the innermost."""
+    """Yield a sampler, the sampler inside it, and so on."""
     seen: list[Any] = []
     while sampler is not None and not any(sampler is one for one in seen):
         yield sampler
@@ -125,9 +125,10 @@ def layers(sampler: Any) -> Iterator[Any]:
 
 def _deals(sampler: Any, ranks: int) -> bool:
     if isinstance(sampler, DistributedSampler):
-        return True  # of how many ranks, it may learn later
+        return True  # even on one rank so far: a process group may be made later
     world = getattr(sampler, "_world", None)
-    if isinstance(world, LateWorld):  # of ours, whose properties would settle it
+    # A Penstock sampler: its `rank` and `world_size` properties would fix the world.
+    if isinstance(world, LateWorld):
         return world.peek().world_size > 1
     counts = (getattr(sampler, name, None) for name in _COUNTS)
     count = next((count for count in counts if isinstance(count, Integral)), None)

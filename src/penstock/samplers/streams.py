@@ -1,4 +1,4 @@
-"""The whole job's stream of indices, whichever sampler it comes from: what `GroupedBatchSampler` cuts into batches."""
+"""Index streams of a whole job, from any sampler: the input of `GroupedBatchSampler`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from penstock.samplers.shares import rank_of
 
 __all__ = ["ExternalStream", "JobStream", "Stream"]
 
-_FIRST_CHUNK = 4096  # the first batch comes at once
+_FIRST_CHUNK = 4096
+"""Indices in the first chunk: few, so that the first batch is ready at once."""
 
 
 class Stream(Protocol):
@@ -37,28 +38,28 @@ class Stream(Protocol):
 
     @property
     def rounds(self) -> int | None:
-        """How often the stream has every sample, if all of them equally often; else None."""
+        """How often the stream yields each sample, if equally often; else None."""
         ...
 
     def chunks(self, largest: int) -> Iterator[Indices]:
-        """The indices, in chunks that grow up to a size. Can be walked more than once."""
+        """Yield the indices in chunks, which grow up to a size. Can be called more than once."""
         ...
 
     def exhaust(self) -> None:
-        """The epoch was read to its end."""
+        """Record that the epoch was read to its end."""
         ...
 
     def sizes(self, groups: Groups) -> Indices:
-        """How many indices of each group there are."""
+        """Return the number of indices of each group."""
         ...
 
     def cursor(self) -> Cursor:
-        """The sampler's cursor at the beginning."""
+        """Return the sampler's cursor at the start of the epoch."""
         ...
 
 
 class JobStream:
-    """The stream behind an epoch plan; of a `DistributedSampler` the order of all ranks together."""
+    """The stream of an epoch plan; for a `DistributedSampler`, the order of all ranks together."""
 
     def __init__(self, run: EpochPlan) -> None:
         self._run = run
@@ -91,9 +92,9 @@ class JobStream:
 
 
 class ExternalStream:
-    """The stream of any other iterable. Counting it keeps it (8 bytes an index), so that it is not drawn again.
+    """The stream of any other iterable. Counting it holds all indices (8 bytes each), so that it is drawn only once.
 
-    A cursor holds a hash of its first indices: on a resume, a sampler that does not repeat its order is refused.
+    A cursor holds a hash of the first indices. A resume of a sampler that does not repeat its order is refused.
     """
 
     seed: int | None = None
@@ -103,8 +104,8 @@ class ExternalStream:
     def __init__(self, sampler: Iterable[Any], cursor: Cursor) -> None:
         if isinstance(sampler, Iterator):
             raise SamplerError(
-                f"the sampler is an iterator ({type(sampler).__name__}), which ends with the first pass: "
-                "give the iterable that it comes from"
+                f"the sampler is an iterator ({type(sampler).__name__}), which ends with the first epoch: "
+                "pass an iterable, such as a list or a sampler object"
             )
         self._sampler = sampler
         self._kept: Indices | None = None
@@ -127,22 +128,22 @@ class ExternalStream:
             size = min(size * 4, largest)
 
     def _compare(self, chunk: Indices) -> None:
-        """Raise if the first indices are not those of the run whose state is resumed."""
+        """Raise if the first indices differ from the run that saved the state."""
         found = xxhash.xxh3_64_hexdigest(chunk.tobytes())
         rank = rank_of(self._sampler, ranks=current().world_size)
         expected = self._entropy.get("hash", found)
         if self._entropy.get("rank", rank) != rank:
-            expected = found  # the hash is that of another rank's share
+            expected = found  # the hash comes from another rank's share
         if found != expected:
             raise StateError(
-                f"{type(self._sampler).__name__} does not repeat its order: its first {len(chunk)} indices are not "
-                f"those of the state (hash {expected} in the state, {found} here). Seed it as the first run did, use a "
-                "sampler of Penstock's, or begin the epoch anew without the state"
+                f"{type(self._sampler).__name__} does not repeat its order: its first {len(chunk)} indices differ from "
+                f"the first run (hash {expected} in the state, {found} here). Seed the sampler as in the first run, "
+                "use a Penstock sampler, or begin the epoch anew without the state"
             )
         self._entropy = {"hash": found} if rank is None else {"hash": found, "rank": rank}
 
     def exhaust(self) -> None:
-        pass  # it exhausts itself
+        pass  # reading the last chunk has exhausted the sampler
 
     def sizes(self, groups: Groups) -> Indices:
         if self._sizes is None:

@@ -1,4 +1,4 @@
-"""`TokenBudgetBatchSampler`: batches of similar lengths, as many samples in each as a budget of tokens allows."""
+"""`TokenBudgetBatchSampler`: batches of samples with similar lengths, as many as a token budget allows."""
 
 from __future__ import annotations
 
@@ -35,53 +35,56 @@ _LONGEST = ("error", "alone", "drop")
 
 
 class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
-    """Batches of similar lengths whose padded cost, longest x count, is at most a budget of tokens.
+    """Batches of samples with similar lengths (bucketing) whose padded size is at most a token budget.
+
+    The padded size of a batch is the length of its longest sample times its number of samples.
 
     Args:
         lengths: of the samples, one integer of 0 or more each (0 counts as 1): an array, the path of an ``.npy`` file,
-            which is mapped, or a `penstock.images.sizes.Sizes`, of which the areas count.
-        max_tokens: the budget: the longest sample of a batch times their number.
-        data_source: the data set, so that a state knows what it belongs to; it must have as many samples.
+            which is mapped, or a `penstock.images.sizes.Sizes`, whose areas are the lengths.
+        max_tokens: the budget: the largest padded size of a batch.
+        data_source: the dataset. Its fingerprint goes into the state; it must have one sample for each length.
         seed: of the order, and of the samples' generators. The same on all ranks.
-        classes: of lengths, at most. Padding falls as 1 / classes. A table of fewer batches than classes has nearly the
-            same batches in each epoch, in another order: fewer classes mix more, and pad more.
-        max_batch: samples in a batch, at most.
-        longest: what becomes of samples longer than ``max_tokens``: ``"error"``; ``"alone"``: each is a batch of its
-            own; ``"drop"``: they are left out (`too_long` says how many).
-        drop_last: leave out the one batch of the epoch that may be partial, and the last ones that do not go round.
-        remainder: what becomes of batches that do not go round: ``"pad"``: the first of the epoch are repeated, so that
-            all ranks have equally many; ``"drop"``: they are left out; ``"uneven"``: neither. By default what
-            ``drop_last`` says.
-        world_size, rank: by default from torch.distributed, RANK and WORLD_SIZE, or 1 and 0, found when they are first
-            needed.
+        classes: the largest number of length classes. Padding falls as 1 / classes. With fewer batches than classes,
+            nearly the same batches form in each epoch, in another order: fewer classes mix more, and pad more.
+        max_batch: the largest number of samples in a batch.
+        longest: how to treat samples longer than ``max_tokens``: ``"error"``; ``"alone"``: each is a batch of its own;
+            ``"drop"``: leave them out (`too_long` is their number).
+        drop_last: leave out the one batch of the epoch that may be partial, and the last batches that do not divide
+            among the ranks.
+        remainder: how to treat batches that do not divide among the ranks: ``"pad"``: repeat the first batches of the
+            epoch, so that all ranks have equally many; ``"drop"``: leave them out; ``"uneven"``: neither. By default
+            ``"drop"`` with ``drop_last``, else ``"pad"``.
+        world_size, rank: by default from torch.distributed, else from RANK and WORLD_SIZE, else 1 and 0, read at the
+            first use.
         cache_dir: folder of the class index, by default in the user's cache folder.
-        exclude: samples that no batch has any more, 100,000 at most, such as damaged ones found in mid-run; see below.
+        exclude: samples to leave out, such as damaged ones found during a run; at most 100,000. See below.
 
     Raises:
-        SamplerError: lengths that are no integers, negative, above the budget, or not one for each sample; arguments
-            outside their range.
-        PartitionError: a rank outside the world, a data set that is one rank's share, drop_last and remainder that
-            contradict each other, or (at use) a process group made later that disagrees.
-        ConfigError, IndexError: samples to exclude that there are not, or all of them.
-        DataFileError, DataFileIOError: a file of lengths cannot be read, or ``cache_dir`` not written.
+        SamplerError: lengths are not integers, negative, above the budget, or not one for each sample; or an argument
+            is outside its range.
+        PartitionError: the rank is outside the world, the dataset is one rank's share, drop_last and remainder
+            contradict each other, or (at use) a process group made later disagrees.
+        ConfigError, IndexError: a sample to exclude does not exist, or all samples are excluded.
+        DataFileError, DataFileIOError: a file of lengths cannot be read, or ``cache_dir`` cannot be written.
 
     Samples are sorted into classes of equal token mass. Each epoch permutes the samples of every class, cuts them into
     batches, and permutes the batches of all classes. So the batches of an epoch are a function of (lengths, seed,
-    epoch): each sample is in exactly one, and batch g of the job goes to rank ``g % world_size``. Any batch, and the
-    batch of any sample, is arithmetic (`batch`, `batch_of`). A state is the number of batches that the job has had; a
-    resume on any number of ranks begins there, at once.
+    epoch): each sample is in exactly one, and batch g of the job goes to rank ``g % world_size``. `batch` and
+    `batch_of` compute any batch, and the batch of any sample. The state is the number of batches that the job has
+    consumed. A resume on any number of ranks begins there at once.
 
-    Memory: O(classes) in each process, and one file of 4 bytes a sample that all processes map. It is made at the first
-    batch, in about 0.1 s a million samples, and kept in the cache folder. Tables of fewer than 65,536 samples have no
-    file. Making the sampler takes one pass over the lengths.
+    Memory: O(classes) in each process, and one file of 4 bytes per sample that all processes map. It is written at the
+    first batch, in about 0.1 s per million samples, and stays in the cache folder. Fewer than 65,536 samples need no
+    file. Construction takes one pass over the lengths.
 
-    **Excluded samples.** In the place of each stands another one of its class, drawn from (seed, epoch, sample). If all
-    of a class are excluded, it is one of the next shorter class that has some left. If nothing as short is left, the
-    batch has samples of the shortest class that is, as many as the budget allows. All else stays what it is, and a
-    state from before fits. One from then on fits the same excluded samples, or more.
+    **Excluded samples.** Another sample of the same class replaces each, drawn from (seed, epoch, sample). If a whole
+    class is excluded, the sample comes from the next shorter class that has any left. If no sample as short is left,
+    the batch has samples of the shortest class left, as many as the budget allows. All other samples keep their places,
+    so older states still load. A state saved with excluded samples needs the same ones excluded, or more.
 
-    Others form such batches from a list of all samples (fairseq's ``batch_by_size``) or from a stream (tf.data's
-    ``bucket_by_sequence_length``).
+    Other libraries form such batches from a list of all samples (fairseq's ``batch_by_size``) or from a stream
+    (tf.data's ``bucket_by_sequence_length``).
 
     >>> lengths = np.array([5, 90, 7, 30, 100, 33, 6, 95])
     >>> batches = TokenBudgetBatchSampler(lengths, 100, seed=1)
@@ -111,8 +114,8 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
         super().__init__()
         if holds_a_share(data_source):
             raise PartitionError(
-                f"batches are formed from the samples of the whole job, and {type(data_source).__name__} has only one "
-                "rank's share: put the sampler over its manifest"
+                f"batches are formed from the samples of the whole job, but a {type(data_source).__name__} has only "
+                "one rank's share: make the sampler over its manifest"
             )
         if longest not in _LONGEST:
             raise SamplerError(f"unknown longest {longest!r}: use one of {', '.join(map(repr, _LONGEST))}")
@@ -126,7 +129,7 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
         self.data_source = data_source
         self.remainder = remainder or ("drop" if drop_last else "pad")
         self.drop_last = drop_last
-        # An unknown remainder is refused here, not at the first batch.
+        # Refuses an unknown remainder now, not at the first batch.
         Partition(0, remainder=self.remainder)
         self._world = distributed.LateWorld(rank, world_size, of="TokenBudgetBatchSampler")
         self.lengths = lengths_of(lengths, data=data_source)
@@ -144,12 +147,12 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
 
     @property
     def total(self) -> int:
-        """Batches of an epoch, all ranks together, without repeats; the same number in every epoch."""
+        """Number of batches of an epoch over all ranks, without repeats; the same in every epoch."""
         return len(self._cuts)
 
     @property
     def too_long(self) -> int:
-        """How many samples are longer than ``max_tokens``."""
+        """Number of samples longer than ``max_tokens``."""
         return int(self._classes.samples[0])
 
     @property
@@ -158,25 +161,25 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
         return self.seed
 
     def batch(self, number: int, *, epoch: int | None = None) -> list[int]:
-        """Return the batch with this number in the job's epoch, whichever rank has it; negative ones from the end.
+        """Return a batch of the job's epoch, of any rank, by its number.
 
         Args:
-            number: of the batch.
-            epoch: by default the present one.
+            number: of the batch. Negative numbers count from the end.
+            epoch: by default the current one.
 
         Raises:
-            IndexError: there is no such batch.
+            IndexError: the epoch has no such batch.
         """
         return self._job(epoch).batch(operator.index(number))[0]
 
     def batch_of(self, sample: int, *, epoch: int | None = None) -> int:
-        """Return the number in the job's epoch of the batch that has a sample; -1 if it was dropped or excluded.
+        """Return the number, in the job's epoch, of the batch with a sample; -1 if the sample is dropped or excluded.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: the dataset has no such sample.
         """
         if not 0 <= operator.index(sample) < len(self.lengths):
-            raise IndexError(f"there is no sample {sample}: they go from 0 to {len(self.lengths) - 1}")
+            raise IndexError(f"there is no sample {sample}: samples are numbered from 0 to {len(self.lengths) - 1}")
         numbers, _ = self._job(epoch).inverse([sample])
         return int(numbers[0])
 
@@ -190,7 +193,7 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
         )
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state of any number of ranks holds."""
+        """Return the cursor in a state. The state may come from any number of ranks."""
         of = "TokenBudgetBatchSampler"
         cursor = Cursor.read(state, of=of, plan=self._identity(), unit="batch", most=self.total)
         check_excluded(state, None if self._excluded is None else self._excluded.mark, of=of)
@@ -207,7 +210,7 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
 
     @cached_property
     def _digest(self) -> str:
-        """What the class index is known by: the lengths, and where classes end."""
+        """The name of the class index: a hash of the lengths, the budget, and the ends of the classes."""
         ends = xxhash.xxh3_64_hexdigest(self._classes.longest.tobytes())
         return f"{self.lengths.digest}-{self.max_tokens}-{ends}"
 
@@ -231,14 +234,14 @@ class TokenBudgetBatchSampler(OfRank, EpochBatchSampler):
             return
         sample, length = self._classes.misfit
         raise SamplerError(
-            f"sample {sample} has length {length}, and max_tokens is {self.max_tokens} "
+            f"sample {sample} has length {length}, but max_tokens is {self.max_tokens} "
             f"({counted(self.too_long, 'sample')} of {len(self.lengths)} longer than that): raise max_tokens, cut the "
-            "samples, or say longest='alone' for a batch of its own or longest='drop' to leave them out"
+            "samples, or pass longest='alone' to make each its own batch or longest='drop' to leave them out"
         )
 
 
 class _LengthKeys:
-    """The class of each sample, computed from its length when it is asked for."""
+    """The class of each sample, computed from its length on access."""
 
     def __init__(self, lengths: SampleLengths, classes: LengthClasses) -> None:
         self._lengths = lengths

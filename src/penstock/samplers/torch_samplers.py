@@ -1,7 +1,7 @@
-"""torch's own samplers, read as plans: their orders to the letter, and a state that is counted in samples.
+"""Plans of torch's own samplers: exactly torch's orders, with a state that counts samples.
 
-What torch draws at the beginning of an epoch is the cursor's entropy: the seed that its `RandomSampler` takes from the
-global generator, or the generator's state (7 kB of text) where numbers are drawn from that directly.
+The cursor's entropy holds the random draw of torch at the start of an epoch: the seed that its `RandomSampler` draws
+from the global generator, or the state of the generator (7 kB of text) if torch draws all numbers from it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["TORCH_PLANS"]
 
 
 class TorchRandom(RandomSampler):
-    """The plan of ``torch.utils.data.RandomSampler``: that of ours with ``shuffle=True``."""
+    """The plan of ``torch.utils.data.RandomSampler``: Penstock's `RandomSampler` with ``shuffle=True``."""
 
     def __init__(self, sampler: torch.utils.data.RandomSampler) -> None:
         self._sampler = sampler
@@ -43,10 +43,10 @@ class TorchRandom(RandomSampler):
         """torch's sampler."""
         return self._sampler
 
-    # All are torch's sampler's: programs assign them there, and subclasses compute them.
+    # Read from torch's sampler at every use: programs assign these there, and subclasses compute them.
     @property
     def data_source(self) -> Sized:
-        """torch's sampler's."""
+        """The dataset of torch's sampler."""
         return self._sampler.data_source
 
     @data_source.setter
@@ -55,7 +55,7 @@ class TorchRandom(RandomSampler):
 
     @property
     def replacement(self) -> bool:
-        """torch's sampler's."""
+        """``replacement`` of torch's sampler."""
         return self._sampler.replacement
 
     @replacement.setter
@@ -72,7 +72,7 @@ class TorchRandom(RandomSampler):
 
     @property
     def generator(self) -> torch.Generator | None:
-        """torch's sampler's."""
+        """The generator of torch's sampler."""
         return cast("torch.Generator | None", self._sampler.generator)
 
     @generator.setter
@@ -87,7 +87,7 @@ class TorchRandom(RandomSampler):
 
 
 class TorchSequential(SequentialSampler):
-    """The plan of ``torch.utils.data.SequentialSampler``: that of ours."""
+    """The plan of ``torch.utils.data.SequentialSampler``: Penstock's `SequentialSampler`."""
 
     def __init__(self, sampler: torch.utils.data.SequentialSampler) -> None:
         self._sampler = sampler
@@ -95,7 +95,7 @@ class TorchSequential(SequentialSampler):
 
     @property
     def data_source(self) -> Sized:
-        """torch's sampler's."""
+        """The dataset of torch's sampler."""
         return self._sampler.data_source
 
     @data_source.setter
@@ -109,9 +109,9 @@ class TorchSequential(SequentialSampler):
 
 
 class TorchDistributed(EpochSampler):
-    """The plan of ``torch.utils.data.DistributedSampler``: elastic, as ours is.
+    """The plan of ``torch.utils.data.DistributedSampler``. Its states are elastic.
 
-    The epoch is what the sampler's ``set_epoch`` said last. A loader does not advance it, with a seed or without.
+    The epoch is the one that torch's ``set_epoch`` set last. A loader never advances it.
     """
 
     advances = False
@@ -129,13 +129,13 @@ class TorchDistributed(EpochSampler):
         return self._sampler
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, on torch's sampler."""
+        """Set the next epoch, also on torch's sampler."""
         super().set_epoch(epoch)
         self._sampler.set_epoch(epoch)
 
     @property
     def times_set(self) -> Any:
-        """Changes with every wish."""
+        """A value that changes with every `set_epoch` and `load_state_dict`, here or on torch's sampler."""
         return self._times_set, self._sampler.epoch
 
     def wish(self) -> Wish:
@@ -146,11 +146,11 @@ class TorchDistributed(EpochSampler):
         return Wish(Cursor(epoch=epoch), False)
 
     def chosen(self, cursor: Cursor) -> None:
-        """Tell torch's sampler the epoch."""
+        """Set the epoch of torch's sampler."""
         self._sampler.set_epoch(cursor.epoch)
 
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
-        """Return this rank's share of what is left of the cursor's epoch."""
+        """Return this rank's share of the rest of the cursor's epoch."""
         sampler, epoch = self._sampler, cursor.epoch
         n, seed, shuffle = self._samples, int(sampler.seed), bool(sampler.shuffle)
         partition = Partition(
@@ -167,7 +167,7 @@ class TorchDistributed(EpochSampler):
         return PartitionedOrder(make, partition, self._identity(), seed=None, epoch=epoch)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state of any number of ranks holds."""
+        """Return the cursor in a state. The state may come from any number of ranks."""
         return Cursor.read(state, of="DistributedSampler", plan=self._identity(), most=self._samples)
 
     @property
@@ -187,7 +187,7 @@ _Make = Callable[[torch.Generator], torch.Tensor]
 
 
 class _DrawnAtOnce(EpochSampler):
-    """A sampler that draws its whole order at the beginning, from its generator or torch's global one."""
+    """The plan of a torch sampler that draws its whole order at the start, from its own or torch's global generator."""
 
     def __init__(self, sampler: Any) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class _DrawnAtOnce(EpochSampler):
         return torch.default_generator if generator is None else generator
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw:
-        """Return the draw of one epoch."""
+        """Return the random draw of one epoch."""
         seeded = seed is not None and self._sampler.generator is None
         generator = self._generator
         if isinstance(held, Draw) and held.fits(cursor, seed) and (seeded or held.given is generator):
@@ -215,7 +215,7 @@ class _DrawnAtOnce(EpochSampler):
         return Draw.of(generator, cursor)
 
     def chosen(self, cursor: Cursor) -> None:
-        """Put the user's own generator where it was, if the state was taken before its epoch began."""
+        """Restore the state of the user's generator, if the cursor was taken before its epoch began."""
         generator = self._sampler.generator
         if generator is not None and cursor.entropy.get("begun") is False:
             generator.set_state(decode_generator(cursor.entropy["generator"]))
@@ -226,7 +226,7 @@ class _DrawnAtOnce(EpochSampler):
         partition = Partition(count, remainder="uneven", consumed=cursor.consumed)
 
         def entropy() -> State:
-            # Anybody may draw from the global generator meanwhile: a state settles what the epoch is.
+            # Others may draw from the global generator meanwhile. So taking a state fixes the draw of the epoch.
             if self._sampler.generator is None:
                 draw.values(make)
             return draw.state()
@@ -250,7 +250,7 @@ class _DrawnAtOnce(EpochSampler):
         return cursor
 
     def _digest(self, data: Any) -> str:
-        """Return a hash of what is drawn from; kept for the same object, until a tensor is written to."""
+        """Return a hash of the indices or weights; cached for the same object until a tensor is changed."""
         version = data._version if isinstance(data, torch.Tensor) else None
         if self._hashed is None or self._hashed[0] is not data or self._hashed[1] != version:
             self._hashed = data, version, self._digest_of(data)
@@ -276,7 +276,7 @@ class TorchSubset(_DrawnAtOnce):
         return self._bind(cursor, entropy, len(indices), make)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state holds."""
+        """Return the cursor in a state."""
         return self._read(state, len(self._sampler.indices))
 
     def _identity(self) -> State:
@@ -304,7 +304,7 @@ class TorchWeighted(_DrawnAtOnce):
         return self._bind(cursor, entropy, int(sampler.num_samples), make)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state holds."""
+        """Return the cursor in a state."""
         return self._read(state, int(self._sampler.num_samples))
 
     def _identity(self) -> State:
@@ -328,4 +328,4 @@ TORCH_PLANS: dict[type, Callable[[Any], EpochSampler]] = {
     torch.utils.data.SubsetRandomSampler: TorchSubset,
     torch.utils.data.WeightedRandomSampler: TorchWeighted,
 }
-"""Of torch's classes, and of subclasses that change nothing about their orders."""
+"""The plan class for each class of torch, and for its subclasses with the same order."""

@@ -1,4 +1,4 @@
-"""`WeightedRandomSampler`: torch's signature, a draw in constant time, and a table shared by all ranks of a machine."""
+"""`WeightedRandomSampler`: torch's signature, draws in constant time, and one table for all ranks of a machine."""
 
 from __future__ import annotations
 
@@ -31,34 +31,35 @@ from penstock.samplers.draws import Draw, DrawingSampler
 
 __all__ = ["WeightedRandomSampler"]
 
-_SHARED_FROM = 1 << 16  # smaller tables take a millisecond to build and a megabyte: no file
+_SHARED_FROM = 1 << 16
+"""Smaller tables have no file: they take a millisecond to build, and at most a megabyte."""
 
 
 class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampler):
-    """Indices drawn with given weights, with the signature of ``torch.utils.data.WeightedRandomSampler``.
+    """Indices drawn with weights, with the signature of ``torch.utils.data.WeightedRandomSampler``.
 
     Args:
         weights: one per sample, of any scale; not all zero.
-        num_samples: draws in a pass.
-        replacement: with replacement a draw is O(1), a function of a key and its position. Without, it is O(N) in time
-            and memory at the beginning of a pass (an exponential key for every sample, 16 bytes each, and a selection).
-        generator: without a seed, one number is drawn from it (by default from torch's global generator) at the
-            beginning of every pass.
+        num_samples: number of draws in an epoch.
+        replacement: draw with replacement. Each draw is then O(1), a function of a key and its position. Without
+            replacement, each epoch starts with O(N) time and memory (16 bytes per sample).
+        generator: without a seed, each epoch draws one number from it (by default from torch's global generator).
         seed: makes the draws a function of (seed, epoch), the same on all ranks.
-        cache_dir: where the alias table is kept, by default the user's cache folder. Tables of fewer than 65,536
-            weights are kept in memory instead, unless a folder is given.
+        cache_dir: folder of the alias table, by default the user's cache folder. Tables of fewer than 65,536 weights
+            stay in memory, unless a folder is passed.
 
     Raises:
-        SamplerError: weights that are empty, NaN, infinite, negative, all zero or not one-dimensional, a num_samples
-            that is no positive integer, or, without replacement, more samples than positive weights.
-        ManifestIOError: `cache_dir` cannot be written (an OSError, raised at the first index). Where the user's cache
-            folder cannot, its disk being full, each process keeps a table in its own memory, with a warning.
+        SamplerError: weights are empty, NaN, infinite, negative, all zero or not one-dimensional, num_samples is not a
+            positive integer, or, without replacement, num_samples is larger than the number of positive weights.
+        ManifestIOError: ``cache_dir`` cannot be written (an OSError, raised at the first index). If the user's cache
+            folder cannot be written, each process holds its own table in memory, with a warning.
 
-    The draws follow the same distribution as torch's, but are not the same numbers. With ``seed``, the stream is the
-    whole job's: give it to `GroupedBatchSampler`, or use one rank. The state holds the drawn seed (or the generator's
-    state at the beginning of the pass), the hash of the weights and a count.
+    The draws have torch's distribution, but other values. With ``seed``, the stream is the same on all ranks: pass it
+    to `GroupedBatchSampler`, which splits it, or use one rank. The state holds the drawn seed (or the generator's state
+    at the start of the epoch), the hash of the weights, and the number of draws.
 
-    Cost: 80 bytes a weight while the table is built, once per machine; then 16 bytes in a mapped file, shared.
+    Cost: 80 bytes of memory per weight while the table is built, once per machine. Then 16 bytes per weight in a mapped
+    file, shared by all processes.
 
     >>> sampler = WeightedRandomSampler([0.0, 1.0, 3.0], 8, seed=0)
     >>> set(sampler) <= {1, 2}
@@ -81,7 +82,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         if not isinstance(replacement, bool):
             raise SamplerError(f"replacement should be a boolean value, but got replacement={replacement}")
         if seed is not None and generator is not None:
-            raise SamplerError("give either seed= or generator=, not both")
+            raise SamplerError("pass either seed= or generator=, not both")
         self.weights = torch.as_tensor(weights, dtype=torch.double).detach().cpu()
         if self.weights.ndim != 1:
             raise SamplerError(
@@ -129,11 +130,11 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
 
     @property
     def key_seed(self) -> int | None:
-        """Seed of the samples' generators; None where the draws are torch's."""
+        """Seed of the samples' generators; None without a seed."""
         return self.seed
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Draw | None:
-        """Return the draw of one epoch; None with a seed."""
+        """Return the random draw of one epoch; None with a seed."""
         return super().draw(cursor, held, seed) if self.seed is None else None
 
     def bind(self, cursor: Cursor, entropy: Any) -> EpochPlan:
@@ -157,7 +158,7 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
         )
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state holds."""
+        """Return the cursor in a state."""
         cursor = Cursor.read(state, of="WeightedRandomSampler", plan=self._identity(), most=self.num_samples)
         return self._check_draw(cursor) if self.seed is None else cursor
 
@@ -168,9 +169,10 @@ class WeightedRandomSampler(DrawingSampler, torch.utils.data.WeightedRandomSampl
 
 
 def _without_replacement(weights: Weights, count: int, key: int) -> Indices:
-    """Efraimidis and Spirakis (2006): the smallest of ``-log(u) / weight``, in their order, are draws one by one."""
+    """Return ``count`` draws: the samples with the smallest ``-log(u) / weight`` (Efraimidis and Spirakis, 2006)."""
     uniform = mix_array(key, np.arange(len(weights), dtype=np.uint64)) >> np.uint64(11)
-    keys = (uniform + 0.5) * 2.0**-53  # never 0, and so never an infinite key but for the weight 0
+    # u is never 0, so only a weight of 0 has an infinite key.
+    keys = (uniform + 0.5) * 2.0**-53
     np.log(keys, out=keys)
     with np.errstate(divide="ignore", over="ignore"):
         keys /= -weights
