@@ -89,6 +89,11 @@ def test_the_form_of_batches_stays(assigned: bool) -> None:
     assert {type(batch) for loader in loaders for batch in loader} == {np.ndarray}
 
 
+def test_the_device_stays() -> None:
+    loaders = on_two_ranks(lambda: ps.DataLoader(Rows(), 4, device="meta"))
+    assert {batch.device.type for loader in loaders for batch in loader} == {"meta"}
+
+
 def test_a_copied_loader_is_dealt_as_well() -> None:
     def hook() -> ps.DataLoader[Any]:
         loader = copy.copy(ps.DataLoader(Rows(), 4, shuffle="global", seed=3))

@@ -27,6 +27,7 @@ from penstock.order import SHUFFLES
 from penstock.plan.user_states import has_state
 
 if TYPE_CHECKING:
+    from penstock.loader.device import DeviceCopier
     from penstock.loader.executors.ray.options import RayOptions
     from penstock.loader.failures import Failure, OnError
 
@@ -164,6 +165,7 @@ class LoaderConfig:
     pin_memory: bool = False
     pin_memory_device: str = ""
     output: str = "torch"
+    device: str | int | torch.device | DeviceCopier | None = None
     progress: bool = False
     pure: bool = False
     releases_gil: bool = False
@@ -217,6 +219,11 @@ class LoaderConfig:
         return self.depth if chosen else self.depth * _LIGHT
 
     @cached_property
+    def to_device(self) -> bool:
+        """Whether batches are copied to another device than the CPU, where they are made."""
+        return self.device is not None and str(self.device).partition(":")[0] != "cpu"
+
+    @cached_property
     def forks_workers(self) -> bool:
         """Whether a pass is made by workers of its own, unless they are persistent."""
         return self.kind in ("process", "ray")
@@ -249,6 +256,18 @@ def _check_output(config: LoaderConfig) -> None:
         raise ConfigError(
             "pin_memory=True copies tensors into memory that a GPU reads, and NumPy has no such arrays: leave "
             "pin_memory=True out, or use output='torch'"
+        )
+    if isinstance(config.device, str):
+        try:
+            torch.device(config.device)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"device={config.device!r} is no device of torch's, such as 'cuda' or 'cuda:1'"
+            ) from error
+    if config.output == "numpy" and config.device is not None:
+        raise ConfigError(
+            f"device={config.device!r} copies tensors, and output='numpy' gives arrays on the CPU: leave device= out "
+            "and copy arrays by your library (jax.device_put), or use output='torch'"
         )
 
 

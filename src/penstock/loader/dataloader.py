@@ -58,6 +58,7 @@ from penstock.samplers.share_sampler import SequentialSamplerOfShare
 if TYPE_CHECKING:
     from penstock.loader.autotune import Autotuner
     from penstock.loader.bar import Bar
+    from penstock.loader.device import DeviceCopier
     from penstock.loader.executors.ray.options import RayOptions
     from penstock.loader.tuned import Segment
 
@@ -69,7 +70,7 @@ _ATTRIBUTES = (
     *("batch_size", "drop_last", "num_workers", "collate_fn", "pin_memory", "pin_memory_device", "timeout"),
     *("worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "in_order"),
     *("executor", "threads_per_worker", "dispatch", "seed", "on_error", "on_worker_death", "max_bytes_in_flight"),
-    *("ray_options", "output", "progress"),
+    *("ray_options", "output", "device", "progress"),
 )
 """Settings that are attributes of a loader, by the same names."""
 _values_of = attrgetter(*_ATTRIBUTES)
@@ -122,6 +123,8 @@ class DataLoader(TorchDataLoader[T_co]):
         ray_options: where the workers of ``executor="ray"`` run, a `RayOptions`.
         output: ``"torch"``, or ``"numpy"``: batches of NumPy arrays instead of tensors, over the same memory, without a
             copy. Tensors of a ``collate_fn`` become arrays, too.
+        device: where batches go, such as ``"cuda"``: each is copied from pinned memory on a stream of its own while the
+            training works on the batch before. On ``"cpu"`` they stay as they are. Or a `DeviceCopier`.
         progress: show a progress bar on standard error.
 
     Raises:
@@ -181,6 +184,7 @@ class DataLoader(TorchDataLoader[T_co]):
         max_bytes_in_flight: int | None = None,
         ray_options: RayOptions | None = None,
         output: str = "torch",
+        device: str | int | torch.device | DeviceCopier | None = None,
         progress: bool = False,
     ) -> None:
         config = LoaderConfig(
@@ -209,6 +213,7 @@ class DataLoader(TorchDataLoader[T_co]):
             pin_memory=pin_memory,
             pin_memory_device=pin_memory_device,
             output=output,
+            device=device,
             progress=progress,
             **declarations(dataset),
         )
@@ -225,6 +230,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.max_bytes_in_flight = config.max_bytes_in_flight
         self.ray_options = config.ray_options
         self.output = config.output
+        self.device = config.device
         self.progress = config.progress
         self._begin_as_torch(dataset, sampler, batch_sampler)
         self._set_up()
@@ -511,6 +517,7 @@ class DataLoader(TorchDataLoader[T_co]):
             raise AssertionError(
                 f"prefetch_factor={config.prefetch_factor} begins no batch: give 1 or more"
             )  # as torch
+        copier = _copier_of(config)
         kept = engine.keeps_workers and not states.resumes
         fetcher, base_seed = self._fetcher(), position.base_seed(self._draw_base_seed)
         worker_seed = base_seed if states.base_seed is None or not (kept or states.resumes) else states.base_seed
@@ -547,11 +554,17 @@ class DataLoader(TorchDataLoader[T_co]):
             batches = self._tuned(run, tuner, progress.run)
         if engine.pool is not None:
             self._iterator = _Kept(engine)  # type: ignore[assignment]
-        return self._deliver(batches, progress, config)
+        return self._deliver(batches, progress, config, copier)
 
-    def _deliver(self, batches: ResultIterator, progress: Progress, config: LoaderConfig) -> DataLoaderIter:
+    def _deliver(
+        self, batches: ResultIterator, progress: Progress, config: LoaderConfig, copier: DeviceCopier | None
+    ) -> DataLoaderIter:
         """Return the iterator that the consumer of a pass holds."""
         position, statistics = self.pipeline.position, self._statistics
+        if copier is not None:
+            from penstock.loader.device import DevicePrefetcher  # only for device=
+
+            batches = DevicePrefetcher(batches, copier, statistics)
         iterator = DataLoaderIter(
             batches,
             progress,
@@ -680,6 +693,20 @@ def _what_runs(config: LoaderConfig) -> dict[str, Any]:
         "depth": config.depth,
         "persistent": config.persistent_workers,
     }
+
+
+def _copier_of(config: LoaderConfig) -> DeviceCopier | None:
+    """Return what copies batches to the device that was asked for; None where they stay.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    if not config.to_device:
+        return None
+    from penstock.loader.device import copier_of  # only for device=
+
+    assert config.device is not None
+    return copier_of(config.device)
 
 
 def _bar(statistics: Statistics, position: Position, progress: Progress) -> Bar:

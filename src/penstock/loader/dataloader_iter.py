@@ -14,7 +14,6 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from penstock.errors import WorkerError
-from penstock.loader.config import LoaderConfig
 from penstock.loader.failure_log import FailureLog
 from penstock.loader.interrupts import is_of_signal_handler
 from penstock.loader.messages import BatchResult
@@ -26,6 +25,7 @@ from penstock.plan.epoch import BatchEpochPlan
 
 if TYPE_CHECKING:
     from penstock.loader.bar import Bar
+    from penstock.loader.config import LoaderConfig
 
 __all__ = ["SHUTDOWN_TIMEOUT_S", "WORKER_NAMES", "DataLoaderIter", "Progress", "ResultIterator", "finisher"]
 
@@ -57,6 +57,9 @@ class ResultIterator(Protocol):
 
     def next(self) -> BatchResult:
         """Return the next batch, or as `BatchResult.error` what was raised in its place."""
+
+    def poll(self) -> bool:
+        """Return whether `next` would not wait, as the next batch is there."""
 
     def close(self) -> None:
         """Want nothing more, as the consumer says."""
@@ -331,6 +334,8 @@ def finisher(config: LoaderConfig) -> Callable[[Any], Any] | None:
         from penstock.loader.batches import as_arrays  # only where it is asked for
 
         return as_arrays
+    if config.to_device:  # by pinned memory in any case
+        return None
     return pin if _pins(config.pin_memory, config.pin_memory_device) else None
 
 

@@ -261,6 +261,8 @@ def _idle(run: _Run) -> str:
         other = "executor='thread' hands over for nothing, for data sets that release the GIL"
         if run.executor == "thread":
             other = "pin_memory=False saves the copy"
+        if run.stats["copies"]["batches"]:
+            other = "smaller types (uint8 for images) are copied to the device in less time"
         return f"{busy}, while handing batches over took {_time(run.hand_over)}; return less data, or {other}"
     factor: int = -(-queue["prefetch"] // run.stats["workers"])
     if queue["occupancy"] > 0.3:
@@ -324,6 +326,10 @@ def _worker_rows(table: Table, stats: dict[str, Any]) -> None:
         table.add_row("ready when asked", f"{queue['ready']:.1f}", f"{queue['occupancy']:.0%}", _depth(queue))
     for way, count in sorted(ways.items()) if set(ways) - {"local"} else ():
         table.add_row(f"by {way}", f"{count:,}", _percent(count, stats["batches"], 1), "")
+    if (copies := stats["copies"])["batches"]:
+        ahead = f"{_percent(copies['ahead'], copies['batches'])} ahead"
+        each = f"{_time(copies['seconds'] / copies['batches'])} a batch, in hand-over"
+        table.add_row("copied to device", f"{copies['batches']:,}", ahead, each)
     if stats["failed_batches"]:
         table.add_row("failed batches", f"{stats['failed_batches']:,}", "", "")
     if errors.get("failed"):

@@ -48,6 +48,8 @@ class Statistics:
         self.wait = self.start = self.train = 0.0
         self.fetch = self.collate = self.hand_over = self.cpu = 0.0
         self.ready = self.allowed = self.asked = 0
+        self.copies = self.copied_ahead = 0
+        self.copy = 0.0
         self.stages: dict[str, float] = {}
         self.ways: dict[str, int] = {}
         self._ticks: Ticks | None = None  # of the cores when the first pass began
@@ -125,6 +127,17 @@ class Statistics:
         way = result.way
         self.ways[way] = self.ways.get(way, 0) + 1
 
+    def copied(self, seconds: float, *, ahead: bool) -> None:
+        """The consumer gets a batch on a device, see `delivered`.
+
+        Args:
+            seconds: that its thread took to copy into pinned memory and to begin the copy to the device.
+            ahead: whether the copy had begun before the consumer asked.
+        """
+        self.copies += 1
+        self.copied_ahead += ahead
+        self.copy += seconds
+
     def failed(self, wait: float) -> None:
         """The consumer gets an error instead, after so many seconds."""
         self.waited(wait)
@@ -181,6 +194,7 @@ class Statistics:
                 "occupancy": _ratio(self.ready, self.allowed),
             },
             "ways": dict(self.ways),
+            "copies": {"batches": self.copies, "ahead": self.copied_ahead, "seconds": self.copy},
             "errors": dict(errors or {}),
             "failed_batches": self.failures,
             "restarts": self.restarts,

@@ -165,6 +165,10 @@ class TunedBatches:
                 self.close()
                 raise
 
+    def poll(self) -> bool:
+        """Return whether `next` would not wait."""
+        return not self._broken and self._batches.poll()
+
     def _note(self, result: BatchResult, asked: float) -> BatchResult:
         """Measure a batch, and number it."""
         meter = self._meter

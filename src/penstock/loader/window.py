@@ -129,6 +129,18 @@ class Window:
         finally:
             del answer  # its traceback holds this frame
 
+    def poll(self) -> bool:
+        """Return whether `next` would not wait, as the next batch is there. It is not where each is made when asked."""
+        if self._why is not None or self._over or not self.executor.depth or self.executor.check() is not None:
+            return False
+        try:
+            with self.executor.turn():
+                self._look()
+                return self._head() is not None
+        except BaseException as broken:
+            self._break_off(broken)
+            raise
+
     @property
     def depth(self) -> int:
         """Batches that may be in flight at the moment."""
