@@ -85,7 +85,7 @@ coverage: $(STAMP) ## all tests, lines that they run; fails under 90 %; an hour
 		$(BIN)/python -W ignore -m coverage combine --quiet; \
 		$(BIN)/python -W ignore -m coverage report && exit $$tests
 
-dist: ## build sdist and wheel, try both in empty environments, SBOM and audit; into dist/
+dist: ## build sdist and wheels for Linux, try them in empty environments, SBOM and audit; into dist/
 	@PYTHON="$(PYTHON)" .ci/release
 
 docs: $(STAMP) ## build the documentation into site/ and check it; ARGS=--external tries other sites, too

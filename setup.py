@@ -2,17 +2,22 @@
 
 The extension is built where a compiler and the headers of libjpeg-turbo are found (Debian: libjpeg62-turbo-dev). Where
 they are not, or where building fails, the package is installed without it and decodes whole images with simplejpeg and
-OpenCV. Wheels hold the training program and the images of the demo as penstock/examples.
+OpenCV. PENSTOCK_EXTENSION=required makes the failure an error. Python without the GIL has no stable ABI yet: there, an
+extension is for one version of Python. Wheels hold the training program and the images of the demo as
+penstock/examples.
 """
 
+import os
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
-SOURCES = ("_jpeg", "baseline", "track", "scan", "idct", "pixels", "resize", "remark")
-HEADERS = (*SOURCES[1:], "vectors")
+SOURCES = ("_jpeg", "baseline", "track", "scan", "idct", "pixels", "resize", "remark", "vectors")
+HEADERS = SOURCES[1:]
 DEMO = ("train_ddp.py", "data/NOTICE", "data/cifar10-small.tar.xz")
+STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 class BuildWithDemo(build_py):
@@ -35,9 +40,9 @@ setup(
             depends=[f"src/penstock/images/{name}.h" for name in HEADERS],
             libraries=["jpeg"],
             extra_compile_args=["-O3", "-Wall", "-Wextra"],
-            optional=True,
-            py_limited_api=True,
+            optional=os.environ.get("PENSTOCK_EXTENSION") != "required",
+            py_limited_api=STABLE_ABI,
         )
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE_ABI else {},
 )

@@ -103,6 +103,7 @@ def test_sdist_has_what_building_and_testing_take(built: Built) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
         "LICENSE",
+        "NOTICE",
         "README.md",
         "pyproject.toml",
         "setup.py",
@@ -129,7 +130,7 @@ def test_wheel_has_the_package_alone(built: Built) -> None:
             headers = email.message_from_bytes(archive.read(metadata))
         assert modules <= names, f"not in the wheel: {sorted(modules - names)[:5]}"
         assert {"penstock/py.typed", "penstock/images/_jpeg.pyi", "penstock/examples/data/NOTICE"} <= names
-        assert metadata.replace("METADATA", "licenses/LICENSE") in names
+        assert {metadata.replace("METADATA", f"licenses/{name}") for name in ("LICENSE", "NOTICE")} <= names
         assert {name.split("/")[0] for name in names} == {"penstock", metadata.split("/")[0]}
         assert not [name for name in names if name.endswith((".c", ".pyc")) or "/tests/" in name]
         assert headers["Version"] == penstock.__version__

@@ -17,7 +17,12 @@
  *   coefficients, 2 bytes each. Pixels and the number of scans are limited.
  */
 #define PY_SSIZE_T_CLEAN
+#include <pyconfig.h>
+
+/* One build for all versions from 3.11 on. Python without the GIL has no stable ABI in 3.13 and 3.14. */
+#ifndef Py_GIL_DISABLED
 #define Py_LIMITED_API 0x030b0000
+#endif
 #include <Python.h>
 
 #include <setjmp.h>
@@ -33,6 +38,7 @@
 #include "baseline.h"
 #include "remark.h"
 #include "resize.h"
+#include "vectors.h"
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000000
 #error "the scanline API of libjpeg-turbo 2 or newer is needed (jpeg_crop_scanline, jpeg_skip_scanlines)"
@@ -697,10 +703,18 @@ static PyMethodDef methods[] = {{"decode", decode, METH_VARARGS, decode_doc},
 
 static int fill(PyObject *module)
 {
+    look_for_avx2();
+    if (PyModule_AddIntConstant(module, "AVX2", has_avx2()) < 0)
+        return -1;
     return PyModule_AddIntConstant(module, "LIBJPEG_TURBO_VERSION", LIBJPEG_TURBO_VERSION_NUMBER);
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)fill},
+#ifdef Py_GIL_DISABLED
+                                   /* Threads share nothing but what `look_for_avx2` has found. */
+                                   {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+                                   {0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_jpeg", "Region decode of JPEG over libjpeg-turbo.", 0, methods, slots, NULL, NULL, NULL};

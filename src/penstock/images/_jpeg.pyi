@@ -1,6 +1,9 @@
 from typing import Any
 
 LIBJPEG_TURBO_VERSION: int
+"""1000000 * major + 1000 * minor + patch, of the headers that it was built with."""
+AVX2: int
+"""1 where the processor has AVX2 and the system saves its registers."""
 
 def decode(
     data: bytes | bytearray | memoryview,

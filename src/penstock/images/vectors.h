@@ -11,13 +11,10 @@
 #define HAVE_AVX2 0
 #endif
 
-static inline int has_avx2(void)
-{
-#if HAVE_AVX2
-    return __builtin_cpu_supports("avx2");
-#else
-    return 0;
-#endif
-}
+/* Ask the processor. Called once, when the module is loaded. */
+void look_for_avx2(void);
+
+/* Whether this machine can run the functions for AVX2. */
+int has_avx2(void);
 
 #endif

@@ -121,7 +121,9 @@ def _peak_memory() -> int:
     """Of this process, in KiB."""
     import resource  # there is none on Windows, where this module is imported and not used
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts bytes.
+    return peak // 1024 if sys.platform == "darwin" else peak
 
 
 class _Gone(BaseException):
