@@ -115,3 +115,17 @@ def test_figures_of_the_first_pages_are_those_of_the_performance_page() -> None:
     table = re.findall(r"^\| [^|]+ \| ([\d.,]+) \|", (ROOT / "docs" / "start.md").read_text(), re.MULTILINE)
     assert len(table) == 5
     assert {figure.replace(",", "") for figure in table} <= measured
+
+
+def test_the_readme_is_short() -> None:
+    """One sentence, one picture, a start, a table, two commands and links; figures in detail are on the site."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 120
+    assert len(re.findall(r"^!\[", text, re.MULTILINE)) == 1
+
+
+def test_each_ability_of_the_readme_names_a_test_or_a_benchmark() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("| | who else | shown by |") :].partition("\n\n")[0].splitlines()[2:]
+    assert table
+    assert [row for row in table if not re.search(r"\[(test|benchmark)\]\(", row.rpartition("|")[0])] == []
