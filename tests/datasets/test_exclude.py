@@ -61,9 +61,9 @@ def test_a_run_goes_on_without_rows(manifest: Manifest) -> None:
     assert len(rest) == 44
     assert not set(bad) & set(rest)
     after = without.state_dict()
-    with pytest.raises(StateError, match="left out other rows"):
+    with pytest.raises(StateError, match="other excluded rows"):
         plain.load_state_dict(after)
-    with pytest.raises(StateError, match="left out other rows"):
+    with pytest.raises(StateError, match="other excluded rows"):
         DataLoader(RankDataset(manifest, rank=0, world_size=1, exclude=[1]), batch_size=4).load_state_dict(after)
 
 
@@ -77,9 +77,9 @@ def test_a_second_spike_makes_the_list_longer(manifest: Manifest) -> None:
         assert not {4, 9, 30} & set(rows(longer))
     assert state_of([9, 4])["excluded"][0] == 2
     for had in ([4, 9, 31], [4, 9, 30, 31]):
-        with pytest.raises(StateError, match=rf"left out other rows: {len(had)} with the hash .* has 3\. Give"):
+        with pytest.raises(StateError, match=rf"other excluded rows: {len(had)} with the hash .* has 3\. Pass"):
             longer.load_state_dict(state_of(had))
-    with pytest.raises(StateError, match=r"left out other rows: 1 with the hash .* has 0\."):
+    with pytest.raises(StateError, match=r"other excluded rows: 1 with the hash .* has 0\."):
         RankDataset(manifest, rank=0, world_size=1).load_state_dict(state_of([4]))
 
 
@@ -87,7 +87,7 @@ def test_states_that_have_the_hash_alone(manifest: Manifest) -> None:
     longer = RankDataset(manifest, rank=0, world_size=1, exclude=[4, 9])
     state = longer.state_dict()
     longer.load_state_dict({**state, "excluded": state["excluded"][1]})
-    with pytest.raises(StateError, match="left out other rows: some with the hash abc"):
+    with pytest.raises(StateError, match="other excluded rows: some with the hash abc"):
         longer.load_state_dict({**state, "excluded": "abc"})
     for damaged in (None, [], ["abc", 1], {"abc": 1}, 3):
         with pytest.raises(StateError, match="is damaged"):
@@ -195,11 +195,11 @@ def test_a_mixture_goes_on_without_rows() -> None:
     out = {5, 6, *range(2000, 2011)}
     assert [a for a, b in zip(kept, rest, strict=True) if b not in out] == [b for b in rest if b not in out]
     assert not out & set(kept)
-    with pytest.raises(StateError, match="left out other rows"):
+    with pytest.raises(StateError, match="other excluded rows"):
         plain.load_state_dict(loader.state_dict())
     more = DataLoader(mixture(exclude={"web": [5, 6], "books": [7], "code": range(11)}), batch_size=10)
     more.load_state_dict(loader.state_dict())
-    with pytest.raises(StateError, match="left out other rows: 14 with the hash"):
+    with pytest.raises(StateError, match="other excluded rows: 14 with the hash"):
         loader.load_state_dict(more.state_dict())
 
 
@@ -324,7 +324,7 @@ def test_packs_go_on_without_documents_on_other_ranks() -> None:
     loader.load_state_dict(state)
     found = [spans(pack) for batch in loader for pack in _packs(batch)]
     assert found == pieces(packs([2, 3, 60]), 0)[4:]
-    with pytest.raises(StateError, match="left out other rows"):
+    with pytest.raises(StateError, match="other excluded rows"):
         loaders[0].load_state_dict(loader.state_dict())
     DataLoader(packs([2, 3, 4, 60]), batch_size=3).load_state_dict(loader.state_dict())
 

@@ -113,12 +113,12 @@ def test_nodes_are_those_of_the_job(rows: ps.Manifest, monkeypatch: pytest.Monke
     monkeypatch.delenv("GROUP_WORLD_SIZE")
     assert had(pickle.loads(travels)) == had(told)
     assert had(make(rows, 0, 1, None)) == had(make(rows, 0, 1, 1))
-    with pytest.raises(ConfigError, match="6 ranks are: give nodes=, or start the job with torchrun"):
+    with pytest.raises(ConfigError, match="6 ranks run: pass nodes=, or start the job with torchrun"):
         had(make(rows, 0, 6, None))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "6")
     assert had(make(rows, 0, 6, None)) == had(make(rows, 0, 6, 1))
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="nodes=2, and there are 7 ranks"):
+    with pytest.raises(ConfigError, match="nodes=2 for 7 ranks"):
         monkeypatch.delenv("LOCAL_WORLD_SIZE")
         had(make(rows, 0, 7, None))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
@@ -139,7 +139,7 @@ def test_nodes_with_unequally_many_ranks_are_refused(
             monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
             if told and local * len(nodes) == ranks:
                 continue
-            with pytest.raises(ConfigError, match=r"on how many nodes|equally many ranks on each"):
+            with pytest.raises(ConfigError, match=r"on how many nodes|equally many ranks on each|same number of ranks"):
                 had(make(rows, 0, ranks, None))
 
 
@@ -155,10 +155,10 @@ def test_refusals(rows: ps.Manifest) -> None:
             ps.RankDataset(rows, rank=0, world_size=6, **options)
 
     refused("unknown locality 'rack': use 'none' or 'node'", locality="rack")
-    refused("nodes=3 belongs to locality='node'", nodes=3)
-    refused("shuffle='none' asks for the order of the file", locality="node", nodes=3, shuffle="none")
+    refused("nodes=3 needs locality='node'", nodes=3)
+    refused("shuffle='none' means the order of the file", locality="node", nodes=3, shuffle="none")
     for nodes in (4, 0, -1):
-        refused(f"got nodes={nodes}, and there are 6 ranks: give a positive", locality="node", nodes=nodes)
+        refused(f"got nodes={nodes} for 6 ranks: pass a positive", locality="node", nodes=nodes)
     refused("nodes= takes an integer", locality="node", nodes="3")
     refused("locality= takes 'none' or 'node', got True", locality=True)
     plain = ps.RankDataset(rows, rank=0, world_size=2, shuffle="block", block_size=4, window=2, seed=1)

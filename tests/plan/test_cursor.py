@@ -123,7 +123,7 @@ def test_all_differences_are_named_at_once() -> None:
 @pytest.mark.parametrize("field", ["epoch", "consumed"])
 def test_counts_beyond_any_data_are_refused(field: str) -> None:
     read({**GOOD, field: (1 << 62) - 1})
-    with pytest.raises(StateError, match=rf"'{field}' is {1 << 62}, which is more than there can be"):
+    with pytest.raises(StateError, match=rf"'{field}' is {1 << 62}, which is too large"):
         read({**GOOD, field: 1 << 62})
 
 
@@ -135,7 +135,7 @@ def test_more_than_the_epoch_has_is_refused() -> None:
 
 @pytest.mark.parametrize("state", [None, 3, "text", [], [("epoch", 3)], True])
 def test_what_is_no_dict_is_refused(state: Any) -> None:
-    with pytest.raises(StateError, match=f"the state of a Sampler is a dict, got {type(state).__name__}"):
+    with pytest.raises(StateError, match=f"the state of a Sampler must be a dict, got {type(state).__name__}"):
         read(state)
 
 
@@ -202,7 +202,7 @@ def test_integers_lists_and_dicts() -> None:
     assert read_ints(state, "list", 2, of="thing") == [1, 2]
     assert read_mapping(state, "dict", of="thing") == {"a": 1}
     refused: list[tuple[Callable[[], Any], str]] = [
-        (lambda: read_int(state, "n", of="thing", below=5), "'n' is 5, which is more"),
+        (lambda: read_int(state, "n", of="thing", below=5), "'n' is 5, which is too large"),
         (lambda: read_int(state, "m", of="thing"), "'m', got None"),
         (lambda: read_ints(state, "list", 3, of="thing"), r"3 counts under 'list', got \[1, 2\]"),
         (lambda: read_ints({"list": [1, True]}, "list", 2, of="thing"), r"got \[1, True\]"),

@@ -85,7 +85,7 @@ def test_a_pickle_for_a_worker_is_a_handle_and_another_holds_the_rows(cache: Pat
     check(pickle.loads(handle), np.flatnonzero(mask))
     assert kept.path is not None
     kept.path.unlink()  # as on another machine
-    with pytest.raises(DataFileError, match="not on this machine"):
+    with pytest.raises(DataFileError, match="missing on this machine"):
         pickle.loads(handle)
     check(pickle.loads(whole), np.flatnonzero(mask))
     assert kept.path.exists()

@@ -479,7 +479,7 @@ def make_at(make: Maker, epoch: int) -> Any:
 
 @every
 def test_epochs_that_no_state_can_hold_are_refused(make: Maker) -> None:
-    for epoch, words in ((-1, "0 or more, got -1"), (1 << 62, r"below 2\*\*62"), ("1", "an integer of 0 or more")):
+    for epoch, words in ((-1, "0 or more, got -1"), (1 << 62, r"below 2\*\*62"), ("1", "an integer, 0 or more")):
         with pytest.raises(SamplerError, match=f"epoch must be {words}"):
             make.reader().set_epoch(epoch)  # type: ignore[arg-type]
 

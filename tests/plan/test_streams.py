@@ -298,7 +298,10 @@ def test_damaged_cursors_of_mixtures_are_refused(paths: list[str], kind: Callabl
 
 def test_a_source_that_has_become_another_one_is_noticed() -> None:
     cursor = walk(mixed(PlainStream(9), PlainStream(9)).open())[1][6]
-    with pytest.warns(UserWarning, match="source 0 has no state_dict"), pytest.raises(StateError, match="another one"):
+    with (
+        pytest.warns(UserWarning, match="source 0 has no state_dict"),
+        pytest.raises(StateError, match="another source"),
+    ):
         list(mixed(PlainStream(1), PlainStream(9)).open(cursor))
 
 

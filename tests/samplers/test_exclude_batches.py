@@ -142,7 +142,7 @@ def test_states_know_what_was_left_out(make: Any) -> None:
         sampler.load_state_dict(state)
         assert sampler.state_dict()["excluded"][0] == len(same_or_more)
     for other in (None, [], [3], [3, 5]):
-        with pytest.raises(StateError, match="left out other rows: 2 with the hash"):
+        with pytest.raises(StateError, match="other excluded rows: 2 with the hash"):
             make(other).load_state_dict(state)
 
 

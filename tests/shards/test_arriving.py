@@ -497,7 +497,7 @@ def test_nothing_is_left_running(shards: Shards) -> None:
 @pytest.mark.parametrize("loader", [{"sampler": [0, 1, 2]}, {"batch_size": 1, "batch_sampler": [[0, 1], [2]]}])
 def test_a_sampler_needs_the_number_of_samples(shards: Shards, loader: dict[str, Any]) -> None:
     dataset = shards.dataset()
-    with pytest.raises(LengthUnknownError, match="go through a DataLoader"):
+    with pytest.raises(LengthUnknownError, match="read them through a DataLoader"):
         next(iter(ps.DataLoader(dataset, **loader)))
     batches(ps.DataLoader(dataset, batch_size=4))
     assert len(flat(batches(ps.DataLoader(dataset, **loader)))) == 3

@@ -162,7 +162,7 @@ def test_a_source_that_has_become_another_one_is_noticed() -> None:
         next(stream)
     again = wds.DataPipeline(range(2))
     again.load_state_dict(dataset.state_dict())
-    with pytest.raises(StateError, match="the source range had given 5 items"):
+    with pytest.raises(StateError, match="the source range had yielded 5 items"):
         list(again)
     stream = wds.DataPipeline(HubStream(9)).open()
     next(stream)

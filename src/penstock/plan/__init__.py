@@ -1,5 +1,5 @@
-"""Plans: the order of samples as a function of (seed, epoch, position), and the cursor that says where a consumer is.
+"""Plans: the order of samples as a function of (seed, epoch, position), and the cursor of a consumer.
 
-A plan is immutable. Bound to an epoch it is an `EpochPlan`, which answers for any position. Who reads it holds the
-`Cursor`, and a `PlanReader` moves that from epoch to epoch.
+A plan is immutable. `Plan.bind` returns an `EpochPlan`: one epoch, with random access to any position. A `PlanReader`
+holds the `Cursor` of one consumer, and moves it from epoch to epoch.
 """

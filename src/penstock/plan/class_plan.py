@@ -1,10 +1,10 @@
-"""`ClassBatchPlan`: one epoch of batches by class, as a function of position; the plan of several samplers.
+"""`ClassBatchPlan`: one epoch of batches by class (groups or lengths), as a function of position.
 
     number in the epoch -> batch -> slots -> places in the class index -> rows        `batches`
     row -> place -> slot -> batch -> number in the epoch                              `inverse`, `numbers_of`
 
-Nothing is replayed: a plan that begins in the middle of an epoch costs what one at its beginning does. The position of
-a sample is its slot, which is the same one for any number of ranks.
+Nothing is replayed: beginning in the middle of an epoch costs no more than at its start. The position of a sample is
+its slot, which does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from penstock.storage.class_index import ClassIndex
 
 __all__ = ["ClassBatchPlan", "ClassKeys", "SampleClasses"]
 
-_LARGEST_BLOCK = 64  # batches that are computed together
+_LARGEST_BLOCK = 64
+"""Batches computed at once."""
 
 
 class ClassKeys(Protocol):
-    """The class of each sample: an array, or anything that gives arrays for slices and for arrays of rows."""
+    """The class of each sample: an array, or an object that returns arrays for slices and for arrays of rows."""
 
     def __len__(self) -> int: ...
 
@@ -40,15 +41,15 @@ class ClassKeys(Protocol):
 
 
 class SampleClasses:
-    """Samples by class, and back. The index is opened when the first sample is asked for.
+    """Maps places in the class-sorted sequence to samples, and back. The index is opened at the first use.
 
     Args:
         keys: the class of each sample.
-        count: classes.
-        digest: what the keys are known by, see `ClassIndex.open`.
+        count: number of classes.
+        digest: identifies the keys, see `ClassIndex.open`.
         cache_dir: folder of the index.
 
-    A copy, in this process or another, opens the index for itself.
+    Each copy, in this process or another, opens the index by itself.
     """
 
     def __init__(
@@ -61,22 +62,22 @@ class SampleClasses:
 
     @cached_property
     def index(self) -> ClassIndex:
-        """All rows by class, a mapped file that is made at first use."""
+        """All rows sorted by class, in a mapped file that is written at the first use."""
         return ClassIndex.open(self.keys, self.count, cache_dir=self._cache_dir, digest=self._digest)
 
     def rows(self, places: Indices) -> Indices:
-        """Return the samples at places of the index: int64 of their shape."""
+        """Return the samples at places of the index: int64 of the same shape."""
         return self.index.rows[places].astype(np.int64)
 
     def places(self, rows: Indices) -> Indices:
-        """Return the places of samples in the index: int64 of their shape."""
+        """Return the places of samples in the index: int64 of the same shape."""
         return self.index.find(rows, self.keys[rows])
 
     def without(self, exclude: npt.ArrayLike | None, starts: Indices) -> ExcludedMembers | None:
-        """Return samples that no batch is to have, and what stands in their places; None for none.
+        """Return the excluded samples with their replacements; None if no sample is excluded.
 
         Args:
-            exclude: their rows.
+            exclude: rows of the samples.
             starts: of the classes that have batches.
 
         Raises:
@@ -95,14 +96,14 @@ class ClassBatchPlan(BatchEpochPlan):
     """The batches of one epoch on one rank.
 
     Args:
-        run: the batches of the epoch, all ranks together.
-        samples: which samples they hold.
-        partition: which batches are this rank's.
-        identity: what a cursor belongs to, see `Cursor.plan`.
+        run: the batches of the epoch over all ranks.
+        samples: maps places to samples.
+        partition: the numbers of this rank's batches.
+        identity: entries that a state must match, see `Cursor.plan`.
         seed: of the samples' generators.
         epoch: the number of the epoch.
-        sampler: the cursor of the plan inside, if there is one.
-        excluded: samples that no batch has, and what stands in their places.
+        sampler: the cursor of the inner plan, if there is one.
+        excluded: excluded samples and their replacements.
     """
 
     rounds: int | None = 1
@@ -130,12 +131,12 @@ class ClassBatchPlan(BatchEpochPlan):
 
     @property
     def total(self) -> int:
-        """Batches of the whole epoch, all ranks together, without repeats."""
+        """Number of batches in the whole epoch over all ranks, without repeats."""
         return len(self._run)
 
     @property
     def repeated(self) -> list[int]:
-        """Numbers of the batches that are given out twice, to fill up the last round."""
+        """Numbers of the batches that are repeated, so that all ranks have equally many."""
         repeated: list[int] = self._partition.repeated.tolist()
         return repeated
 
@@ -143,7 +144,7 @@ class ClassBatchPlan(BatchEpochPlan):
         return len(self._partition)
 
     def __iter__(self) -> Iterator[Batch]:
-        begin, size = 0, 1  # the first batch comes at once
+        begin, size = 0, 1  # the first batch is ready soonest alone
         while begin < len(self):
             yield from self.batches(begin, begin + size)
             begin, size = begin + size, min(_LARGEST_BLOCK, size * 2)
@@ -153,19 +154,19 @@ class ClassBatchPlan(BatchEpochPlan):
         return self.numbered(self._partition.positions(start, stop))
 
     def batch(self, number: int) -> Batch:
-        """Return the batch with this number in the epoch, whichever rank has it."""
+        """Return a batch, of any rank, by its number in the epoch."""
         (found,) = self.numbered(np.array([range(self.total)[number]]))
         return found
 
     def numbered(self, numbers: Indices) -> list[Batch]:
-        """Return batches by their number in the epoch: those of ``total`` and more repeat the first ones."""
+        """Return batches by their numbers in the epoch. Numbers of ``total`` or more repeat the first batches."""
         laps, numbers = np.divmod(numbers, max(1, self.total))
         slots, counts = self._run.slots(numbers)
         places = self._run.places(slots)
         if self._excluded is not None and len(slots):
             slots, places, counts = self._without(self._excluded, slots, places, counts)
         rows = self._samples.rows(places).tolist()
-        # Batches that fill up the last round are other samples to their generators.
+        # Repeated batches have other positions, so their samples get other random numbers.
         positions = slots + np.repeat(laps * len(self._samples.keys), counts)
         ends = np.cumsum(counts).tolist()
         return [(rows[a:b], positions[a:b]) for a, b in itertools.pairwise([0, *ends])]
@@ -173,15 +174,15 @@ class ClassBatchPlan(BatchEpochPlan):
     def _without(
         self, excluded: ExcludedMembers, slots: Indices, places: Indices, counts: Indices
     ) -> tuple[Indices, Indices, Indices]:
-        """Return slots, places and sizes of batches with others in place of excluded samples."""
+        """Return slots, places and sizes of batches with excluded samples replaced."""
         places = excluded.replace(places, self.seed or 0, self.epoch)
-        # Where nothing as short is left, longer samples stand in a batch, and fewer of them.
+        # If no sample as short is left, longer ones replace it, and fewer of them fit.
         fitting = self._run.batches.fitting(places, counts)
         batches = np.repeat(np.arange(len(counts)), counts)
         return slots[fitting], places[fitting], np.bincount(batches[fitting], minlength=len(counts))
 
     def numbers_of(self, row: int) -> list[int]:
-        """Return the numbers in the epoch of the batches that have a sample, also in place of an excluded one."""
+        """Return the numbers, in the epoch, of all batches with a sample, also where it replaces an excluded one."""
         if self._excluded is None:
             return [number for number in self.inverse([row])[0].tolist() if number >= 0]
         (place,) = self._samples.places(np.array([row])).tolist()
@@ -191,12 +192,12 @@ class ClassBatchPlan(BatchEpochPlan):
         return [number for number in numbers if number >= 0 for _ in range(self.batch(number)[0].count(row))]
 
     def inverse(self, rows: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """Return where samples are: the number in the epoch of their batch, and their position in it; int64 arrays.
+        """Return the numbers of the batches of samples, and the positions of the samples in the epoch: int64 arrays.
 
-        Both are -1 for samples that no batch has. In place of which excluded samples one stands says `numbers_of`.
+        Both are -1 for samples in no batch. Replacements of excluded samples do not count, see `numbers_of`.
         """
         places = self._samples.places(np.asarray(rows, dtype=np.int64))
-        # Samples that belong to no batch of any epoch stand before the first class of the plan.
+        # Samples that are in no batch of any epoch have places before the first class of the plan.
         first = self._run.batches.starts[0]
         found = places >= first
         if self._excluded is not None:

@@ -1,8 +1,8 @@
-"""`Cursor`: where the consumer of a plan is. It is the one state of everything that resumes, and here is its one check.
+"""`Cursor`: the position of a plan's consumer. It is the state of everything that resumes, and is checked here.
 
-Invariant: a state is a pure function of what the *consumer* has received. It holds integers and short strings, its
-size does not depend on the number of samples, ranks or workers, and loading it onto other data, another order or
-another layout is a `StateError` that names every difference.
+Invariant: a state depends only on the samples that the *consumer* has received, not on prefetched ones. It has integers
+and short strings, and its size does not depend on the number of samples, ranks or workers. Loading it onto other data,
+another order or another layout raises a `StateError` that names every difference.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ STATE_VERSION = 2
 State = dict[str, Any]
 
 _VERSIONS = {"version": "states", "order_version": "orders"}
-"""Entries that say which version of something a state is of."""
+"""Entries of a state with a version number, and the plural of the versioned thing, for messages."""
 
 _ABOVE = 1 << 62
-"""No count of ours gets this far: no table has so many rows."""
+"""Exclusive upper bound of all counts: no table has so many rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cursor:
-    """Where the consumer of a plan is, in one of its epochs.
+    """The position of a plan's consumer in one epoch.
 
     Attributes:
-        epoch: of the plan, 0 or more.
-        consumed: how much the whole job, all ranks together, has had of this epoch.
-        mini_epoch: the part of the epoch, for data sets that cut it into parts; None where the epoch alone was named.
-        unit: what is counted: "sample", "batch" or "iteration".
-        plan: what the counts belong to: the order, the data, and the options that fix them.
-        entropy: what the beginning of the epoch drew, where no seed fixes the order; else empty.
-        sampler: the cursor of the plan inside, where one plan counts over another.
+        epoch: number of the epoch, 0 or more.
+        consumed: how many units of this epoch the whole job (all ranks together) has consumed.
+        mini_epoch: number of the mini-epoch (sub-epoch), for datasets that have them; None if only the epoch was set.
+        unit: the unit of ``consumed``: "sample", "batch" or "iteration".
+        plan: identity of the plan: the order, the data, and the options that fix them. A state must match it.
+        entropy: the random draw at the start of the epoch, if no seed fixes the order; else empty.
+        sampler: the cursor of the inner plan, for a plan over another plan.
 
     >>> Cursor(epoch=3, consumed=640, plan={"shuffle": "global", "samples": 1000}).state()["consumed"]
     640
@@ -64,11 +64,11 @@ class Cursor:
 
     @property
     def data(self) -> str | None:
-        """Identity of the data, where it is another one than that of the data now."""
+        """Identity of the data at the time of the cursor, if it may differ from the current one; else None."""
         return None
 
     def state(self) -> State:
-        """Return the cursor as a JSON-serialisable dict, which `read` takes back."""
+        """Return the cursor as a JSON-serialisable dict, which `read` accepts."""
         state: State = {"version": STATE_VERSION, **self.plan, "unit": self.unit}
         state |= {"epoch": self.epoch, "consumed": self.consumed}
         if self.entropy:
@@ -88,18 +88,18 @@ class Cursor:
         most: int | None = None,
         sampler: Callable[[Mapping[str, Any]], Cursor] | None = None,
     ) -> Self:
-        """Return the cursor that a state holds.
+        """Return the cursor in a state.
 
         Args:
             state: from `state`.
-            of: whose state it is, for messages.
-            plan: what the state must agree with, entry by entry.
-            unit: that the reader counts.
-            most: how much the epoch has, if that is known.
-            sampler: reads the cursor of the plan inside; None where there is no plan inside.
+            of: class of the object that loads the state, for messages.
+            plan: entries that must be equal in the state.
+            unit: the unit in which the reader counts.
+            most: number of units of the epoch, if it is known.
+            sampler: reads the cursor of the inner plan; None without an inner plan.
 
         Raises:
-            StateError: the state is of another plan, or damaged. The message names each field and both values.
+            StateError: the state belongs to another plan, or is damaged. The message names each field and both values.
         """
         check_state(state, {"version": STATE_VERSION, **plan, "unit": unit}, of=of)
         epoch, consumed = read_int(state, "epoch", of=of), read_int(state, "consumed", of=of)
@@ -114,18 +114,18 @@ class Cursor:
 
 
 def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], *, of: str) -> None:
-    """Compare what a state says with what its reader is.
+    """Raise unless a state has the expected entries.
 
     Args:
-        state: the state to be loaded.
+        state: the state to load.
         expected: entries that must be present and equal.
-        of: what is being loaded, for the message.
+        of: class of the object that loads the state, for the message.
 
     Raises:
         StateError: entries are missing or differ; the message names each one.
     """
     if not isinstance(state, Mapping):
-        raise StateError(f"the state of a {of} is a dict, got {type(state).__name__}")
+        raise StateError(f"the state of a {of} must be a dict, got {type(state).__name__}")
     for name, what in _VERSIONS.items():
         _check_version(state.get(name), expected.get(name), what, of)
     differences = [
@@ -141,7 +141,7 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], *, of: st
 
 
 def _check_version(found: Any, known: int | None, what: str, of: str) -> None:
-    """Refuse a state that another Penstock wrote: neither data nor options can make it fit."""
+    """Raise if another version of Penstock wrote the state in another format."""
     if known is None or type(found) is not int or found == known:
         return
     from penstock import __version__
@@ -156,35 +156,39 @@ def checked_epoch(epoch: Any, error: type[PenstockError] = ConfigError) -> int:
     """Return the number of an epoch as an int.
 
     Raises:
-        error: it is no integer, negative, or more than a state may hold.
+        error: it is not an integer, or outside 0 to 2**62 - 1.
     """
     try:
         number = operator.index(epoch)
     except TypeError:
-        raise error(f"epoch must be an integer of 0 or more, got {epoch!r}") from None
+        raise error(f"epoch must be an integer, 0 or more, got {epoch!r}") from None
     if number < 0:
         raise error(f"epoch must be 0 or more, got {number}")
     if number >= _ABOVE:
-        raise error(f"epoch must be below 2**62, as in states, got {number}")
+        raise error(f"epoch must be below 2**62, got {number}")
     return number
 
 
 def read_int(state: Mapping[str, Any], name: str, *, of: str, below: int = _ABOVE) -> int:
-    """Return an integer of 0 or more, and less than ``below``, from a state.
+    """Return an integer from a state, from 0 to ``below`` - 1.
 
     Raises:
-        StateError: it is missing, no integer, or outside that range.
+        StateError: it is missing, not an integer, or outside that range.
     """
     value = state.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise StateError(f"the state of this {of} needs a non-negative integer {name!r}, got {value!r}")
     if value >= below:
-        raise StateError(f"the state of this {of} is damaged: {name!r} is {value}, which is more than there can be")
+        raise StateError(f"the state of this {of} is damaged: {name!r} is {value}, which is too large")
     return value
 
 
 def read_ints(state: Mapping[str, Any], name: str, count: int, *, of: str) -> list[int]:
-    """Return a list of ``count`` integers of 0 or more from a state; StateError if it is anything else."""
+    """Return a list of ``count`` integers of 0 or more from a state.
+
+    Raises:
+        StateError: the entry is missing or anything else.
+    """
     values = state.get(name)
     if not isinstance(values, list | tuple) or len(values) != count or not all(map(_is_count, values)):
         raise StateError(f"the state of this {of} is damaged: it needs {count} counts under {name!r}, got {values!r}")
@@ -196,11 +200,15 @@ def _is_count(value: Any) -> bool:
 
 
 def read_mapping(state: Mapping[str, Any], name: str, *, of: str) -> Mapping[str, Any]:
-    """Return the state of something inside from a state; StateError if it is missing or no dict."""
+    """Return a dict inside a state.
+
+    Raises:
+        StateError: the entry is missing or not a dict.
+    """
     value = state.get(name)
     if not isinstance(value, Mapping):
         raise StateError(
-            f"the state of this {of} needs a dict {name!r}, got {value!r}: it is of other data, or damaged. Resume "
-            "with the same data and options, or start anew without the state"
+            f"the state of this {of} needs a dict {name!r}, got {value!r}: it belongs to other data, or is damaged. "
+            "Resume with the same data and options, or start anew without the state"
         )
     return value

@@ -1,10 +1,10 @@
 """`EpochPlan` and `BatchEpochPlan`: one epoch of a plan on one rank, as a function of position.
 
     plan.bind(cursor)  ->  epoch plan  ->  indices(a, b), positions(a, b)     any part of it, in any order
-                                           cursor(count)                      where one is who has had so many
+                                           cursor(count)                      the position after ``count`` samples
 
-Whoever prefetches asks for the cursor at the sample that its *consumer* has reached, so nothing is counted twice and
-nothing is replayed.
+A loader that prefetches takes the cursor at the sample that its *consumer* has received, so nothing is counted twice
+and nothing is replayed.
 """
 
 from __future__ import annotations
@@ -39,38 +39,39 @@ TO_BE_COUNTED = (
     "put indexes beside tar shards (penstock shards index); or open ShardDataset(ShardSet(...)), of JSON "
     "lines TableDataset(JsonFiles(...)), which read all of them before they begin"
 )
-"""What to do for shards to be counted."""
+"""Advice of errors that need the number of samples in shards."""
 
 T_co = TypeVar("T_co", covariant=True)
 
-_LARGEST_BLOCK = 64  # batches
+_LARGEST_BLOCK = 64
+"""Batches in a block."""
 
 Batch = tuple[list[Any], Indices]
 """The sample indices of a batch, and the int64 array of their positions in the epoch."""
 
 
 class CountedIterable(Protocol[T_co]):
-    """Something to iterate once, which knows how many items it has handed out."""
+    """An iterable that counts the items it has yielded. It can be iterated once."""
 
     @property
     def had(self) -> int:
-        """How many items it has handed out."""
+        """Number of items yielded so far."""
         ...
 
     def __iter__(self) -> Iterator[T_co]: ...
 
 
 class Dealt(NamedTuple):
-    """How a bound plan is dealt.
+    """The partition of an epoch plan among ranks, from which `penstock.Ledger` computes the rows of any step.
 
     Attributes:
         epoch: the number of the epoch.
-        partition: this rank's positions; of batches, where the order is one of batches.
-        mini_epoch, done, base, skip: where it begins, see `penstock.plan.share.MiniEpoch`.
-        parts: mini-epochs of an epoch.
+        partition: this rank's positions; positions of batches, if the order is one of batches.
+        mini_epoch, done, base, skip: the start, see `penstock.plan.share.MiniEpoch`.
+        parts: number of mini-epochs in an epoch.
         batch_size: of a rank.
-        drop_last: whether a last batch that is not full is left out.
-        excluded: hash of the rows that are left out.
+        drop_last: whether the last batch is left out if it is not full.
+        excluded: hash of the excluded rows.
     """
 
     epoch: int
@@ -86,26 +87,27 @@ class Dealt(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Position of the first sample, over all ranks."""
+        """Position of the first sample over all ranks."""
         return self.partition.begin + self.skip * self.partition.world_size
 
     @property
     def empty(self) -> bool:
-        """Whether this rank has nothing left."""
+        """Whether no samples are left for this rank."""
         return self.skip >= len(self.partition)
 
 
 class EpochPlan(abc.ABC):
-    """The samples of one epoch on one rank, from wherever its cursor stood.
+    """The samples of one epoch on one rank, from a cursor on.
 
     Attributes:
-        seed: of the samples' generators; None leaves them to who reads the plan.
+        seed: of the samples' generators; None leaves them to the reader of the plan.
         epoch: the number of the epoch.
-        per_rank: whether positions are those of this rank alone. Otherwise they are ordinals in the whole job's epoch,
-            and a sample has the same one on any number of ranks.
-        one_by_one: whether reading the plan runs code of the user's, so that it is read no further ahead than needed.
-        grows: whether the end shows only while the plan is read, see `reach`.
-        place: where the data set stands, for data sets that workers have to tell.
+        per_rank: whether positions count only this rank's samples. Otherwise they count in the whole job's epoch, and
+            do not depend on the number of ranks.
+        one_by_one: whether reading the plan runs the user's code, so that it must not be read ahead further than
+            needed.
+        grows: whether the length is unknown until the plan is read, see `reach`.
+        place: the position of the dataset, for datasets whose workers need it.
     """
 
     seed: int | None = None
@@ -117,29 +119,29 @@ class EpochPlan(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Return how many samples there are; TypeError where the plan has no end, or nobody knows it yet."""
+        """Return the number of samples; raise TypeError if the plan is endless, or its length is not known yet."""
 
     def reach(self, count: int) -> int:
-        """Return how many samples are known: ``count`` at least, or all there are. Waits where that takes reading."""
+        """Return the number of samples known: at least ``count``, or all. Waits if data must be read for that."""
         return length_of(self)
 
     @abc.abstractmethod
     def indices(self, start: int, stop: int) -> Indices:
-        """Return the indices of the samples ``start`` to ``stop``: int64 of shape (stop - start,)."""
+        """Return the indices of samples ``start`` to ``stop``: int64 of shape (stop - start,)."""
 
     @abc.abstractmethod
     def positions(self, start: int, stop: int) -> Indices:
-        """Return their positions in the epoch: int64 of shape (stop - start,)."""
+        """Return the positions of samples ``start`` to ``stop`` in the epoch: int64 of shape (stop - start,)."""
 
     @abc.abstractmethod
     def cursor(self, count: int) -> Cursor:
-        """Return where a consumer is that has had the first ``count`` samples."""
+        """Return the cursor of a consumer that has received the first ``count`` samples."""
 
     def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Take note that the plan was read to its end: what draws from a generator moves that on to the end."""
+        """Record that the plan was read to its end. A plan that draws from a generator draws to its end."""
 
     def delivered(self, count: int) -> None:  # noqa: B027 (most have nothing to do)
-        """Take note that the consumer has had the first ``count`` samples."""
+        """Record that the consumer has received the first ``count`` samples."""
 
     def job(self) -> EpochPlan:
         """Return the plan of all ranks together, from the same cursor."""
@@ -147,20 +149,20 @@ class EpochPlan(abc.ABC):
 
     @property
     def dealt(self) -> Dealt | None:
-        """How the job's ranks share the epoch; None where that is no arithmetic."""
+        """The partition of the epoch among the ranks; None if it cannot be computed."""
         return None
 
     @property
     def rounds(self) -> int | None:
-        """How often this plan has every sample, if all of them equally often; else None."""
+        """How often this plan yields each sample, if equally often; else None."""
         return None
 
 
 class BatchEpochPlan(abc.ABC):
-    """The batches of one epoch on one rank; `seed`, `epoch` and so on as in `EpochPlan`.
+    """The batches of one epoch on one rank. `seed`, `epoch` and so on are as in `EpochPlan`.
 
     Attributes:
-        first_batch: number of the first batch in the epoch, on this rank.
+        first_batch: number of the first batch in this rank's epoch.
     """
 
     seed: int | None = None
@@ -172,7 +174,7 @@ class BatchEpochPlan(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Return how many batches there are; TypeError where the plan has no end."""
+        """Return the number of batches; raise TypeError if the plan is endless."""
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Batch]:
@@ -180,26 +182,26 @@ class BatchEpochPlan(abc.ABC):
 
     @abc.abstractmethod
     def cursor(self, count: int) -> Cursor:
-        """Return where a consumer is that has had the first ``count`` batches."""
+        """Return the cursor of a consumer that has received the first ``count`` batches."""
 
     @property
     def dealt(self) -> Dealt | None:
-        """How the job's ranks share the epoch; None where that is no arithmetic."""
+        """The partition of the epoch among the ranks; None if it cannot be computed."""
         return None
 
     def exhaust(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Take note that the plan was read to its end, or will be read no further."""
+        """Record that the plan was read to its end, or will not be read further."""
 
     def delivered(self, count: int) -> None:  # noqa: B027 (most have nothing to do)
-        """Take note that the consumer has had the first ``count`` batches."""
+        """Record that the consumer has received the first ``count`` batches."""
 
     def blocks(self) -> Iterator[tuple[list[list[Any]], Indices]]:
-        """Yield the batches, several of one size at a time, and their positions: int64 of shape (batches, size).
+        """Yield blocks of batches of one size, with their positions: int64 of shape (batches, size).
 
-        The first block is one batch, which comes at once. Where the plan is read one by one, all are.
+        The first block has one batch, so that it is ready soon. With ``one_by_one`` every block has one batch.
         """
         batches, group, left = iter(self), 1, 1 if self.one_by_one else length_of(self)
-        # What draws from a generator does so at its end, which is not to be reached before it is asked for.
+        # Some plans draw from a generator at their end, so the end must not be read ahead of time.
         while taken := list(itertools.islice(batches, max(1, min(group, left - 1)))):
             left -= len(taken)
             for _, alike in itertools.groupby(taken, key=lambda batch: len(batch[0])):
@@ -208,7 +210,7 @@ class BatchEpochPlan(abc.ABC):
             group = min(_LARGEST_BLOCK, group * 2)
 
     def lists(self) -> CountedIterable[list[Any]]:
-        """Return the batches without positions, for those who iterate a sampler by themselves."""
+        """Return an iterable of the batches without positions, for ``iter(sampler)``."""
         return _Lists(self)
 
 
@@ -226,16 +228,16 @@ class _Lists:
 
 
 class PartitionedOrder(EpochPlan):
-    """An order, dealt by a partition.
+    """An order split among ranks by a partition.
 
     Args:
-        make: makes the order, when the first index is asked for (torch's costs O(N)).
+        make: returns the order; called at the first index, because torch's order costs O(N).
         partition: this rank's positions.
-        identity: what a cursor belongs to, see `Cursor.plan`.
+        identity: entries that a state must match, see `Cursor.plan`.
         seed, epoch, per_rank: see `EpochPlan`.
-        rounds: how often the order runs through all samples, each equally often; None where it does not.
-        entropy: what was drawn at the beginning of the epoch; asked when a cursor is.
-        exhaust: called at the end of the epoch; may be called again.
+        rounds: how often the order yields each sample, if equally often; else None.
+        entropy: returns the random draw at the start of the epoch; called for each cursor.
+        exhaust: called at the end of the epoch, perhaps more than once.
     """
 
     def __init__(
@@ -263,7 +265,7 @@ class PartitionedOrder(EpochPlan):
 
     @cached_property
     def order(self) -> Order:
-        """The order of the whole epoch, all ranks together."""
+        """The order of the whole epoch, of all ranks together."""
         return self._make()
 
     def __len__(self) -> int:
@@ -274,27 +276,27 @@ class PartitionedOrder(EpochPlan):
         return self.order[self.partition.samples(start, stop)]
 
     def positions(self, start: int, stop: int) -> Indices:
-        """Return positions in the epoch; those of n and more are padding."""
+        """Return positions in the epoch; positions of n or more are padding."""
         return self.partition.positions(start, stop)
 
     def cursor(self, count: int) -> Cursor:
-        """Return what the whole job has consumed once every rank has had ``count`` samples."""
+        """Return the cursor of the whole job when every rank has received ``count`` samples."""
         consumed = self.partition.consumed_after(count)
         return Cursor(epoch=self.epoch, consumed=consumed, plan=self._identity, entropy=self._entropy())
 
     @property
     def dealt(self) -> Dealt:
-        """How the job's ranks share the epoch."""
+        """The partition of the epoch among the ranks."""
         return Dealt(self.epoch, self.partition, base=self.partition.consumed)
 
     @property
     def rounds(self) -> int | None:
-        """How often this plan has every sample, if all of them equally often; else None."""
+        """How often this plan yields each sample, if equally often; else None."""
         everything = self.partition.consumed == 0 and len(self) == self.partition.n
         return self._rounds if everything else None
 
     def job(self) -> PartitionedOrder:
-        """Return what is left of the epoch for all ranks together: every sample once, no padding."""
+        """Return the rest of the epoch of all ranks together: every sample once, without padding."""
         partition = Partition(self.partition.n, remainder="uneven", consumed=self.partition.consumed)
         return PartitionedOrder(
             lambda: self.order,
@@ -309,22 +311,22 @@ class PartitionedOrder(EpochPlan):
         )
 
     def exhaust(self) -> None:
-        """Take note that the plan was read to its end."""
+        """Record that the plan was read to its end."""
         if self._exhaust is not None:
             self._exhaust()
 
 
 class BatchesLeft(BatchEpochPlan):
-    """An epoch plan of batches without some of them, whose indices are drawn and left out.
+    """The rest of a batch epoch plan: some batches are skipped. Their indices are drawn and dropped.
 
     Args:
-        whole: all of them.
-        passed: ranges of numbers of batches, in order, none of them empty, with gaps between them.
+        whole: the plan with all batches.
+        passed: ranges of batch numbers to skip, in order, not empty, with gaps between them.
 
     Attributes:
-        whole: the plan without gaps.
+        whole: the plan with all batches.
 
-    Where a consumer is who has had ``count`` batches is behind the range that follows on them, if one does.
+    The cursor after ``count`` batches is behind a range that follows directly.
     """
 
     def __init__(self, whole: BatchEpochPlan, passed: Sequence[tuple[int, int]]) -> None:
@@ -336,7 +338,7 @@ class BatchesLeft(BatchEpochPlan):
 
     @property
     def place(self) -> Any:
-        """Where the data set stands."""
+        """The position of the dataset."""
         return self.whole.place
 
     @property
@@ -357,7 +359,7 @@ class BatchesLeft(BatchEpochPlan):
         yield from batches
 
     def at(self, count: int) -> int:
-        """Return the number in the whole plan of the batch that comes behind ``count`` of these."""
+        """Return the number, in the whole plan, of the batch after ``count`` batches of this plan."""
         for begin, end in self._passed:
             if begin > count:
                 break
@@ -365,7 +367,7 @@ class BatchesLeft(BatchEpochPlan):
         return count
 
     def number(self, at: int) -> int | None:
-        """Return the number here of a batch of the whole plan; None if it is passed over."""
+        """Return the number, in this plan, of a batch of the whole plan; None if it is skipped."""
         before = 0
         for begin, end in self._passed:
             if begin <= at < end:
@@ -384,7 +386,7 @@ class BatchesLeft(BatchEpochPlan):
 
 
 def length_of(plan: EpochPlan | BatchEpochPlan) -> int:
-    """Return how many samples or batches an epoch plan has, or 2**62 where it has no end or nobody knows."""
+    """Return the number of samples or batches of an epoch plan, or 2**62 if it is endless or unknown."""
     try:
         return len(plan)
     except TypeError:
@@ -392,8 +394,8 @@ def length_of(plan: EpochPlan | BatchEpochPlan) -> int:
 
 
 def unknown_length() -> LengthUnknownError:
-    """Return the error of whoever needs the number of samples, or numbers them."""
+    """Return the error for code that needs the number of samples while it is unknown."""
     return LengthUnknownError(
-        "how many samples these shards have is not known before all of them were read once, since they have no indexes "
-        f"in the store: go through a DataLoader; or {TO_BE_COUNTED}"
+        "the number of samples in these shards is unknown until all of them have been read once, because they have no "
+        f"indexes in the store: read them through a DataLoader; or {TO_BE_COUNTED}"
     )

@@ -1,9 +1,9 @@
-"""`ExcludedRows`: rows that nobody gets any more, and what stands in their places.
+"""`ExcludedRows`: rows that are left out (`exclude=`), and the rows that replace them.
 
-In the place of an excluded row stands another one, drawn by arithmetic from (seed, epoch, excluded row), so that
-any position is computed alone, and back. All other positions keep theirs: excluding rows in the middle of a run changes
-nothing else in it. `ExcludedMembers` and `ExcludedPieces` do so where another row has to fit: a sample in a batch of
-one class, a document in a pack.
+Another row replaces each excluded row. It is a function of (seed, epoch, excluded row), so any position, and the
+inverse, can be computed separately. All other positions keep their rows: excluding rows in the middle of a run changes
+nothing else. In `ExcludedMembers` and `ExcludedPieces` the replacement must also fit: a sample into a batch of one
+class, a document into a pack.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from penstock.plan.filter import KeptRows
 __all__ = ["ExcludedMembers", "ExcludedPieces", "ExcludedRows", "Mark", "PiecesInstead", "check_excluded"]
 
 Mark = tuple[int, str]
-"""What a state keeps of excluded rows: how many they are, and a hash of them."""
+"""The entry of a state for excluded rows: their number, and a hash of them."""
 
 _MOST = 100_000
 _STREAM = "excluded rows"
 
 
 class ExcludedRows:
-    """Some rows of a source.
+    """Excluded rows of a source.
 
     Args:
         rows: of the source; negative ones count from the end.
-        of: how many rows the source has.
+        of: number of rows of the source.
 
     Raises:
-        ConfigError: more than 100,000, which are better filtered, all of them, or no integers.
-        IndexError: a row outside the source.
+        ConfigError: more than 100,000 rows (use a filter for these), all rows, or not integers.
+        IndexError: a row is outside the source.
 
-    Memory: 16 bytes a row, in each process.
+    Memory: 16 bytes per excluded row, in each process.
 
     >>> excluded = ExcludedRows([1, 3], 5)
     >>> rows = excluded.replace(np.arange(5), seed=7, turn=0)
@@ -57,14 +57,16 @@ class ExcludedRows:
         except IndexError as error:
             raise IndexError(f"exclude=: {error}") from error
         if len(found) > _MOST:
-            raise ConfigError(f"exclude= takes {_MOST:,} rows at most, got {len(found):,}: filter them by Subset")
+            raise ConfigError(
+                f"exclude= takes at most {_MOST:,} rows, got {len(found):,}: filter them with Subset instead"
+            )
         self._set(found, of)
 
     def _set(self, rows: Indices, of: int) -> None:
         if len(rows) and len(rows) == of:
-            raise ConfigError(f"exclude= leaves none of {of} rows: there is nothing to put in their places")
+            raise ConfigError(f"exclude= leaves none of {of} rows: no row is left to replace them")
         self.rows, self.of = rows, of
-        # How many rows that are left stand before each of these.
+        # The number of remaining rows before each excluded row.
         self._left_before: Indices = rows - np.arange(len(rows))
 
     def __len__(self) -> int:
@@ -76,28 +78,28 @@ class ExcludedRows:
         return (len(self.rows), xxhash.xxh3_64_hexdigest(self.rows.tobytes())) if len(self.rows) else None
 
     def among(self, kept: KeptRows) -> Self:
-        """Return the same rows as a filter counts them: those that it keeps."""
+        """Return the excluded rows that a filter keeps, as ordinals of its kept rows."""
         made: Self = object.__new__(type(self))
         made._set(kept.places_of(self.rows), len(kept))
         return made
 
     def with_rows(self, rows: npt.ArrayLike) -> ExcludedRows:
-        """Return these rows and others, which are checked as those of a new one are."""
+        """Return these excluded rows and more. The new rows are checked as in `__init__`."""
         return ExcludedRows(np.concatenate([self.rows, ExcludedRows(rows, self.of).rows]), self.of)
 
     def holds(self, rows: Indices) -> npt.NDArray[np.bool_]:
-        """Return which of these rows are excluded."""
+        """Return a mask of the rows that are excluded."""
         if not len(self.rows):
             return np.zeros(rows.shape, np.bool_)
         found: npt.NDArray[np.bool_] = self.rows.take(self.rows.searchsorted(rows), mode="clip") == rows
         return found
 
     def count(self, begin: Indices, end: Indices) -> Indices:
-        """Return how many rows of ranges are left."""
+        """Return the number of remaining rows in each range."""
         return end - begin - (self.rows.searchsorted(end) - self.rows.searchsorted(begin))
 
     def draw(self, words: npt.NDArray[np.uint64], begin: Any, end: Any) -> Indices:
-        """Return a row for each word, out of those of its range that are left; one at least has to be."""
+        """Return a remaining row of a range for each 64-bit word. Every range needs at least one."""
         begin, end = np.asarray(begin, dtype=np.int64), np.asarray(end, dtype=np.int64)
         before = begin - self.rows.searchsorted(begin)
         numbers = before + (words % self.count(begin, end).astype(np.uint64)).astype(np.int64)
@@ -105,11 +107,11 @@ class ExcludedRows:
         return found
 
     def replace(self, rows: Indices, seed: int, turn: int) -> Indices:
-        """Return the rows with others in place of those excluded.
+        """Return the rows with the excluded ones replaced.
 
         Args:
             rows: int64 of shape (n,).
-            seed, turn: of the draws; a turn is how often somebody went through all rows before, such as the epoch.
+            seed, turn: choose the replacements; the turn counts how often all rows were read, such as the epoch.
         """
         bad = np.flatnonzero(self.holds(rows))
         if not len(bad):
@@ -119,30 +121,38 @@ class ExcludedRows:
         return rows
 
     def places_of(self, row: int, seed: int, turn: int) -> list[int]:
-        """Return in place of which rows this one stands: itself, and excluded ones. None if it is excluded."""
+        """Return the rows in whose places a row is read: its own, and excluded rows that it replaces.
+
+        Only the latter, none in general, if the row is excluded itself.
+        """
         instead: list[int] = self.rows[self.replace(self.rows, seed, turn) == row].tolist()
         return instead if self.holds(np.array([row]))[0] else [row, *instead]
 
 
 def check_excluded(state: Mapping[str, Any], here: Mark | None, *, of: str) -> None:
-    """Refuse a state of a run that left out other rows. More rows than it had are taken to be those and further ones.
+    """Raise unless the rows excluded here are the same as in the state, or more.
+
+    Only the numbers are compared if more rows are excluded here.
 
     Args:
-        state: that has no entry ``excluded`` if nothing was left out.
-        here: of the rows that are excluded here.
-        of: what the state is loaded into, for messages.
+        state: has an entry ``excluded`` if rows were excluded.
+        here: number and hash of the rows that are excluded here.
+        of: class of the object that loads the state, for messages.
+
+    Raises:
+        StateError: other rows are excluded here, or the entry is damaged.
     """
     if "excluded" not in state:
         return
     had = state["excluded"]
-    # States of before have the hash alone.
+    # Older states have only the hash.
     count, digest = (None, had) if isinstance(had, str) else _read_mark(had)
     if here is not None and (here[1] == digest or (count is not None and here[0] > count)):
         return
     raise StateError(
-        f"this state is of a run that left out other rows: {'some' if count is None else f'{count:,}'} with the hash "
-        f"{digest}, and exclude= of this {of} has {here[0] if here else 0:,}. Give it the same rows, or those and "
-        "further ones: what a run left out stays out"
+        f"this state comes from a run with other excluded rows: {'some' if count is None else f'{count:,}'} with the "
+        f"hash {digest}, but exclude= of this {of} has {here[0] if here else 0:,}. Pass the same rows, or the same and "
+        "more: a run cannot include excluded rows again"
     )
 
 
@@ -150,19 +160,19 @@ def _read_mark(entry: Any) -> Mark:
     match entry:
         case [int(count), str(digest)]:
             return count, digest
-    raise StateError(f"this state is damaged: {entry!r} is no number of excluded rows and their hash")
+    raise StateError(f"this state is damaged: {entry!r} is not the number and the hash of excluded rows")
 
 
 class ExcludedMembers:
-    """Members of classes that nobody gets any more, and others of the same class in their places.
+    """Excluded members of classes. Each is replaced by another member of its class.
 
-    If all of a class are excluded, it is one of the next class that has some left. Behind the last of these, it is one
-    of that.
+    If a whole class is excluded, the replacement comes from the next class with members left, or from the last such
+    class.
 
     Args:
-        excluded: members by their place in a row that is sorted by class.
-        starts: where each class begins in it, and the end: int64 of shape (classes + 1,).
-        mark: what a state keeps of them.
+        excluded: members, by their place in the class-sorted sequence.
+        starts: the first place of each class, then the number of places: int64 of shape (classes + 1,).
+        mark: their entry in a state.
 
     Raises:
         ConfigError: no member of any class is left.
@@ -172,10 +182,10 @@ class ExcludedMembers:
         self.excluded, self.mark, self._starts = excluded, mark, starts
         self._left = np.flatnonzero(excluded.count(starts[:-1], starts[1:]) > 0)
         if not len(self._left):
-            raise ConfigError("exclude= leaves no sample of any batch: there is nothing to put in their places")
+            raise ConfigError("exclude= leaves no sample of any batch: no sample is left to replace them")
 
     def replace(self, places: Indices, seed: int, epoch: int) -> Indices:
-        """Return the places with others for those excluded, see `ExcludedRows.replace`."""
+        """Return the places with the excluded ones replaced, see `ExcludedRows.replace`."""
         bad = np.flatnonzero(self.excluded.holds(places))
         if not len(bad):
             return places
@@ -187,7 +197,7 @@ class ExcludedMembers:
         return places
 
     def places_of(self, place: int, seed: int, epoch: int) -> list[int]:
-        """Return in whose places a member stands, see `ExcludedRows.places_of`."""
+        """Return the places at which a member is read, see `ExcludedRows.places_of`."""
         rows = self.excluded.rows
         rows = rows[rows >= self._starts[0]]
         instead: list[int] = rows[self.replace(rows, seed, epoch) == place].tolist()
@@ -198,9 +208,9 @@ class PiecesInstead(NamedTuple):
     """Parts of documents.
 
     Attributes:
-        places: of the documents, by class.
-        begins: the first token of each.
-        lengths: tokens of each.
+        places: of the documents, in the class-sorted sequence.
+        begins: the first token of each part.
+        lengths: number of tokens of each part.
     """
 
     places: Indices
@@ -209,16 +219,17 @@ class PiecesInstead(NamedTuple):
 
 
 class ExcludedPieces:
-    """Documents that nobody gets any more, and as many tokens of others in their places.
+    """Excluded documents. Each is replaced by as many tokens of other documents.
 
-    A piece of an excluded document becomes one of a document that is as long. If all those are excluded, too, it is the
-    beginning of one of the next length, and if there is none, a shorter document, so that padding follows.
+    A piece of an excluded document is replaced by a document of the same length. If all of these are excluded, too, it
+    is replaced by the start of a document of the next length. If no longer one is left, it is replaced by a shorter
+    document and padding.
 
     Args:
-        excluded: documents by their place in a row that is sorted by class.
-        starts: where each class begins in it, and the end: int64 of shape (classes + 1,).
+        excluded: documents, by their place in the class-sorted sequence.
+        starts: the first place of each class, then the number of places: int64 of shape (classes + 1,).
         lengths: of the documents of each class: int64 of shape (classes,).
-        capacity: tokens of a pack: longer documents have several pieces.
+        capacity: tokens in a pack; longer documents have several pieces.
 
     Raises:
         ConfigError: no document with a token is left.
@@ -229,18 +240,18 @@ class ExcludedPieces:
         left = np.flatnonzero((excluded.count(starts[:-1], starts[1:]) > 0) & (lengths > 0))
         left = left[np.argsort(lengths[left], kind="stable")]
         if not len(left):
-            raise ConfigError("exclude= leaves no document with a token: there is nothing to put in their places")
+            raise ConfigError("exclude= leaves no document with a token: no document is left to replace them")
         self._lengths, self._begins, self._ends = lengths[left], starts[left], starts[left + 1]
         self._excluded_lengths = lengths[starts.searchsorted(excluded.rows, "right") - 1]
 
     def replace(self, pieces: PiecesInstead, seed: int, turn: int) -> PiecesInstead:
-        """Return pieces of documents with others in place of those excluded, see `ExcludedRows.replace`."""
+        """Return pieces with those of excluded documents replaced, see `ExcludedRows.replace`."""
         bad = np.flatnonzero(self.excluded.holds(pieces.places))
         if not len(bad):
             return pieces
         places, begins, lengths = (values.copy() for values in pieces)
         key = derive_key(seed, turn, _STREAM)
-        # A long document has several pieces, each of which becomes another one's.
+        # A long document has several pieces, each with its own replacement.
         words = mix_array(key, mix_array(key, places[bad].view(np.uint64)) ^ begins[bad].view(np.uint64))
         classes = np.minimum(self._lengths.searchsorted(lengths[bad]), len(self._lengths) - 1)
         places[bad] = self.excluded.draw(words, self._begins[classes], self._ends[classes])
@@ -249,7 +260,7 @@ class ExcludedPieces:
         return PiecesInstead(places, begins, lengths)
 
     def instead(self, place: int, seed: int, turn: int) -> list[tuple[int, int]]:
-        """Return in place of which pieces a document stands: the place of each one's document, and its number there."""
+        """Return the pieces that a document replaces, each as the place of its document and its number in it."""
         counts = -(-self._excluded_lengths // self._capacity)
         numbers = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         begins = numbers * self._capacity

@@ -1,12 +1,14 @@
-"""`KeptRows`: the rows that a filter keeps, found by their number among the kept ones, and the other way round.
+"""`KeptRows`: the rows that a filter keeps, with look-ups from ordinals to rows and back.
+
+The ordinal of a kept row is its number among the kept rows. The stored form::
 
     header     64 bytes: magic, version, form, rows, kept rows, xxh3_128 of the set
     "rows"     one uint32 (int64 above 2**32 rows) for each kept row
     "bits"     a `penstock.order.bitmap.Bitmap`: bits, counts by block, hints
 
-A set takes the form that is smaller: rows below about 3.5 %, else bits. Rows in another order than ascending, or twice,
-as torch's ``Subset`` takes them, are kept as rows. More than 64 KiB become a file in the user's cache, which all
-processes of a machine map: private memory does not depend on the number of rows.
+The smaller form is used: "rows" if fewer than about 3.5 % of the rows are kept, else "bits". Rows in any other order
+than ascending, or with repeats (as torch's ``Subset`` accepts), are stored as "rows". More than 64 KiB go to a file in
+the user's cache, which all processes of a machine map: private memory does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -37,25 +39,25 @@ __all__ = ["CHUNK", "KeptRows", "Mask"]
 Mask = npt.NDArray[np.bool_]
 
 CHUNK = 1 << 20
-"""Rows of a mask that are worked on at once: a whole number of blocks."""
+"""Rows of a mask processed at once: a whole number of blocks."""
 
 _HEADER = struct.Struct("<8sIIqq16s16x")
 _MAGIC, _VERSION = b"PSTKKEPT", 1
 _ASCENDING, _BITS, _ANY_ORDER = range(3)
-_IN_MEMORY = 1 << 16  # bytes that need no file
-_TRAVELS = 32 << 20  # bytes up to which a pickle holds the rows themselves
+_IN_MEMORY = 1 << 16  # bytes; larger sets are stored in a file
+_TRAVELS = 32 << 20  # bytes; pickles of larger sets do not hold the rows
 
 
 class KeptRows:
-    """Rows of a table, by number.
+    """The rows of a table that a filter keeps.
 
     Args:
-        data: a header and what belongs to it, uint8.
-        path: the file that is mapped; None where the rows are in memory.
+        data: header and body of the stored form, uint8.
+        path: the mapped file; None if the rows are in memory.
 
-    Made by `of_mask`, `of_rows` and `of_masks`. ``kept[i]`` gives the row of an int, or the rows of an array, int64 of
-    its shape; `ordinals` is the inverse. Cost: 0.1 to 0.3 microseconds a look-up in large requests, some microseconds
-    alone; no private memory where there is a file.
+    Use `of_mask`, `of_rows` or `of_masks` to make one. ``kept[i]`` returns the row of an ordinal, or the rows of an
+    array of ordinals, int64 of the same shape; `ordinals` is the inverse. Cost: 0.1 to 0.3 microseconds per look-up in
+    large requests, a few microseconds for a single one; no private memory if there is a file.
 
     >>> kept = KeptRows.of_mask(np.array([True, False, True, True]))
     >>> kept[np.array([0, 2])].tolist(), kept.ordinals(np.array([3, 1])).tolist()
@@ -65,7 +67,9 @@ class KeptRows:
     def __init__(self, data: npt.NDArray[np.uint8], path: Path | None = None) -> None:
         magic, version, form, self.rows, self._count, self._digest = _HEADER.unpack(data[: _HEADER.size].tobytes())
         if magic != _MAGIC or version != _VERSION:
-            raise DataFileError(f"{path} holds no rows of a filter, or those of another Penstock: remove it")
+            raise DataFileError(
+                f"{path} is not a file of filtered rows, or another version of Penstock wrote it: remove it"
+            )
         self._data, self.path = data, path
         self._bitmap: Bitmap | None = None
         body = data[_HEADER.size :]
@@ -108,15 +112,16 @@ class KeptRows:
         return self.find(normalise(ordinals, self._count))
 
     def find(self, ordinals: Indices) -> Indices:
-        """Return the same for an array of int64 that holds numbers of kept rows and nothing else."""
+        """Return the rows of an int64 array of valid ordinals."""
         if self._bitmap is not None:
             return self._bitmap.select(ordinals)
         return self._rows.take(ordinals).astype(np.int64)
 
     def ordinals(self, rows: Indices) -> Indices:
-        """Return which of the kept rows these are, counted from 0: int64 of shape (n,); -1 for one that is not kept.
+        """Return the ordinals of rows: int64 of shape (n,); -1 for a row that is not kept.
 
-        Of a row that is kept twice it is the first. Costs a pass over the kept rows if they are not in ascending order.
+        For a row that is kept twice, this is the first ordinal. If the kept rows are not ascending, each row costs a
+        pass over them.
         """
         if self._bitmap is not None:
             return self._bitmap.rank(rows)
@@ -128,7 +133,7 @@ class KeptRows:
         return np.array([int(place[0]) if len(place) else -1 for place in places], np.int64)
 
     def before(self, rows: Indices) -> Indices | None:
-        """Return how many kept rows come before each of these; None if they are not in ascending order."""
+        """Return the number of kept rows below each of these rows; None if the kept rows are not ascending."""
         if self._bitmap is None and not self._ascending:
             return None
         low, high = np.zeros(len(rows), np.int64), np.full(len(rows), self._count, np.int64)
@@ -139,14 +144,14 @@ class KeptRows:
         return low
 
     def places_of(self, rows: Indices) -> Indices:
-        """Return every place at which one of these rows is kept, ascending: int64. Cost as of `ordinals`."""
+        """Return all ordinals of these rows, ascending: int64. Costs the same as `ordinals`."""
         if self._bitmap is not None or self._ascending:
             places = self.ordinals(rows)
             return np.sort(places[places >= 0])
         return np.flatnonzero(np.isin(self._rows, rows)).astype(np.int64)
 
     def between(self, begin: int, end: int) -> KeptRows:
-        """Return those of the rows ``begin`` to ``end``, counted from ``begin``."""
+        """Return the kept rows from ``begin`` to ``end``, counted from ``begin``."""
         if not (self._ascending or self._bitmap):
             rows = self.find(np.arange(len(self)))
             return KeptRows.of_rows(rows[(rows >= begin) & (rows < end)] - begin, end - begin)
@@ -157,19 +162,19 @@ class KeptRows:
             rows = np.arange(start, min(start + CHUNK, end))
             yield self.ordinals(rows) >= 0
 
-    # Making them.
+    # Construction.
 
     @classmethod
     def of_mask(cls, mask: Mask) -> KeptRows:
-        """Return the rows at which a mask is True: bool of shape (rows,)."""
+        """Return the kept rows of a mask: bool of shape (rows,)."""
         return cls.of_masks(lambda: _in_chunks(mask), len(mask))
 
     @classmethod
     def of_rows(cls, rows: npt.NDArray[np.integer], of: int) -> KeptRows:
-        """Return these rows of a table of ``of``: negative ones count from the end.
+        """Return the kept rows from an array of rows of a table of ``of`` rows; negative ones count from the end.
 
         Raises:
-            IndexError: a row outside the table.
+            IndexError: a row is outside the table.
         """
         kind = _row_type(of)
         checked = [normalise(rows[at : at + CHUNK], of) for at in range(0, len(rows), CHUNK)]
@@ -182,12 +187,12 @@ class KeptRows:
 
     @classmethod
     def of_masks(cls, masks: Callable[[], Iterable[Mask]], rows: int, *, name: str | None = None) -> KeptRows:
-        """Return the rows of a mask that comes in pieces.
+        """Return the kept rows of a mask in chunks.
 
         Args:
-            masks: a function that returns an iterator over the pieces: `CHUNK` rows each, the last one of the rest.
-            rows: of the table.
-            name: identity of the mask, where it is dear to make: one of this name in the cache is taken as it is.
+            masks: a function that returns an iterator over the chunks: `CHUNK` rows each, the last one with the rest.
+            rows: number of rows of the table.
+            name: identity of the mask, if it is expensive to compute: a file of this name in the cache is used instead.
         """
         if name is None:
             name = _digest(masks(), rows).hex()
@@ -215,7 +220,7 @@ class KeptRows:
     def _mapped(cls, path: Path) -> KeptRows:
         return cls(np.memmap(path, np.uint8, "r"), path)
 
-    # Travelling.
+    # Pickling.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeptRows:
         return self
@@ -223,22 +228,22 @@ class KeptRows:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path is None:
             return KeptRows, (self._data,)
-        # A worker on this machine maps the file. Whoever reads the pickle elsewhere has none.
+        # Workers on this machine map the file. Other machines do not have it.
         travels = get_spawning_popen() is None and len(self._data) <= _TRAVELS
         return _restored, (self.path, self._digest, self._data.tobytes() if travels else None)
 
 
 def _restored(path: Path, digest: bytes, data: bytes | None) -> KeptRows:
-    """Return kept rows from a pickle: those of the file, or where it is missing those that came along."""
+    """Return kept rows from a pickle: from the file, or from the pickle if the file is missing."""
     if path.exists():
         found = KeptRows._mapped(path)
         if found._digest == digest:
             return found
     if data is None:
         raise DataFileError(
-            f"{path}, which holds the rows of a filter, is not on this machine, or holds others, and they are too many "
-            "to be sent along: let XDG_CACHE_HOME name a folder that all machines see, or give Subset the path of an "
-            ".npy file there"
+            f"{path}, the file with the rows of a filter, is missing on this machine or has other rows, and the rows "
+            "are too many to be pickled: set XDG_CACHE_HOME to a folder that all machines share, or pass Subset the "
+            "path of an .npy file there"
         )
     return KeptRows._kept(digest.hex(), data)
 
@@ -252,7 +257,7 @@ def _in_chunks(mask: Mask) -> Iterator[Mask]:
 
 
 def _masks_of(rows: npt.NDArray[np.integer], of: int) -> Iterator[Mask]:
-    """Yield the mask of ascending rows, piece by piece."""
+    """Yield the mask of ascending rows, in chunks."""
     for begin in range(0, of, CHUNK):
         low, high = rows.searchsorted([begin, begin + CHUNK])
         mask = np.zeros(min(CHUNK, of - begin), np.bool_)
@@ -268,7 +273,7 @@ def _digest(masks: Iterable[Mask], rows: int) -> bytes:
 
 
 def _written(bits: BinaryIO, masks: Iterable[Mask], rows: int) -> tuple[bytes, Callable[[BinaryIO], None]]:
-    """Write a mask's bits to a temporary file; return the header of its smaller form, and a function that writes that
+    """Write a mask's bits to a temporary file; return the header of the smaller form, and a function that writes that
     form to a file.
     """
     digest, before, blocks, seen = xxhash.xxh3_128(struct.pack("<q", rows)), 0, [np.zeros(1, np.int64)], 0
@@ -279,7 +284,7 @@ def _written(bits: BinaryIO, masks: Iterable[Mask], rows: int) -> tuple[bytes, C
         blocks.append(counts[1:])
         before, seen = int(counts[-1]), seen + len(mask)
     if seen != rows:
-        raise ConfigError(f"a mask of {seen} rows does not fit a data set of {rows}: it needs one value for each row")
+        raise ConfigError(f"a mask of {seen} rows does not fit a dataset of {rows}: pass one value for each row")
     counts = np.concatenate(blocks)
     hints = Bitmap.hints_of(counts)
     as_rows = before * _row_type(rows).itemsize < bits.tell() + counts.nbytes + hints.nbytes
@@ -301,7 +306,7 @@ def _written(bits: BinaryIO, masks: Iterable[Mask], rows: int) -> tuple[bytes, C
 
 
 def _size(header: bytes) -> int:
-    """Return the bytes of what a header describes, about."""
+    """Return the approximate size in bytes of the form in a header."""
     _, _, form, rows, kept, _ = _HEADER.unpack(header)
     return int(rows // 7 if form == _BITS else kept * _row_type(rows).itemsize)
 
@@ -311,7 +316,9 @@ def _path(name: str) -> Path:
 
 
 def _in_cache(name: str, write: Callable[[BinaryIO], object]) -> Path | None:
-    """Return the file of this name in the cache, written by one process while others wait; None if there is no room."""
+    """Return the file of this name in the cache, which one process writes while others wait; None if it cannot be
+    written.
+    """
     path = _path(name)
     try:
         path.parent.mkdir(exist_ok=True)
@@ -324,7 +331,7 @@ def _in_cache(name: str, write: Callable[[BinaryIO], object]) -> Path | None:
         if error.errno not in UNWRITABLE:
             raise
         warnings.warn(
-            f"{path}: the rows of a filter cannot be kept there ({error.strerror}), so each process holds them in "
+            f"{path}: the rows of a filter cannot be stored there ({error.strerror}), so each process holds them in "
             "memory. Free space, or set XDG_CACHE_HOME to another folder",
             stacklevel=2,
         )

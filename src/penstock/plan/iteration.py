@@ -1,11 +1,11 @@
-"""Iterate an epoch plan index by index or batch by batch.
+"""Iteration of an epoch plan, index by index or batch by batch.
 
-The loops run in C: a plan is asked for blocks of indices, each block becomes lists of Python ints, and
-``itertools.chain`` hands the items of those lists out. No Python code runs per item, not even a counter: the count
-follows from how much is left of the current list (`operator.length_hint`), so it is exact at any time.
+The loops run in C: the plan returns blocks of indices, each block becomes lists of Python ints, and ``itertools.chain``
+yields their items. No Python code runs per item, not even a counter: the count is computed from the rest of the current
+list (`operator.length_hint`), so it is always exact.
 
-The first block is small, so that the first item comes at once. Later blocks grow until NumPy's cost per call no longer
-shows. Memory stays constant.
+The first block is small, so that the first item is ready soon. Later blocks grow until NumPy's cost per call is
+negligible. Memory is constant.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from penstock.order.permutation import MAX_N, Indices
 __all__ = ["BatchIterator", "IndexIterator", "batch_blocks", "batches"]
 
 IndexRange = Callable[[int, int], Indices]
-"""Return the values number ``start`` to ``stop`` of an epoch plan: int64 of shape (stop - start,)."""
+"""A function that returns the values ``start`` to ``stop`` of an epoch plan: int64 of shape (stop - start,)."""
 
 _FIRST_BLOCK = 256
 _LARGEST_BLOCK = 32768
-# Lists of this many ints stay in the processor's cache until they are handed out.
 _LIST = 1024
-# Batches that come with positions: enough at a time to hide NumPy's cost per call, whatever is made of the positions.
+"""Lists of this many ints stay in the CPU's cache until they are yielded."""
 _LARGEST_BATCH_BLOCK = 8192
-# More lists at a time would set off Python's garbage collector, again and again.
+"""Samples in a block of batches with positions: enough to hide NumPy's cost per call."""
 _MOST_BATCHES = 256
+"""More lists at a time would start Python's garbage collector again and again."""
 
 T = TypeVar("T")
 
 
 class _CountedIterator(Generic[T]):
-    """Hand out the items of one list after another, and know how many were handed out."""
+    """Yields the items of one list after another, and counts them."""
 
     def __init__(self, lists: Iterable[list[T]]) -> None:
         self._progress: _Progress[T] = _Progress()
         self._items = itertools.chain.from_iterable(self._progress.follow(lists))
 
     def __iter__(self) -> Iterator[T]:
-        """Return the iterator itself. Every call returns the same one."""
+        """Return the iterator. Every call returns the same one."""
         return self._items
 
     @property
     def had(self) -> int:
-        """How many items were handed out."""
+        """Number of items yielded so far."""
         return self._progress.count()
 
 
 class _Progress(Generic[T]):
-    """The list that is handed out now. An object of its own, so that the iterator is in no reference cycle."""
+    """The current list of a `_CountedIterator`. A separate object, so that the iterator is in no reference cycle."""
 
     def __init__(self) -> None:
-        # One attribute for both, so that another thread never sees the one without the other.
+        # One attribute for both values, so that another thread always reads a consistent pair.
         self._current: tuple[Iterator[T], int] = iter(()), 0
 
     def follow(self, lists: Iterable[list[T]]) -> Iterator[Iterator[T]]:
@@ -72,14 +72,14 @@ class _Progress(Generic[T]):
 
 
 class IndexIterator(_CountedIterator[int]):
-    """Iterate the indices of an epoch plan as Python ints.
+    """Iterates the indices of an epoch plan as Python ints.
 
     Args:
         indices: of the plan.
-        length: how many there are; None if they never end.
-        at_end: called once, when an index after the last one is asked for.
+        length: number of indices; None for an endless plan.
+        at_end: called once, at the ``next`` after the last index.
 
-    ``iter()`` returns an iterator whose ``next`` is C code. ``had`` is how many indices it has handed out.
+    ``iter()`` returns an iterator whose ``next`` is C code. ``had`` is the number of indices yielded so far.
 
     >>> import numpy as np
     >>> run = IndexIterator(lambda start, stop: np.arange(start, stop), 1000)
@@ -93,16 +93,16 @@ class IndexIterator(_CountedIterator[int]):
 
 
 class BatchIterator(_CountedIterator[list[int]]):
-    """Iterate an epoch plan in batches: lists of Python ints.
+    """Iterates an epoch plan in batches: lists of Python ints.
 
     Args:
         indices, length: as for `IndexIterator`.
-        batch_size: of every batch but the last one.
-        drop_last: leave out a last batch that is not full.
-        at_end: called once: when a last batch that is not full is asked for, or else a batch after the last one.
-        one_by_one: read the plan no further than the batch that is asked for.
+        batch_size: of every batch except the last.
+        drop_last: leave out the last batch if it is not full.
+        at_end: called once: at the ``next`` for a last batch that is not full, or else after the last batch.
+        one_by_one: read the plan only as far as the batch that is yielded.
 
-    ``iter()`` returns an iterator whose ``next`` is C code. ``had`` is how many batches it has handed out.
+    ``iter()`` returns an iterator whose ``next`` is C code. ``had`` is the number of batches yielded so far.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ def batch_blocks(
 ) -> Iterator[tuple[list[list[int]], Indices]]:
     """Yield blocks of batches: a list of lists of indices, and their positions, int64 of shape (batches, batch size).
 
-    Arguments are those of `BatchIterator`; ``positions`` are the plan's. The first block is one batch. What follows
-    from positions (the keys of samples) costs least if it is computed from a whole block.
+    Arguments are as for `BatchIterator`, with the plan's ``positions``. The first block has one batch. Computing the
+    keys of samples from the positions is cheapest for a whole block.
     """
     step = _per_list(_LARGEST_BATCH_BLOCK, batch_size)
     for begin, stop, width in _batch_spans(length, batch_size, drop_last, at_end, one_by_one=one_by_one):
@@ -153,7 +153,7 @@ def batches(
 ) -> Iterator[tuple[list[int], Indices]]:
     """Yield batches one by one: a list of indices, and the int64 array of their positions.
 
-    Arguments are those of `batch_blocks`.
+    Arguments are as for `batch_blocks`.
     """
     blocks = batch_blocks(
         indices,
@@ -200,7 +200,7 @@ def _batch_spans(
     *,
     one_by_one: bool,
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield begin, stop and batch size of blocks of batches. A last batch that is not full is a block by itself."""
+    """Yield start, stop and batch size of blocks of batches. A last batch that is not full is a separate block."""
     samples = MAX_N if length is None else length
     full = samples - samples % batch_size
     begin, size = 0, batch_size
@@ -209,7 +209,7 @@ def _batch_spans(
         stop = min(begin + size, full)
         yield begin, stop, batch_size
         begin, size = stop, min(size * 4, largest)
-    # Like torch's sampler, which finds the end of its indices while it fills the last batch.
+    # As torch's sampler, which reaches the end of its indices while it fills the last batch.
     if at_end is not None:
         at_end()
     if full < samples and not drop_last:

@@ -1,4 +1,4 @@
-"""`Locality`: the part of a share's order that deals shards to nodes (``locality="node"``)."""
+"""`Locality`: the assignment of shards to nodes in a share's order (``locality="node"``)."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ __all__ = ["Locality"]
 
 
 class Locality:
-    """Deals the shards of a source, or blocks of its rows, to nodes.
+    """Assigns the shards of a source, or blocks of its rows, to nodes.
 
     Args:
         shuffle: of the share.
-        nodes, world_size: as the data set was given them; None for those of the job.
+        nodes, world_size: arguments of the dataset; None takes those of the job.
         by_shards: whether the source's ``starts`` are the first rows of its shards.
 
     Raises:
-        ConfigError: a shuffle that has no order to choose, or nodes that do not divide the ranks.
+        ConfigError: shuffle is "none", or nodes does not divide the number of ranks.
     """
 
     def __init__(self, shuffle: str, nodes: int | None, world_size: int | None, *, by_shards: bool) -> None:
         if shuffle == "none":
             raise ConfigError(
-                "locality='node' deals shards to nodes in an order of its own, and shuffle='none' asks for the order "
-                "of the file: use shuffle='block' or 'global', or leave locality= out"
+                "locality='node' assigns shards to nodes in its own order, but shuffle='none' means the order of the "
+                "file: use shuffle='block' or 'global', or leave locality= out"
             )
         self._nodes, self._by_shards = nodes, by_shards
         if nodes is not None and (nodes < 1 or (world_size is not None and world_size % nodes)):
             raise _uneven(nodes, world_size)
 
     def layout(self, place: MiniEpoch, world: World) -> Nodes:
-        """Return the nodes and ranks that the order at a place deals to.
+        """Return the nodes and ranks of the order at a place.
 
         Raises:
-            ConfigError: nobody says how many nodes there are, or they do not divide the ranks.
+            ConfigError: the number of nodes is unknown, or does not divide the number of ranks.
         """
         if place.nodes:
             return Nodes(place.nodes, place.ranks)
@@ -55,7 +55,7 @@ class Locality:
         return Nodes(nodes, world.world_size)
 
     def settle(self, world: World) -> None:
-        """Find out how many nodes there are, and stay with that."""
+        """Fix the number of nodes."""
         if self._nodes is None:
             self._nodes = node_count(world)
 
@@ -72,13 +72,13 @@ class Locality:
         )
 
     def _starts(self, plan: SharePlan, samples: int) -> Indices | None:
-        """Return the first of so many samples in each shard, as the filters count them."""
+        """Return the first sample of each shard, then ``samples``, counted among the rows that the filters keep."""
         if not self._by_shards:
             return None
         starts: Indices | None = np.asarray(plan.source.starts, np.int64)
         for kept in plan.filters:
             starts = None if starts is None else kept.before(starts)
-        # Of a source that has grown, an epoch that began before has the shards from then.
+        # If the source has grown, an epoch that began before has only the older shards.
         return None if starts is None else np.append(starts[starts < samples], samples)
 
     def read(self, state: Mapping[str, Any]) -> Nodes:
@@ -87,15 +87,15 @@ class Locality:
         Raises:
             StateError: they are missing or damaged.
         """
-        nodes, ranks = read_ints(state, "nodes", 2, of="data set")
+        nodes, ranks = read_ints(state, "nodes", 2, of="dataset")
         if nodes < 1 or ranks < 1 or ranks % nodes:
-            raise StateError(f"this state is damaged: it deals rows to {ranks} ranks on {nodes} nodes")
+            raise StateError(f"this state is damaged: it has {ranks} ranks on {nodes} nodes")
         return Nodes(nodes, ranks)
 
 
 def _uneven(nodes: int, ranks: int | None) -> ConfigError:
-    lie = "" if ranks is None else f", and there are {ranks} ranks"
+    job = "" if ranks is None else f" for {ranks} ranks"
     return ConfigError(
-        f"locality='node' needs equally many ranks on each node, got nodes={nodes}{lie}: give a positive number of "
-        "nodes that divides the ranks"
+        f"locality='node' needs equally many ranks on each node, got nodes={nodes}{job}: pass a positive number of "
+        "nodes that divides the number of ranks"
     )

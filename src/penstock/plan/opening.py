@@ -1,6 +1,6 @@
-"""`StreamPlan`: the epochs of a data set that gives streams, for a loader's `PlanReader`. `Opening`: one of them.
+"""`StreamPlan`: the epochs of an iterable dataset, for a loader's `PlanReader`. `Opening`: the start of one epoch.
 
-Invariant: a plan of streams knows epochs alone. Where a stream is in its epoch, its own cursor says.
+Invariant: a plan of streams knows only epochs. The position in an epoch is in the cursor of the stream.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ __all__ = ["Opening", "StreamPlan", "Told"]
 
 @dataclass(frozen=True, kw_only=True)
 class Opening(Cursor):
-    """Which epoch the streams of a pass begin. Workers are told it.
+    """The epoch that a loader's streams begin. It is sent to the workers.
 
     Attributes:
-        chosen: whether somebody chose the epoch. If not, it comes by itself behind the one before.
-        stream: cursor of a stream to go on from, that of a state that the data set has loaded; None begins the epoch.
+        chosen: whether the user chose the epoch. If not, it just follows the last one.
+        stream: the cursor of a stream in a state that the dataset has loaded; None begins the epoch at its start.
     """
 
     chosen: bool = True
     stream: State | None = None
 
     def state(self) -> State:
-        """Return it as a JSON-serialisable dict, which `StreamPlan.read` takes back."""
+        """Return the opening as a JSON-serialisable dict, which `StreamPlan.read` accepts."""
         state: State = {"epoch": self.epoch, "chosen": self.chosen}
         return state if self.stream is None else {**state, "cursor": self.stream}
 
     def cursor(self, count: int) -> Self:
-        """Return the opening itself: what was had of a stream, its cursor says."""
+        """Return the opening itself: the position is in the cursor of the stream."""
         return self
 
     def exhaust(self) -> None:
-        """Do nothing: its streams end with their iterator."""
+        """Do nothing: streams end with their iterator."""
 
 
 Told = Opening | int | None
-"""What workers are told as a pass begins: the opening of a data set of ours, the epoch that somebody chose for a user's
-that has ``set_epoch``, or nothing.
+"""Message to workers at the start of an epoch: the opening of a Penstock dataset, or the epoch to set on a user's
+dataset with ``set_epoch``, or None.
 """
 
 
 class StreamPlan(Plan[Opening]):
-    """The epochs of a data set, one after the other."""
+    """The epochs of a dataset, one after the other."""
 
     def __init__(self, dataset: ResumableDataset) -> None:
         self._dataset = dataset
 
     @property
     def times_set(self) -> int:
-        """How often the data set's user has chosen where to begin."""
+        """How often the user has set where to begin."""
         return self._dataset.times_set
 
     def wish(self) -> Wish:
-        """Return where the data set's user wants the next reader to begin."""
+        """Return where the next reader should begin."""
         return self._dataset.wish
 
     def bind(self, cursor: Cursor, entropy: Any) -> Opening:
@@ -69,16 +69,20 @@ class StreamPlan(Plan[Opening]):
         return cursor if isinstance(cursor, Opening) else Opening(epoch=cursor.epoch)
 
     def read(self, state: Mapping[str, Any]) -> Opening:
-        """Return the opening that a state holds. A damaged one is a StateError."""
-        of = "data set"
+        """Return the opening in a state.
+
+        Raises:
+            StateError: the state is damaged.
+        """
+        of = "dataset"
         stream = dict(read_mapping(state, "cursor", of=of)) if "cursor" in state else None
         return Opening(epoch=read_int(state, "epoch", of=of), chosen=state.get("chosen") is not False, stream=stream)
 
     def after(self, run: Opening, had: int) -> Opening:
-        """Return the epoch behind an opening."""
+        """Return the opening of the next epoch."""
         return Opening(epoch=run.epoch + 1, chosen=False)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Let the data set say the epoch that is read."""
+        """Set the epoch that the dataset reports."""
         if running:
             self._dataset.show(cursor.epoch)

@@ -1,9 +1,10 @@
-"""`Plan`: the order of the samples, without a position. `PlanReader`: who reads one, and holds the position.
+"""`Plan`: the order of the samples, without a position. `PlanReader`: one reader of a plan, with its position.
 
-    plan      immutable; remembers one wish: the epoch or the loaded cursor that readers should begin with next
-    reader    a loader's, or that of ``iter(sampler)``: the epoch plan that runs, and the cursor that comes next
+    plan      an immutable order, and one request (`Wish`): the epoch or loaded cursor at which readers begin next
+    reader    of a loader, or of ``iter(sampler)``: the current epoch plan, and the cursor of the next one
 
-Invariant: readers of one plan know nothing of each other. Each hears every wish once, and moves on by itself otherwise.
+Invariant: readers of one plan do not affect each other. Each follows every request once. Without a new request, it
+moves from epoch to epoch by itself.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ class OneEpoch(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Which epoch it is."""
+        """Number of the epoch."""
 
     def cursor(self, count: int) -> Cursor:
-        """Return where its consumer is behind so many units."""
+        """Return the cursor of a consumer that has received ``count`` units."""
 
     def exhaust(self) -> None:
-        """Give nothing more."""
+        """Record that the epoch is not read further."""
 
 
 E = TypeVar("E", bound=OneEpoch)
 
 
 class Wish(NamedTuple):
-    """Where the next reader that hears of it should begin.
+    """A request of the user: where readers should begin next.
 
     Attributes:
-        cursor: the beginning of an epoch, or the cursor of a loaded state.
-        loaded: whether it is that of a loaded state, which `set_epoch` with the same epoch keeps.
-        later: whether it leaves a run alone that has begun, even if nothing was had of it. So does a sampler that
-            counts its epochs by itself, when it is drawn from.
+        cursor: the start of an epoch, or the cursor of a loaded state.
+        loaded: whether the cursor is of a loaded state, which `set_epoch` with the same epoch keeps.
+        later: whether an epoch that has begun continues, even if nothing was delivered yet. True for a sampler that
+            advanced its epoch by itself while it was read.
     """
 
     cursor: Cursor
@@ -53,52 +54,53 @@ class Wish(NamedTuple):
 class Plan(abc.ABC, Generic[E]):
     """The order of the samples of every epoch, for one rank.
 
-    Subclasses answer for any epoch and position, and hold none.
+    A plan can return any epoch and position, but holds no position itself.
     """
 
     advances: bool = True
-    """Whether a loader with a seed goes on to the next epoch by itself. Not where the epoch is another library's."""
+    """Whether a loader with a seed advances the epoch by itself. False if another library counts the epochs."""
 
     @property
     def key_seed(self) -> int | None:
-        """Seed of the samples' generators; None where order and generators follow torch's rules."""
+        """Seed of the samples' generators; None if order and generators follow torch's rules."""
         return None
 
     @property
     def draws_late(self) -> bool:
-        """Whether reading the plan moves a generator that others may draw from, so that how far it is read ahead shows:
-        it has to be as far as torch reads then.
+        """Whether reading the plan changes a generator that others may draw from.
+
+        Then the plan must be read ahead exactly as far as torch does.
         """
         return False
 
     @property
     @abc.abstractmethod
     def times_set(self) -> Any:
-        """Changes with every wish. Readers look at it before each batch, so it costs little."""
+        """A value that changes with every `Wish`. Readers compare it before each batch, so it must be cheap."""
 
     @abc.abstractmethod
     def wish(self) -> Wish:
-        """Return where somebody wants the next reader to begin."""
+        """Return where the next reader should begin."""
 
     @abc.abstractmethod
     def bind(self, cursor: Cursor, entropy: Any) -> E:
         """Return the plan of the cursor's epoch, from the cursor on.
 
         Args:
-            cursor: one of this plan's.
+            cursor: of this plan.
             entropy: from `draw`.
         """
 
     @abc.abstractmethod
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state holds; nothing changes.
+        """Return the cursor in a state, without changing the plan.
 
         Raises:
             StateError: the state belongs to other data or to another order, or is damaged.
         """
 
     def read_grown(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor of a state over data to which rows were appended since, where the plan has such.
+        """Return the cursor in a state of the same data before rows were appended, if the plan supports that.
 
         Raises:
             StateError: as `read`.
@@ -106,57 +108,60 @@ class Plan(abc.ABC, Generic[E]):
         return self.read(state)
 
     def is_known_as(self, fingerprint: Any) -> bool:
-        """Return whether the data have this fingerprint, too, in states of an epoch that began before it was known."""
+        """Return whether a state with this fingerprint can belong to the data.
+
+        A state may be older than the knowledge of the full fingerprint.
+        """
         return False
 
     def close(self) -> None:
-        """End what runs in the background, until something is read again: a loader over the plan was closed."""
+        """Stop background work until the plan is read again. Called when a loader over the plan is closed."""
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the source of chance of one epoch, which draws when it is asked, and once; None where there is none.
+        """Return the random draw of one epoch, made at its first use and only once; None if the plan needs none.
 
         Args:
-            cursor: where the epoch is to begin. It holds what was drawn, if it is of a state.
-            held: what this method returned before for an epoch that has not begun, or None.
-            seed: of the reader. A plan that would draw from torch's global generator takes its draws from that.
+            cursor: the start of the epoch. The cursor of a state already holds the draw.
+            held: an earlier result of this method for an epoch that has not begun, or None.
+            seed: of the reader. It replaces draws from torch's global generator.
         """
         return None
 
     def whole(self, cursor: Cursor) -> Cursor:
-        """Return the beginning of the cursor's epoch."""
+        """Return the start of the cursor's epoch."""
         return Cursor(epoch=cursor.epoch)
 
     def again(self, run: E) -> Cursor:
-        """Return the beginning of the epoch of a plan that was bound."""
+        """Return the start of the epoch of a bound plan."""
         return Cursor(epoch=run.epoch)
 
     def after(self, run: E, had: int) -> Cursor:
-        """Return what comes after a bound plan: the next epoch.
+        """Return the start of the epoch after a bound plan.
 
         Args:
             run: the bound plan.
-            had: units of it that its consumer has had. How far it was read ahead changes nothing.
+            had: number of its units that were delivered to the consumer; prefetched units do not count.
         """
         return Cursor(epoch=run.epoch + 1)
 
     def chosen(self, cursor: Cursor) -> None:
-        """Take note that the user of a reader chose this cursor there: samplers of other libraries are told."""
+        """Handle a cursor that the user of a reader chose: sets the epoch of another library's sampler."""
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Take note of where a reader is, for programs that look. It changes no order.
+        """Record the position of a reader, to be shown to programs. It changes no order.
 
         Args:
-            cursor: where it is, or where it begins next.
-            loaded: whether that is of a loaded state.
-            running: whether it reads right now.
+            cursor: where the reader is, or where it begins next.
+            loaded: whether the cursor is of a loaded state.
+            running: whether the reader is reading.
         """
 
 
 class PlanReader(Generic[E]):
-    """Where one consumer of a plan is.
+    """One reader of a plan, with its position.
 
-    ``run`` is the epoch plan that was begun last. It is `current` until it was read to its end, or until somebody
-    chooses something else, by `set_epoch`, by `choose` or by a wish on the plan.
+    ``run`` is the epoch plan begun last. It is `current` until it is read to its end, or until the user chooses another
+    start with `set_epoch`, `choose`, or a `Wish` on the plan.
     """
 
     def __init__(self, plan: Plan[E], *, seed: int | None = None) -> None:
@@ -164,46 +169,50 @@ class PlanReader(Generic[E]):
         self._seed = seed
         self.run: E | None = None
         self._run_entropy: Any = None
+        # Where the next epoch plan begins, if it was chosen; whether by a loaded state, and whether by a Wish.
         self._next: Cursor | None = None
-        self._loaded = False  # the next cursor is that of a state
-        self._wished = False  # the next cursor is a wish
-        self._entropy: Any = None  # of the next epoch plan, once somebody has asked
+        self._loaded = False
+        self._wished = False
+        # The random draw of the next epoch plan, if it was needed already.
+        self._entropy: Any = None
+        # `times_set` of the plan when its last Wish was followed.
         self._heard: Any = _NOTHING
+        # Whether `run` is current.
         self._attached = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # What runs belongs to this process. A copy begins the same epoch from its beginning, or at what was chosen.
+        # The current epoch plan stays in this process. A copy begins at the start of that epoch, or where was chosen.
         upcoming = self.plan.again(self.run) if self._next is None and self.run is not None else self._next
         rest = {"run": None, "_run_entropy": None, "_entropy": None, "_attached": False}
         return self.__dict__ | rest | {"_next": upcoming}
 
     @property
     def current(self) -> bool:
-        """Whether ``run`` is under way, and nothing else was chosen since."""
+        """Whether ``run`` is being read, and no other start was chosen since."""
         self._listen()
         return self._attached
 
     @property
     def wished(self) -> bool:
-        """Whether a wish came while ``run`` was under way. If its consumer goes on, the wish is for the next run."""
+        """Whether a `Wish` was made while ``run`` was read. If its consumer continues, the wish is for the next run."""
         return self.run is not None and not self.current and self._wished
 
     @property
     def resumes(self) -> bool:
-        """Whether the next run begins where a loaded state stood."""
+        """Whether the next run begins at a loaded state."""
         self._listen()
         return self._loaded
 
     @property
     def epoch(self) -> int:
-        """The epoch that runs, or will run next."""
+        """The epoch of the current run, or else of the next one."""
         return self.run.epoch if self.current and self.run is not None else self._upcoming().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next run. The epoch of a state just loaded keeps its position.
+        """Set the epoch of the next run. After loading a state, its own epoch keeps the state's position.
 
         Raises:
-            SamplerError: no integer, a negative epoch, or one of 2**62 or more.
+            SamplerError: the epoch is not an integer from 0 to 2**62 - 1.
         """
         epoch = checked_epoch(epoch, SamplerError)
         self._listen()
@@ -212,18 +221,18 @@ class PlanReader(Generic[E]):
         self.choose(Cursor(epoch=epoch))
 
     def choose(self, cursor: Cursor, *, loaded: bool = False) -> None:
-        """Let the next run begin at a cursor, whatever was wished before."""
+        """Begin the next run at a cursor. This replaces an earlier `Wish`."""
         self._choose(cursor, loaded=loaded)
         self.plan.chosen(cursor)
         self.plan.show(cursor, loaded=loaded, running=False)
         self._heard = self.plan.times_set
 
     def start(self, *, advance: bool, had: int = 0) -> E:
-        """Begin a run: at what was chosen or wished, else at the next epoch (``advance``) or the same one again.
+        """Begin and return a run: where the user chose, else the next epoch (``advance``) or the same one again.
 
         Args:
-            advance: whether to go on to the next epoch.
-            had: units that the consumer has had of the run before.
+            advance: whether to begin the next epoch.
+            had: number of units of the last run that were delivered to the consumer.
         """
         self._listen()
         cursor = self._next
@@ -238,10 +247,10 @@ class PlanReader(Generic[E]):
         return run
 
     def goes_on(self, run: E, *, had: bool) -> bool:
-        """Return whether a run that is asked for more goes on; False if another one is to begin in its place.
+        """Return whether a run continues; False if the caller must begin another run instead.
 
-        A wish after ``iter()`` moves a run of which nothing was had yet (Lightning sets the epoch there). Later on it
-        is for the next run, and one for the epoch that runs is fulfilled.
+        A `Wish` made after ``iter()`` replaces a run of which nothing was delivered yet (Lightning sets the epoch
+        there). A later wish is for the next run. A wish for the epoch of the run itself needs no change.
         """
         if self.run is not run or (self._attached and self.plan.times_set == self._heard) or self.current:
             return True
@@ -255,7 +264,7 @@ class PlanReader(Generic[E]):
         return True
 
     def finish(self, *, advance: bool, had: int = 0) -> None:
-        """Take note that the run was read to its end, ``had`` units: what comes next is a whole one."""
+        """Record that the run was read to its end, after ``had`` units: the next run is a whole epoch."""
         assert self.run is not None
         if self._next is None:
             self._choose(self.plan.after(self.run, had) if advance else self.plan.again(self.run))
@@ -263,7 +272,7 @@ class PlanReader(Generic[E]):
         self.run, self._run_entropy, self._attached = None, None, False
 
     def peek(self) -> E:
-        """Return the run that is current, or else the next one, without beginning it."""
+        """Return the current run, or else the next one without beginning it."""
         if self.current and self.run is not None:
             return self.run
         cursor = self._upcoming()
@@ -271,12 +280,12 @@ class PlanReader(Generic[E]):
         return self.plan.bind(cursor, self._entropy)
 
     def preview(self) -> E:
-        """Return the next run, with draws of its own: those of the run itself are left to that."""
+        """Return a copy of the next run with a separate random draw, which does not affect the draw of the run."""
         cursor = self._upcoming()
         return self.plan.bind(cursor, self.plan.draw(cursor, None, self._seed))
 
     def whole(self) -> E:
-        """Return the same over the whole epoch, wherever the reader is in it."""
+        """Return the whole epoch of the current or next run, from its start."""
         if self.current and self.run is not None:
             return self.plan.bind(self.plan.again(self.run), self._run_entropy)
         cursor = self._upcoming()
@@ -284,7 +293,7 @@ class PlanReader(Generic[E]):
         return self.plan.bind(self.plan.whole(cursor), self._entropy)
 
     def cursor(self, count: int) -> Cursor:
-        """Return where the consumer is that has had ``count`` units of the current run; else where the next begins."""
+        """Return the cursor after ``count`` delivered units of the current run; else the start of the next run."""
         return self.peek().cursor(count if self.current else 0)
 
     def _upcoming(self) -> Cursor:
@@ -295,17 +304,17 @@ class PlanReader(Generic[E]):
         return self.plan.again(self.run)
 
     def _listen(self) -> None:
-        """Hear the plan's wish, if there is a new one."""
+        """Follow the plan's `Wish`, if it is new."""
         times = self.plan.times_set
         if times == self._heard:
-            # A loaded state is used once. If another reader has begun with it since, this one begins the whole epoch.
+            # A loaded state is used once. If another reader has used it, this reader begins the whole epoch.
             if self._wished and self._loaded and not (wish := self.plan.wish()).loaded:
                 self._choose(wish.cursor)
                 self._wished = True
             return
         self._heard, wish = times, self.plan.wish()
         keeps = self._loaded and self._next is not None and not wish.loaded
-        # A sampler that went on by itself, under another reader perhaps, is no choice against a loaded state.
+        # A sampler that advanced by itself, perhaps under another reader, does not replace a loaded state.
         if keeps and (wish.later or _names(wish.cursor, self._upcoming())):
             return
         if wish.later and self._attached:
@@ -319,9 +328,9 @@ class PlanReader(Generic[E]):
 
 
 _NOTHING = "nothing"
-"""No wish is counted like this."""
+"""Differs from every `Plan.times_set`."""
 
 
 def _names(wished: Cursor, place: Cursor) -> bool:
-    """Return whether a place is in the epoch that was wished, and in the mini-epoch if one was named."""
+    """Return whether a cursor is in the requested epoch, and in the requested mini-epoch if there is one."""
     return wished.epoch == place.epoch and wished.mini_epoch in (None, place.mini_epoch)

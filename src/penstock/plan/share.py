@@ -1,9 +1,9 @@
-"""`SharePlan`: one rank's share of a source, mini-epoch by mini-epoch; the order of every map-style data set of ours.
+"""`SharePlan`: one rank's share of a source, mini-epoch by mini-epoch: the plan of Penstock's map-style datasets.
 
     epoch's order (seed, epoch)  ->  partition (rank, mini-epoch)  ->  rows of the source
 
-Invariant: nothing here is a list of samples. Position, row and key of a sample are computed when it is asked for, so
-the memory of a share does not depend on the length of the source.
+Invariant: there is no list of samples. Position, row and key of a sample are computed at each access, so the memory of
+a share does not depend on the length of the source.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 __all__ = ["EpochRows", "EpochView", "LookAhead", "MiniEpoch", "Rows", "ShareCursor", "ShareEpoch", "SharePlan"]
 
 _KEPT_VIEWS = 4
-"""Views that are kept: a loader each."""
+"""Views in the cache: one for each of several loaders."""
 
 
 class Rows(Protocol):
-    """What a share needs to know of its source."""
+    """The interface of a source that a share needs."""
 
     def __len__(self) -> int: ...
 
@@ -54,17 +54,21 @@ class Rows(Protocol):
         """Identity of the rows."""
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Return whether rows were appended to something with this fingerprint."""
+        """Return whether the first ``rows`` rows are a source with this fingerprint, and rows were appended since."""
 
 
 class MiniEpoch(NamedTuple):
-    """Which part of which epoch, and from where.
+    """A mini-epoch (sub-epoch) of an epoch, and a position in it.
 
-    ``mini_epochs_done`` and ``consumed`` say from where the epoch was dealt out: zero for a whole epoch, otherwise how
-    many mini-epochs and samples the job had behind it when it went on with another number of ranks. ``skip`` counts
-    this rank's samples of the mini-epoch that were had before a resume. ``samples`` is the number of rows of the epoch.
-    ``nodes`` and ``ranks`` are those to which the epoch's order deals rows, where a state says it; 0 for those of the
-    job. ``changes`` are those of a mixture's weights that were made while the job ran.
+    Attributes:
+        epoch: number of the epoch.
+        mini_epoch: number of the mini-epoch.
+        samples: number of rows of the epoch.
+        mini_epochs_done, consumed: number of mini-epochs and samples that the job had consumed when the rest of the
+            epoch was split among another number of ranks; 0 for a whole epoch.
+        skip: number of this rank's samples of the mini-epoch that were consumed before a resume.
+        nodes, ranks: of the epoch's order, if a state contains them (``locality="node"``); 0 means those of the job.
+        changes: changes of a mixture's weights during the job.
     """
 
     epoch: int
@@ -79,12 +83,12 @@ class MiniEpoch(NamedTuple):
 
     @property
     def numbers(self) -> list[int]:
-        """All but the changes."""
+        """All attributes except the changes."""
         return [number for number in self if isinstance(number, int)]
 
     @property
     def whole(self) -> MiniEpoch:
-        """The same mini-epoch from its start."""
+        """The start of the same mini-epoch."""
         return self._replace(skip=0)
 
 
@@ -93,10 +97,10 @@ class ShareCursor(Cursor):
     """A cursor in a share.
 
     Attributes:
-        place: where a share is bound that goes on from here.
-        world_size: ranks that the mini-epoch was dealt to.
-        finished: whether all ranks together have had the mini-epoch.
-        changes: the entries of the state for the changes of the place, and for the nodes of its order.
+        place: the mini-epoch and the position in it.
+        world_size: number of ranks among which the mini-epoch is split.
+        finished: whether all ranks together have consumed the mini-epoch.
+        changes: entries of the state for the changes of the place, and for the nodes of its order.
     """
 
     place: MiniEpoch
@@ -110,7 +114,7 @@ class ShareCursor(Cursor):
         return cls(epoch=place.epoch, mini_epoch=place.mini_epoch, place=place)
 
     def state(self) -> State:
-        """Return the cursor as a JSON-serialisable dict, which `SharePlan.read` takes back."""
+        """Return the cursor as a JSON-serialisable dict, which `SharePlan.read` accepts."""
         place = self.place
         return {
             "version": STATE_VERSION,
@@ -131,9 +135,9 @@ class EpochView:
 
     Attributes:
         seed: of the samples' generators.
-        place: the mini-epoch, and where in it this view begins.
+        place: the mini-epoch, and the position at which this view begins.
         partition: the rank's positions in the whole mini-epoch.
-        order: of the whole epoch, all ranks together.
+        order: of the whole epoch over all ranks.
     """
 
     def __init__(self, seed: int, place: MiniEpoch, partition: Partition, order: Order) -> None:
@@ -147,7 +151,7 @@ class EpochView:
         return max(0, len(self.partition) - self.place.skip)
 
     def local(self, indices: Sequence[int]) -> Indices:
-        """Return local indices as an array, with negative ones counted from the end."""
+        """Return local indices as an array; negative ones count from the end."""
         return normalise(indices, len(self))
 
     def positions_of(self, local: Indices) -> Indices:
@@ -159,7 +163,7 @@ class EpochView:
         return self.order[self.positions_of(local) % max(self.partition.n, 1)]
 
     def whole_rows(self) -> Indices:
-        """Return the rows of the whole mini-epoch: a resume begins inside it."""
+        """Return this rank's rows of the whole mini-epoch, also those consumed before a resume."""
         return self.order[self.partition.positions() % max(self.partition.n, 1)]
 
     def keys(self, local: Indices) -> list[int]:
@@ -171,7 +175,7 @@ class EpochView:
         return sample_key(self.seed, self.epoch, position)
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return position and row of one local sample. One index at a time, integers are faster than arrays of one.
+        """Return position and row of one local sample. This is faster than arrays of one index.
 
         Raises:
             IndexError: the index is outside this rank's share.
@@ -186,20 +190,20 @@ class EpochView:
 
 
 class LookAhead(Protocol):
-    """What has data there before they are needed, in the process of the reader."""
+    """Fetches data before it is needed, in the process of the reader."""
 
     def prepare(self, view: EpochView, following: EpochView) -> None:
-        """Look at a view that is about to be read, and at the one after it."""
+        """Prepare a view that will be read next, and the view after it."""
 
     def advance(self, view: EpochView, count: int) -> None:
-        """Take note that the consumer has had the first ``count`` samples of a view."""
+        """Record that the consumer has received the first ``count`` samples of a view."""
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """Stop background work."""
 
 
 class ShareEpoch(EpochPlan):
-    """A view that somebody reads. Indices are local, positions are those of the whole job's epoch."""
+    """The epoch plan of a view. Indices are local; positions count in the whole job's epoch."""
 
     def __init__(self, plan: SharePlan, view: EpochView) -> None:
         self._plan = plan
@@ -207,14 +211,14 @@ class ShareEpoch(EpochPlan):
         self.seed, self.epoch = view.seed, view.epoch
         self._changes = view.place.changes
         self.planned = 0
-        """How many positions of the epoch somebody has asked for."""
+        """Number of first positions of the epoch that were requested so far."""
         plan.runs.add(self)
 
     @property
     def place(self) -> MiniEpoch:
-        """Where the view is, with the changes that were made since the run began."""
+        """The place of the view, with the changes made since the epoch began."""
         newer = self._plan.changes
-        # A state that another reader loads takes none of them back.
+        # Another reader may load a state with other changes. This must not undo changes here.
         if newer[: len(self._changes)] == self._changes:
             self._changes = newer
         return self.view.place._replace(changes=self._changes)
@@ -227,20 +231,20 @@ class ShareEpoch(EpochPlan):
         return np.arange(start, stop, dtype=np.int64)
 
     def positions(self, start: int, stop: int) -> Indices:
-        """Return positions in the epoch; those of n and more are padding."""
+        """Return positions in the epoch; positions of n or more are padding."""
         positions = self.view.positions_of(self.indices(start, stop))
         if len(positions):
             self.planned = max(self.planned, int(positions[-1]) + 1)
         return positions
 
     def delivered(self, count: int) -> None:
-        """Take note that the consumer has had the first ``count`` samples."""
+        """Record that the consumer has received the first ``count`` samples."""
         if self._plan.ahead is not None:
             self._plan.ahead.advance(self.view, count)
 
     @property
     def dealt(self) -> Dealt:
-        """How the job's ranks share the epoch."""
+        """The partition of the epoch among the ranks."""
         _, mini_epoch, _, done, base, skip, *_ = self.view.place.numbers
         parts, mark = self._plan.mini_epochs, self._plan.excluded_mark
         excluded = None if mark is None else mark[1]
@@ -248,14 +252,15 @@ class ShareEpoch(EpochPlan):
         return Dealt(self.epoch, partition, mini_epoch, done, base, skip, parts, excluded=excluded)
 
     def cursor(self, count: int) -> ShareCursor:
-        """Return where the job is once every rank has had ``count`` samples of this view."""
+        """Return the cursor of the job when every rank has received ``count`` samples of this view."""
         place, partition = self.place, self.view.partition
         had = min(place.skip + count, len(partition))
-        if place.mini_epoch < place.mini_epochs_done:  # finished before the epoch was dealt out anew
+        # The mini-epoch may have been finished before the epoch was split anew.
+        if place.mini_epoch < place.mini_epochs_done:
             consumed, finished = place.consumed, True
         else:
             consumed = partition.consumed_after(had)
-            # By all ranks: uneven ones may have more than this.
+            # Finished by all ranks: with remainder="uneven", others may have more samples than this rank.
             finished = consumed >= min(partition.end, place.samples)
         return ShareCursor(
             epoch=place.epoch,
@@ -270,17 +275,17 @@ class ShareEpoch(EpochPlan):
 
 
 class SharePlan(Plan[ShareEpoch]):
-    """The order of a source's rows, dealt to ranks and mini-epochs.
+    """The order of a source's rows, split into mini-epochs and among ranks.
 
     Args:
         source: the rows.
-        prepare: called with a view that is about to be read, and with the place after it; such as a gatherer of rows.
-        ahead: looks ahead of the reader.
+        prepare: called with a view that will be read next, and with the view after it; for example to gather rows.
+        ahead: fetches data ahead of the reader.
         by_shards: whether the source's ``starts`` are the first rows of shards, which ``locality="node"`` keeps whole.
         rank, world_size, ...: see `penstock.plan.share_options.ShareOptions`.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense.
+        ConfigError, PartitionError: an argument is invalid, or arguments contradict each other.
     """
 
     def __init__(
@@ -315,50 +320,51 @@ class SharePlan(Plan[ShareEpoch]):
         self.seed = checked_seed(seed)
         self.remainder = remainder
         self.filters: tuple[KeptRows, ...] = ()
-        """What is left of the rows: the last one takes of what those before it keep."""
+        """Filters of the rows, each applied to the rows that the one before keeps."""
         rows = self.length()
         self.excluded = None if exclude is None else _excluded(exclude, rows)
-        """Rows that nobody gets, as the filters count them."""
+        """Excluded rows, numbered among the rows that the filters keep."""
         self.shuffle, self.block = _block_options(shuffle, rows, group, block_size, window)
-        self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="data set")
+        self._world = distributed.LateWorld(rank, world_size, process_group=process_group, of="dataset")
         self.locality = _locality(locality, nodes, shuffle, world_size, by_shards=by_shards)
         self._prepare = prepare
         self.ahead = ahead
         self._views: dict[MiniEpoch, EpochView] = {}
         self._shown = SharedIntegers(MiniEpoch(0, 0, rows).numbers)
         self.changes: tuple[Stage, ...] = ()
-        """Those of a mixture's weights, in the order in which they were made."""
+        """Changes of a mixture's weights, in the order in which they were made."""
         self.runs: weakref.WeakSet[ShareEpoch] = weakref.WeakSet()
-        """What readers of this process read."""
+        """Epoch plans of readers in this process."""
         self.running = False
-        """Whether somebody reads the place that is shown."""
+        """Whether a reader is reading the place in `shown`."""
         self._wish = Wish(Cursor(), loaded=False)
         self._times_set = 0
-        self._loaded = False  # a state was loaded and nothing has begun since
+        # Whether a state was loaded, and no reader has begun since.
+        self._loaded = False
 
     def __getstate__(self) -> dict[str, Any]:
         if self.locality is not None:
-            # Workers on other machines do not see what says how many nodes there are.
+            # Workers on other machines cannot read the environment that has the number of nodes.
             self.locality.settle(self.world)
         return {name: value for name, value in self.__dict__.items() if name not in ("_views", "runs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # What readers of another process read is theirs.
+        # Readers of another process stay there.
         self._views, self.runs = {}, weakref.WeakSet()
 
     def length(self) -> int:
-        """Return how many rows the source has."""
+        """Return the number of rows of the source."""
         return len(self.source)
 
     @property
     def samples(self) -> int:
-        """How many rows there are to go through."""
+        """Number of rows after filtering."""
         return len(self.filters[-1]) if self.filters else self.length()
 
     @property
     def fingerprint(self) -> str:
-        """Identity of these rows."""
+        """Identity of the rows and their filters."""
         if not self.filters:
             return str(self.source.fingerprint)
         names = [self.source.fingerprint, *(kept.fingerprint for kept in self.filters)]
@@ -366,17 +372,17 @@ class SharePlan(Plan[ShareEpoch]):
 
     @property
     def excluded_mark(self) -> Mark | None:
-        """Number and identity of what is excluded, wherever in the data; None if nothing is."""
+        """Number and hash of the excluded rows; None if no row is excluded."""
         return None if self.excluded is None else self.excluded.mark
 
     def kept(self, rows: Indices) -> Indices:
-        """Return the rows of the source that stand at these places among the rows that the filters keep."""
+        """Return the source's rows from their ordinals among the rows that the filters keep."""
         for kept in reversed(self.filters):
             rows = kept.find(rows)
         return rows
 
     def keep(self, kept: KeptRows) -> None:
-        """Go through some of the rows alone, from the beginning of the epoch that is shown."""
+        """Add a filter, and begin at the start of the current epoch."""
         self.filters, self._views = (*self.filters, kept), {}
         self.excluded = None if self.excluded is None else self.excluded.among(kept)
         self.wish_for(MiniEpoch(self.shown.epoch, 0, self.samples))
@@ -387,31 +393,31 @@ class SharePlan(Plan[ShareEpoch]):
         return self._world.get()
 
     def peek_world(self) -> distributed.World:
-        """Return rank and world size as they are at the moment; asking settles nothing."""
+        """Return the current rank and world size without fixing them."""
         return self._world.peek()
 
     def agrees_with(self, shuffle: bool | str) -> bool:
-        """Return whether this is an order that a loader asks for by ``shuffle=``: True for any that is shuffled."""
+        """Return whether the order matches a loader's ``shuffle=``; ``shuffle=True`` matches any shuffle."""
         return self.shuffle != "none" if shuffle is True else self.shuffle == shuffle
 
     # Views.
 
     def view(self, place: MiniEpoch | None = None) -> EpochView:
-        """Return the view at a place, by default at the one that is shown. Safe in threads.
+        """Return the view at a place, by default at `shown`. Thread-safe.
 
-        Those asked for last are kept, for loaders that take turns.
+        The last views are cached, for loaders that are read in turns.
         """
         place = self.shown if place is None else place
         views = self._views
         found = views.get(place)
         if found is None:
             found = self.make_view(place)
-            # Another thread never sees a dict that changes.
+            # A new dict, because another thread may be reading the old one.
             self._views = dict([*views.items()][1 - _KEPT_VIEWS :]) | {place: found}
         return found
 
     def make_view(self, place: MiniEpoch) -> EpochView:
-        """Return the view at a place, anew; nothing is kept."""
+        """Return a new view at a place, without caching it."""
         return EpochView(self.seed, place, self._partition(place, self.world), self.rows_in(place))
 
     def rows_in(self, place: MiniEpoch) -> Order:
@@ -424,7 +430,7 @@ class SharePlan(Plan[ShareEpoch]):
     def _partition(self, place: MiniEpoch, world: distributed.World) -> Partition:
         rest = self.mini_epochs - place.mini_epochs_done
         number = place.mini_epoch - place.mini_epochs_done
-        # A mini-epoch that was finished before the epoch was dealt out anew has nothing left.
+        # A mini-epoch that was finished before the epoch was split anew has no samples left.
         consumed = place.consumed if number >= 0 else place.samples
         return Partition(
             place.samples,
@@ -437,7 +443,7 @@ class SharePlan(Plan[ShareEpoch]):
         )
 
     def make_order(self, place: MiniEpoch) -> Order:
-        """Return the order of an epoch, all ranks together."""
+        """Return the order of an epoch over all ranks."""
         if self.locality is not None:
             return self.locality.order(self, place)
         return make_order(self.shuffle, place.samples, seed=self.seed, epoch=place.epoch, **self.block)
@@ -449,7 +455,7 @@ class SharePlan(Plan[ShareEpoch]):
         return MiniEpoch(place.epoch + 1, 0, self.samples, changes=place.changes)
 
     def __repr__(self) -> str:
-        """Return order and share in words. Asking settles neither rank nor world size."""
+        """Return a description of the order and the share, without fixing rank and world size."""
         place, world = self.shown, self._world.peek()
         had = max(0, len(self._partition(place, world)) - place.skip)
         part = f", mini-epoch {place.mini_epoch} of {self.mini_epochs}" if self.mini_epochs > 1 else ""
@@ -462,54 +468,59 @@ class SharePlan(Plan[ShareEpoch]):
         nodes = "" if self.locality is None else ", by node"
         return self.shuffle + nodes + "".join(f", {name} {size:,}" for name, size in self.block.items())
 
-    # What a data set shows, and what its user wishes.
+    # The position that a dataset shows, and the requests of its user.
 
     @property
     def shown(self) -> MiniEpoch:
-        """Where a program that looks at the data set finds it. Each reader has its own place, and shows it here."""
+        """The position that the dataset shows to programs. Each reader has its own position, and records it here."""
         return MiniEpoch(*self._shown.get())._replace(changes=self.changes)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Let readers begin an epoch at its first mini-epoch; the epoch of a state just loaded keeps its position.
+        """Set the epoch at whose first mini-epoch readers begin next.
+
+        After loading a state, setting the state's own epoch keeps the position of the state.
 
         Raises:
-            ConfigError: a negative epoch, or one of 2**62 or more.
+            ConfigError: the epoch is not an integer from 0 to 2**62 - 1.
         """
         epoch = checked_epoch(epoch)
         if not (self._loaded and epoch == self.shown.epoch):
             self.wish_for(MiniEpoch(epoch, 0, self.samples, changes=self.changes))
-            # A loader that is in another mini-epoch of this epoch stays there.
+            # Without a mini-epoch, so that a loader in another mini-epoch of this epoch stays there.
             self._wish = Wish(Cursor(epoch=epoch), loaded=False)
 
     def set_mini_epoch(self, mini_epoch: int) -> None:
-        """Let readers begin a mini-epoch of the epoch that is shown; that of a state just loaded keeps its position.
+        """Set the mini-epoch, in the epoch of `shown`, at which readers begin next.
+
+        After loading a state, setting the state's own mini-epoch keeps the position of the state.
 
         Raises:
-            PartitionError: a mini-epoch outside the epoch's.
+            PartitionError: the mini-epoch is outside its range.
         """
         place = self.shown
         if not 0 <= mini_epoch < self.mini_epochs:
             raise PartitionError(
                 f"mini_epoch {mini_epoch} is outside the epoch's {self.mini_epochs}: "
-                f"they go from 0 to {self.mini_epochs - 1}"
+                f"mini-epochs go from 0 to {self.mini_epochs - 1}"
             )
         if self._loaded and mini_epoch == place.mini_epoch:
             return
-        if mini_epoch < place.mini_epochs_done:  # before the resume: only a whole epoch has it
+        # A mini-epoch before a resume exists only in the partition of the whole epoch.
+        if mini_epoch < place.mini_epochs_done:
             place = place._replace(mini_epochs_done=0, consumed=0)
         self.wish_for(place._replace(mini_epoch=mini_epoch, skip=0))
 
     def wish_for(self, place: MiniEpoch, *, loaded: bool = False) -> None:
-        """Let every reader begin at a place; nothing of it has begun."""
+        """Request that every reader begins at a place next."""
         self._show(place, loaded=loaded, running=False)
         self._wish, self._times_set = Wish(ShareCursor.at(place), loaded), self._times_set + 1
 
     def wish_at(self, cursor: ShareCursor) -> None:
-        """Let every reader begin at the cursor of a loaded state."""
+        """Request that every reader begins at the cursor of a loaded state."""
         self.wish_for(cursor.place, loaded=True)
 
     def begin(self) -> None:
-        """Begin an iteration by hand, at the place that is shown."""
+        """Record that an iteration without a reader begins at `shown`."""
         self._show(self.shown, loaded=False, running=True)
 
     def _show(self, place: MiniEpoch, *, loaded: bool, running: bool) -> None:
@@ -523,14 +534,14 @@ class SharePlan(Plan[ShareEpoch]):
         self.prepare()
 
     def prepare(self) -> None:
-        """Have the rows gathered that are read next, where somebody gathers rows."""
+        """Prepare the rows of the current view and of the next one."""
         wanted = [self._prepare, self.ahead.prepare if self.ahead is not None else None]
         for prepare in filter(None, wanted):
             view = self.view(self.shown)
             prepare(view, self.view(self.following(view.place.whole)))
 
     def close(self) -> None:
-        """End what looks ahead, until something is read again."""
+        """Stop fetching ahead until the plan is read again."""
         if self.ahead is not None:
             self.ahead.close()
 
@@ -543,37 +554,38 @@ class SharePlan(Plan[ShareEpoch]):
 
     @property
     def times_set(self) -> Any:
-        """Changes with every wish."""
+        """A value that changes with every `Wish`."""
         return self._times_set
 
     def wish(self) -> Wish:
-        """Return where somebody wants the next loader to begin."""
+        """Return where the next reader should begin."""
         return self._wish
 
     def bind(self, cursor: Cursor, entropy: Any) -> ShareEpoch:
         """Return the share of an epoch from the cursor on."""
-        _ = self.world  # a process group that was made later must not disagree
+        # Raises if a process group made later disagrees.
+        _ = self.world
         return ShareEpoch(self, self.view(self._place(cursor)))
 
     def whole(self, cursor: Cursor) -> Cursor:
-        """Return the cursor itself: a view is as long as what a resume left of it."""
+        """Return the cursor itself: after a resume, a view has only the rest of its mini-epoch."""
         return cursor
 
     def again(self, run: ShareEpoch) -> Cursor:
-        """Return where a view begins."""
+        """Return the cursor at the start of a view."""
         return ShareCursor.at(run.place)
 
     def after(self, run: ShareEpoch, had: int) -> Cursor:
-        """Return the next mini-epoch, or the next epoch after the last one."""
+        """Return the start of the next mini-epoch, or of the next epoch after the last one."""
         return ShareCursor.at(self.following(run.place))
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Show the place of a reader on the data set."""
+        """Record the position of a reader in `shown`."""
         place = cursor.place if loaded and isinstance(cursor, ShareCursor) else self._place(cursor)
         self._show(place, loaded=loaded, running=running)
 
     def _place(self, cursor: Cursor) -> MiniEpoch:
-        """Return the place of a cursor, with the changes that were made since it was written."""
+        """Return the place of a cursor, with the changes made since."""
         if not isinstance(cursor, ShareCursor):
             return MiniEpoch(cursor.epoch, 0, self.samples, changes=self.changes)
         known = cursor.place.changes
@@ -583,19 +595,19 @@ class SharePlan(Plan[ShareEpoch]):
     # Changes of a mixture's weights.
 
     def change(self, stage: Stage) -> None:
-        """Let other weights hold from a position of the job on, for all readers."""
+        """Change the weights from a position of the job on, for all readers."""
         self.changes = (*self.changes, stage)
 
     @property
     def planned(self) -> int:
-        """How many positions of the job readers of this process have planned, or have behind them."""
+        """Number of first positions of the job that readers of this process have consumed or prefetched."""
         place, view = self.shown, self.view()
         begin = view.partition.end if place.skip >= len(view.partition) else view.partition.begin
         least = place.epoch * place.samples + min(begin + place.skip * view.partition.world_size, place.samples)
         return max([least, *(run.epoch * place.samples + min(run.planned, place.samples) for run in self.runs)])
 
     def write_changes(self, changes: tuple[Stage, ...]) -> State:
-        """Return the entries of a state for what may change while a job runs: weights of a mixture, excluded rows."""
+        """Return the entries of a state that may change during a job: weights of a mixture, excluded rows."""
         mark = self.excluded_mark
         return {} if mark is None else {"excluded": list(mark)}
 
@@ -604,13 +616,13 @@ class SharePlan(Plan[ShareEpoch]):
         return {} if self.locality is None else {"nodes": list(self.locality.layout(place, self.world))}
 
     def read_changes(self, state: Mapping[str, Any]) -> tuple[Stage, ...]:
-        """Return the changes that a state holds: none, unless this is a mixture."""
+        """Return the changes in a state; only a mixture has any."""
         return ()
 
     # States.
 
     def identity(self) -> State:
-        """Return what a state must agree with."""
+        """Return the entries that a state must match."""
         return {
             "order_version": ORDER_VERSION,
             "fingerprint": self.fingerprint,
@@ -623,21 +635,24 @@ class SharePlan(Plan[ShareEpoch]):
         }
 
     def read(self, state: Mapping[str, Any]) -> ShareCursor:
-        """Return the cursor that a state holds, at the same or at another world size.
+        """Return the cursor in a state of the same or of another world size.
 
         Raises:
-            StateError: the state is of another source, order or partition, or damaged.
+            StateError: the state belongs to another source, order or partition, or is damaged.
         """
         return self._read(state, self.samples)
 
     def read_grown(self, state: Mapping[str, Any]) -> ShareCursor:
-        """Return the same over a source that has grown since: the epoch in progress ends on the rows it began with.
+        """Return the cursor in a state of the same source before rows were appended.
+
+        The current epoch ends with the rows with which it began.
 
         Raises:
-            StateError: as `read`, and rows were changed, not only appended.
+            StateError: as `read`; also if rows were changed, not only appended.
         """
         samples = state.get("samples") if isinstance(state, Mapping) else None
-        if self.filters:  # which were made of all the rows there were
+        # Filters were made for the old number of rows.
+        if self.filters:
             return self.read(state)
         if type(samples) is not int or not 0 <= samples < len(self.source):
             return self.read(state)
@@ -646,21 +661,22 @@ class SharePlan(Plan[ShareEpoch]):
         return self._read(state, samples, fingerprint=state.get("fingerprint"))
 
     def _read(self, state: Mapping[str, Any], samples: int, **grown: Any) -> ShareCursor:
-        of = "data set"
+        of = "dataset"
         check_state(state, {"version": STATE_VERSION}, of=of)
         dealt = {"locality": "none"} if "locality" in state else {}
         check_state(state, {**dealt, **self.identity(), "samples": samples, **grown}, of=of)
         epoch, mini_epoch, consumed = (read_int(state, name, of=of) for name in ("epoch", "mini_epoch", "consumed"))
         if mini_epoch >= self.mini_epochs or consumed > samples:
             raise StateError(
-                f"this state is damaged: it stands in mini-epoch {mini_epoch} of {self.mini_epochs}, behind {consumed} "
-                f"of {samples} samples"
+                f"this state is damaged: it is in mini-epoch {mini_epoch} of {self.mini_epochs}, after {consumed} of "
+                f"{samples} samples"
             )
         done, base, skip = read_ints(state, "dealt", 3, of=of)
         if done > self.mini_epochs or base > samples or skip > samples:
-            raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} of {samples} samples")
+            raise StateError(f"this state is damaged: 'dealt' is {[done, base, skip]} for {samples} samples")
         if "excluded" in state:
-            from penstock.plan.exclusion import check_excluded  # see `_excluded`
+            # Imported here for the reason in `_excluded`.
+            from penstock.plan.exclusion import check_excluded
 
             check_excluded(state, self.excluded_mark, of=of)
         changes = self.read_changes(state)
@@ -671,7 +687,7 @@ class SharePlan(Plan[ShareEpoch]):
 
 
 def _excluded(rows: Any, of: int) -> ExcludedRows:
-    # Few runs leave rows out, and each worker imports this module.
+    # Imported here because few runs exclude rows, and every worker imports this module.
     from penstock.plan.exclusion import ExcludedRows
 
     return ExcludedRows(rows, of)
@@ -684,15 +700,16 @@ def _locality(
         raise ConfigError(f"unknown locality {locality!r}: use 'none' or 'node'")
     if locality == "none":
         if nodes is not None:
-            raise ConfigError(f"nodes={nodes} belongs to locality='node': add that, or leave nodes= out")
+            raise ConfigError(f"nodes={nodes} needs locality='node': add it, or leave nodes= out")
         return None
-    from penstock.plan.locality import Locality  # as in `_excluded`
+    # Imported here for the reason in `_excluded`.
+    from penstock.plan.locality import Locality
 
     return Locality(shuffle, nodes, world_size, by_shards=by_shards)
 
 
 class EpochRows:
-    """``order[positions]``: rows of a source, of which filters keep some, and others are excluded."""
+    """The rows of a source at positions of an epoch, after filters and exclusion: ``rows[positions]``."""
 
     def __init__(self, order: Order, plan: SharePlan, epoch: int) -> None:
         self._order, self._plan, self._epoch = order, plan, epoch
@@ -710,7 +727,7 @@ class EpochRows:
         return plan.kept(places if plan.excluded is None else plan.excluded.replace(places, plan.seed, self._epoch))
 
     def positions_of(self, row: int) -> list[int]:
-        """Return where a row of the source stands: nowhere if it is left out, more than once if it replaces others."""
+        """Return the positions of a row of the source: none if it is left out, several if it replaces other rows."""
         place = np.array([row])
         for kept in self._plan.filters:
             place = kept.ordinals(place)
@@ -724,12 +741,12 @@ class EpochRows:
 def _block_options(
     shuffle: str, n: int, group: int | None, block_size: int | None, window: int | None
 ) -> tuple[str, dict[str, int]]:
-    """Return the shuffle and its sizes; ``group`` is short for a block shuffle of that many blocks."""
+    """Return the shuffle and its sizes. ``group`` means a block shuffle with that number of blocks."""
     if group is not None:
         if group < 1 or block_size is not None or window is not None or shuffle == "none":
             raise ConfigError(
-                f"group={group} cuts the manifest into that many blocks and permutes them: it must be positive and "
-                "goes with neither block_size=, window= nor shuffle='none'"
+                f"group={group} cuts the manifest into that many blocks and permutes them: it must be positive, and "
+                "cannot be combined with block_size=, window= or shuffle='none'"
             )
         return "block", {"block_size": max(1, -(-n // group)), "window": 1}
     if shuffle == "block":

@@ -1,6 +1,6 @@
-"""The options that all map-style data sets of ours have in common, and the check of what a program gave for them.
+"""The options that all of Penstock's map-style datasets have, and their checks.
 
-A data set checks them before it opens its source, so a wrong one costs nothing and is named by the class called.
+A dataset checks its options before it opens its source, so a wrong one is reported at once, with the name of the class.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ __all__ = ["DealOptions", "ShareOptions", "check_share", "wrong_share_option"]
 
 
 class DealOptions(TypedDict, total=False):
-    """How samples are dealt to ranks and mini-epochs.
+    """Options of the partition among ranks and mini-epochs.
 
     Keys:
-        rank, world_size: by default from torch.distributed, else RANK and WORLD_SIZE, else 0 and 1; resolved at first
-            use and fixed from then on.
-        process_group: whose ranks share out the data, where that is not the default group.
-        mini_epochs: into how many runs an epoch is cut; all are equally long, padding comes at the end of the epoch.
+        rank, world_size: by default from torch.distributed, else from RANK and WORLD_SIZE, else 0 and 1. They are read
+            at the first use and fixed from then on.
+        process_group: the group that splits the data, if it is not the default group.
+        mini_epochs: number of mini-epochs (sub-epochs) of an epoch. All are equally long, with padding at the end of
+            the epoch.
         seed: the order is a function of (seed, epoch); the same on all ranks. 0 by default.
         remainder: ``"pad"`` (default), ``"drop"`` or ``"uneven"``, see `penstock.order.Partition`. For exact evaluation
             use ``shuffle="none", remainder="uneven"``; for all rows on every rank ``world_size=1, rank=0``.
@@ -40,22 +41,22 @@ class DealOptions(TypedDict, total=False):
 
 
 class ShareOptions(DealOptions, total=False):
-    """Which samples a rank gets, in which order: the options that all map-style data sets of ours have in common.
+    """Options of a rank's samples and their order, which all of Penstock's map-style datasets have.
 
     Keys:
         shuffle: ``"global"`` (default), ``"block"`` or ``"none"``.
-        block_size, window: belong to ``"block"``, see `penstock.order.make_order`.
-        group: cut the rows into so many blocks, permute inside them and permute the blocks (short for
-            ``shuffle="block"`` with that block size and ``window=1``).
-        exclude: rows of the source that nobody gets any more, 100,000 at most, such as damaged ones found in mid-run.
-            Their positions get other rows, drawn from (seed, epoch, excluded row); all other positions keep theirs, and
-            a state from before fits. A state from then on has their number and a hash, and fits the same rows, or more.
-        locality: ``"node"`` deals shards, or blocks of rows, to nodes, each of which keeps seven eighths of its own
-            from epoch to epoch: caches of k nodes then hold k times as much. Every epoch is a permutation of all rows.
-            ``"none"`` (default) deals rows anew to all ranks in each epoch.
-        nodes: how many nodes the ranks lie on, in their order, equally many on each. By default as torchrun says
-            (GROUP_WORLD_SIZE); a ConfigError where nothing says it. A state loads on any number of nodes: the epoch
-            that it stands in keeps its order, and the next one is dealt to the nodes there are.
+        block_size, window: of ``"block"``, see `penstock.order.make_order`.
+        group: number of blocks; permutes the blocks and the rows in each block (short for ``shuffle="block"`` with the
+            matching block size and ``window=1``).
+        exclude: rows of the source to leave out, such as damaged ones found during a run; at most 100,000. Other rows
+            replace them, drawn from (seed, epoch, excluded row). All other positions keep their rows, so older states
+            still load. A state saved with excluded rows needs the same ones excluded, or more.
+        locality: ``"node"`` assigns shards, or blocks of rows, to nodes. From epoch to epoch each node keeps seven
+            eighths of its rows, so the caches of k nodes together hold k times as much. Every epoch is a permutation of
+            all rows. ``"none"`` (default) splits all rows anew among all ranks in each epoch.
+        nodes: number of nodes of the job, with equally many ranks on each, in order. By default from torchrun
+            (GROUP_WORLD_SIZE); a ConfigError if it is not set. A state loads on any number of nodes: the current epoch
+            keeps its order, and the next one is assigned to the new nodes.
     """
 
     shuffle: str
@@ -74,17 +75,17 @@ def check_share(
     *,
     known: Collection[str] = ShareOptions.__annotations__,
 ) -> None:
-    """Refuse options that a data set does not take, and values of another type.
+    """Raise for unknown options of a dataset, and for values of a wrong type.
 
     Args:
         owner: the class that was called.
-        share: its keyword arguments beside those that it names.
+        share: its ``**share`` keyword arguments.
         load: its argument of this name.
         known: the options that may be in ``share``.
 
     Raises:
-        TypeError: an option that there is not, as of any function.
-        ConfigError: a value of another type.
+        TypeError: an option is unknown, as for any function.
+        ConfigError: a value has a wrong type.
     """
     for name in share:
         if name not in known:
@@ -98,7 +99,7 @@ def check_share(
 
 
 def wrong_share_option(name: str, value: Any) -> str | None:
-    """Return what an option takes, in words, if that is not what it was given.
+    """Return a description of the values that an option takes, if the value is of a wrong type; else None.
 
     >>> wrong_share_option("seed", "a"), wrong_share_option("seed", 3)
     ('an integer', None)
@@ -137,7 +138,7 @@ _TAKES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _parameters(owner: type) -> list[str]:
-    """Return the keyword arguments that a class and its bases name."""
+    """Return the names of the keyword arguments of a class and its bases."""
     found = (inspect.signature(vars(base)["__init__"]) for base in owner.__mro__ if "__init__" in vars(base))
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = [one for signature in found for one in [*signature.parameters.values()][1:]]
@@ -145,7 +146,8 @@ def _parameters(owner: type) -> list[str]:
 
 
 def _unexpected(owner: type, name: str, known: list[str]) -> str:
-    known = [one for one in known if one != name]  # of a base, which the class does not pass on
+    # A base class may have an argument of this name that the class does not pass on.
+    known = [one for one in known if one != name]
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(set(known)))}"
     return f"{owner.__name__}() got an unexpected keyword argument {name!r}: {hint}"

@@ -1,4 +1,4 @@
-"""`SharedIntegers`: a few integers in shared memory, so that workers that run see what the main process writes."""
+"""`SharedIntegers`: a few integers in shared memory, so that running workers see changes of the main process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["SharedIntegers"]
 
 
 class SharedIntegers:
-    """Integers of 64 bits. A plain pickle (to a file, to another machine) carries a copy of them.
+    """64-bit integers in shared memory. A plain pickle (to a file, to another machine) has a copy of them.
 
     >>> numbers = SharedIntegers([1, 2])
     >>> numbers.set([3, 4])
@@ -24,12 +24,12 @@ class SharedIntegers:
         self._view = self._tensor.numpy()
 
     def get(self) -> list[int]:
-        """Return the integers as they are now."""
+        """Return the current integers."""
         values: list[int] = self._view.tolist()
         return values
 
     def set(self, values: Iterable[int]) -> None:
-        """Change them, for all processes that share them."""
+        """Set the integers for all processes that share them."""
         self._view[:] = list(values)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class SharedIntegers:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._tensor = state["tensor"]
-        # A copy, or one from a file: workers forked from here must see its changes, too.
+        # Workers forked from here must see the changes of a copy, too.
         if not self._tensor.is_shared():
             self._tensor.share_memory_()
         self._view = self._tensor.numpy()

@@ -1,17 +1,17 @@
-"""The epoch that an iterable data set's next iteration begins, in memory that all processes share.
+"""`SharedEpoch`: the next epoch of an iterable dataset, in memory that all processes share.
 
-It is for iterations that nobody tells their epoch: those of other libraries' loaders, and those of the data set itself.
-There is an entry for each worker of each number of workers, because torch's loader tells workers nothing of the epoch:
+It is for iterations that are not told their epoch: by the loaders of other libraries, and by ``iter(dataset)``. torch's
+loader does not tell its workers the epoch, so there is one entry for each worker of each number of workers:
 
-- Workers may end with every epoch, so each leaves the number of the next one to its successor; with one cell for all, a
-  worker could not tell an epoch that its neighbour has just begun from one that is over.
-- A look at the data through a loader with one worker must not move one worker of a loader with two, whose workers
-  would deal out the shards of two epochs.
-- A worker's seed does not tell which iteration it belongs to, since programs seed torch alike for several of them.
+- Workers may end with every epoch, so each leaves the number of the next epoch to its successor. With a single entry,
+  a worker could not tell whether another worker has just begun an epoch, or has finished it.
+- Reading a few samples with one worker must not advance one worker of a loader with two, whose workers would then read
+  different epochs.
+- A worker's seed does not identify the iteration, because programs use the same torch seed for several iterations.
 
-The entry of the main process has the last epoch that began anywhere, for whoever asks there. Two loaders of torch's
-with equally many workers share their entries, so let one begin after the other has begun. Our loaders tell their
-workers (`StreamPlan`), and share nothing.
+The entry of the main process has the epoch that was begun last in any process. Two torch loaders with equally many
+workers share entries, so begin them one after the other. Penstock's loaders tell their workers the epoch
+(`StreamPlan`), and share nothing.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ __all__ = ["SharedEpoch"]
 
 _CURRENT, _NEXT, _TIMES_SET = range(3)
 _MAIN = 0
-_TRIANGLE = 64  # loaders with up to so many workers have entries of their own
+_TRIANGLE = 64
+"""Each number of workers up to this has separate entries."""
 _LARGER = 1024
 _ENTRIES = 1 + _TRIANGLE * (_TRIANGLE + 1) // 2 + _LARGER
 
 
 class SharedEpoch:
-    """By worker: the epoch that is read, the one that comes next, and how often that was set. 75 KB, whatever the data.
+    """For each worker: the current epoch, the next epoch, and how often it was set. Always 75 KB.
 
-    A plain pickle (to a file, to another machine) carries a copy.
+    A plain pickle (to a file, to another machine) has a copy.
     """
 
     def __init__(self) -> None:
@@ -50,32 +51,32 @@ class SharedEpoch:
 
     @property
     def current(self) -> int:
-        """The epoch that is read, or was last; in the main process by anybody. Before the first one: the next epoch."""
+        """The current or last epoch; in the main process, of any process. Before the first epoch, the next one."""
         return int(self._table[_CURRENT, self._entry()])
 
     @property
     def next(self) -> int:
-        """The epoch of the next iteration here."""
+        """The epoch of the next iteration in this process."""
         return int(self._table[_NEXT, self._entry()])
 
     @property
     def times_set(self) -> int:
-        """How often somebody has chosen the epoch of the next iteration here."""
+        """How often `set` was called for this process."""
         return int(self._table[_TIMES_SET, self._entry()])
 
     def set(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration: in the main process for all, in a worker for this one."""
+        """Set the epoch of the next iteration: in the main process for all processes, in a worker for itself."""
         where: Any = slice(None) if get_worker_info() is None else self._entry()
         self._table[_CURRENT, where] = self._table[_NEXT, where] = epoch
         self._table[_TIMES_SET, where] += 1
 
     def begin(self, epoch: int) -> None:
-        """Note that an iteration of this epoch begins here; the epoch after it comes next."""
+        """Record that an iteration of this epoch begins in this process, and set the next epoch after it."""
         for entry in {_MAIN, self._entry()}:
             self._table[_CURRENT, entry], self._table[_NEXT, entry] = epoch, epoch + 1
 
     def show(self, epoch: int) -> None:
-        """Let `current` be an epoch in the main process. What comes next stays as it is."""
+        """Set `current` of the main process. The next epoch does not change."""
         self._table[_CURRENT, _MAIN] = epoch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,5 +84,5 @@ class SharedEpoch:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._table = state["table"]
-        if not self._table.is_shared():  # out of a file
+        if not self._table.is_shared():  # unpickled from a file
             self._table = self._table.share_memory_()

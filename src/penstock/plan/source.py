@@ -1,4 +1,4 @@
-"""`Source`: rows, and nothing else. No rank, no epoch, no order: these are a `Plan`'s."""
+"""`Source`: the stored rows behind a dataset. It has no rank, no epoch and no order; a `Plan` has these."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ __all__ = ["Source"]
 
 @runtime_checkable
 class Source(Protocol):
-    """What every data set of ours reads: a `Manifest`, a `ShardSet`, an `MDSFolder`, `TableFiles`, `TokenFiles`, ...
+    """The rows that a Penstock dataset reads: a `Manifest`, `ShardSet`, `MDSFolder`, `TableFiles`, `TokenFiles`, ...
 
-    Sources are immutable, picklable (as a handle, not with their rows), and safe in threads.
+    Sources are immutable, thread-safe, and picklable (as a handle, without their rows).
     """
 
     def __len__(self) -> int: ...
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the rows: content alone, neither paths nor times."""
+        """Identity of the rows: a hash of their content, without paths and times."""
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Return whether a source with this fingerprint and so many rows has since grown to be this one."""
+        """Return whether this source is one with this fingerprint and number of rows, with rows appended since."""
 
     def records(self, rows: Indices) -> list[Any]:
-        """Return the records of some rows, int64 of shape (n,), in this order; a row may come twice.
+        """Return the records of some rows, int64 of shape (n,), in the same order; rows may repeat.
 
         Negative rows count from the end.
 
         Raises:
-            IndexError: a row outside ``[-len, len)``.
+            IndexError: a row is outside ``[-len, len)``.
         """

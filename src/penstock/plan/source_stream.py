@@ -1,13 +1,13 @@
-"""`SourceStream`: one pass over any iterable as a stream, for streams that read others.
+"""`SourceStream`: one iteration of any iterable as a stream, for streams that read others.
 
-Where the pass is, is said by the first of these that can, and a cursor holds that:
+A cursor takes the position from the first of these that has one:
 
-    a data set of ours (`ResumableDataset`)     {"had": 3, "cursor": {...}}      opened there
+    a Penstock dataset (`ResumableDataset`)     {"had": 3, "cursor": {...}}      opened at the cursor
     an iterator with a state                    {"had": 3, "iterator": ...}      loaded after ``iter()``
-    a data set with a state                     {"had": 3, "dataset": ...}       loaded before ``iter()``
-    nobody                                      {"had": 3}                       gone through again
+    a dataset with a state                      {"had": 3, "dataset": ...}       loaded before ``iter()``
+    none of them                                {"had": 3}                       read again from the start
 
-A subclass of ours with an ``__iter__`` of its own counts as a data set with a state: it is iterated.
+A subclass of a Penstock dataset with its own ``__iter__`` counts as a dataset with a state, and is iterated.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _HELD = {"cursor": "a cursor", "iterator": "one of the iterator", "dataset": "a 
 
 
 class SourceStream(Stream):
-    """One pass over a source, which is opened when its first item is asked for, or by `begin`.
+    """One iteration of a source, which is opened at the first item, or by `begin`.
 
     Args:
         source: the iterable.
-        name: for messages.
-        epoch: told to the source, or to the data set of a loader that streams one. None leaves it to the source.
-        cursor: of a pass over the same source, checked by `check_pass`; None begins one.
-        iterate: makes the iterator of a source that is not ours.
-        warn: whether to warn where the source is gone through again.
+        name: of the source, for messages.
+        epoch: to set on the source, or on the dataset of a loader of an iterable dataset. None leaves it to the source.
+        cursor: of an iteration of the same source, checked by `check_pass`; None begins at the start.
+        iterate: returns the iterator of a source that is not a Penstock dataset.
+        warn: whether to warn if the source must be read again from the start.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class SourceStream(Stream):
         warn: bool = True,
     ) -> None:
         self._source, self._name, self._epoch, self._iterate, self._warn = source, name, epoch, iterate, warn
-        # Until its owner can say better, the stream is where it was opened.
+        # Until the first item, the position is where the stream was opened.
         self._opened_at: Mapping[str, Any] | None = {"had": 0} if cursor is None else cursor
         self.had = 0 if cursor is None else int(cursor["had"])
         self._items: Iterator[Any] | None = None
 
     def begin(self) -> None:
-        """Open the source now. From then on a cursor holds its state, before the first item as well.
+        """Open the source now. From then on a cursor holds the state of the source, even before the first item.
 
-        So a source that counts its epochs itself goes on in the same one. A generator has not run yet, and its data
-        set may still have the state of the last pass: that one is asked behind an item.
+        So a source that counts its own epochs resumes in the same epoch. A generator is an exception: it has not run
+        yet, and its dataset may still have the state of the last iteration, so its state is taken after the first item.
         """
         self._items = self._open(self._opened_at or {})
         if not isinstance(self._items, GeneratorType):
@@ -113,22 +113,22 @@ class SourceStream(Stream):
 
 
 def check_pass(cursor: Any, source: Any, *, name: str, of: str) -> None:
-    """Refuse a cursor that is not of a pass over a source. States of users' objects are theirs to check.
+    """Raise unless a cursor belongs to an iteration of a source. Users' objects check their own states.
 
     Args:
-        cursor: to be loaded; more entries than those of `SourceStream` are not looked at.
-        source, name: of the pass.
-        of: what is being loaded, for messages.
+        cursor: to load; entries that `SourceStream` does not use are ignored.
+        source, name: of the iteration.
+        of: class of the object that loads the state, for messages.
 
     Raises:
         StateError: the cursor is damaged, or of another source.
     """
     if not isinstance(cursor, Mapping):
-        raise StateError(f"the state of this {of} is damaged: of {name} it has {cursor!r}")
+        raise StateError(f"the state of this {of} is damaged: for {name} it has {cursor!r}")
     had = read_int(cursor, "had", of=of)
     held = _HELD.keys() & cursor.keys()
     if len(held) > 1:
-        raise StateError(f"the state of this {of} is damaged: of {name} it has {sorted(held)}")
+        raise StateError(f"the state of this {of} is damaged: for {name} it has {sorted(held)}")
     if is_opened(source):
         if had or held:
             source.check_cursor(read_mapping(cursor, "cursor", of=of))
@@ -137,22 +137,26 @@ def check_pass(cursor: Any, source: Any, *, name: str, of: str) -> None:
 
 
 def keeps_position(source: Any) -> bool:
-    """Return whether a source itself knows where its pass is, so that there can be one pass at a time."""
+    """Return whether a source holds its own position, so that it allows only one iteration at a time."""
     return _has_state(source) and not is_opened(source)
 
 
 def loads_stream(source: Any) -> bool:
-    """Return whether a source is a loader of an iterable data set, whose epoch is the data set's."""
+    """Return whether a source is a loader of an iterable dataset, so that its epoch is the dataset's epoch."""
     return isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset)
 
 
 def drop(items: Iterator[Any], count: int, name: str) -> None:
-    """Read again the items that were had. Raises StateError if there are not so many."""
+    """Read ``count`` items and drop them.
+
+    Raises:
+        StateError: the iterator has fewer items.
+    """
     for had in range(count):
         if next(items, _END) is _END:
             raise StateError(
-                f"{name} had given {count} items when this state was taken, and now it has {had}: it is another one, "
-                "or its data are"
+                f"{name} had yielded {count} items when this state was taken, but now it has only {had}: it is another "
+                "source, or its data have changed"
             )
 
 
@@ -161,13 +165,13 @@ def _has_state(item: Any) -> bool:
 
 
 def _tell(source: Any, epoch: int) -> None:
-    """Say the epoch to a source, if it can be told. A loader of torch's has no ``set_epoch``: its data set is told."""
+    """Set the epoch of a source that has ``set_epoch``. A torch loader has none: its dataset's is called instead."""
     if hasattr(source.dataset if loads_stream(source) else source, "set_epoch"):
         (source if hasattr(source, "set_epoch") else source.dataset).set_epoch(epoch)
 
 
 def _missing(held: str, name: str) -> str:
-    return f"this state holds {_HELD[held]} of {name}, which has none: it is of other sources"
+    return f"this state holds {_HELD[held]} of {name}, which has none: the state belongs to other sources"
 
 
 def _warn_of_repeating(name: str, had: int) -> None:

@@ -1,12 +1,12 @@
-"""Streams: iterators that say where they are, and data sets that open them there again.
+"""`Stream`: an iterator with a position. `ResumableDataset`: an iterable dataset that opens streams at a position.
 
     stream = dataset.open(epoch=3)         an iterator over one epoch, for this rank and worker
     next(stream), next(stream)
-    cursor = stream.cursor()               JSON: where the stream goes on behind the item given last
+    cursor = stream.cursor()               JSON: the position after the last item
     rest = dataset.open(cursor)            in another process
 
-Invariants: a position is in a stream and nowhere else; a data set remembers wishes: an epoch, or a loaded state. A
-cursor is a function of the items given, whatever was read ahead, and its size does not grow with them.
+Invariants: only a stream holds a position; a dataset holds only a request of the user (`Wish`): an epoch, or a loaded
+state. A cursor depends only on the items that were yielded, not on items read ahead, and its size does not grow.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class Stream(Iterator[Any]):
 
     @abstractmethod
     def cursor(self) -> Any:
-        """Return the position behind the item given last, as JSON.
+        """Return the position after the last item, as JSON. Later items do not change the returned object.
 
-        Ask once a batch at most, and less often if the answer is large. Nothing that follows changes it.
+        Call this at most once per batch, and less often if the cursor is large.
         """
 
 
 class ResumableDataset(IterableDataset[Any]):
-    """An iterable data set whose iterators are streams.
+    """An iterable dataset whose iterators are streams.
 
-    A subclass defines `first_cursor`, `check_cursor` and `open_at`. Every iteration is a new epoch, in worker processes
-    too, unless `set_epoch` chose one. Each of our loaders counts the epochs that it reads itself, and takes from here
-    its user's `wish` alone. ``state_dict`` and ``load_state_dict`` are for the loaders of other libraries.
+    A subclass defines `first_cursor`, `check_cursor` and `open_at`. Every iteration is a new epoch, also in worker
+    processes, unless `set_epoch` chose one. A Penstock loader counts its own epochs, and reads only `wish` here.
+    ``state_dict`` and ``load_state_dict`` are for the loaders of other libraries.
     """
 
     own_items = False
-    """Whether a subclass has an ``__iter__`` or a ``set_epoch`` of its own, past which `open` goes."""
+    """Whether a subclass overrides ``__iter__`` or ``set_epoch``, which `open` would bypass."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -65,67 +65,70 @@ class ResumableDataset(IterableDataset[Any]):
         self._forget()
 
     def _forget(self) -> None:
-        """Begin with no epoch, no state and no stream, as a new data set does."""
+        """Reset epoch, state and stream, as in a new dataset."""
         self._epochs = SharedEpoch()
         self._stream: Stream | None = None
-        self._heard = 0  # how often the epoch had been set when that stream began
+        # `times_set` of the shared epoch when that stream began.
+        self._heard = 0
         self._loaded: State | None = None
         self._wished, self.times_set = 0, 0
 
-    # What a subclass defines.
+    # Defined by subclasses.
 
     def first_cursor(self, epoch: int) -> State:
-        """Return the cursor at the beginning of an epoch."""
+        """Return the cursor at the start of an epoch."""
         raise NotImplementedError
 
     def check_cursor(self, cursor: Mapping[str, Any]) -> None:
-        """Refuse a cursor that does not belong here. Raises StateError."""
+        """Raise a StateError if a cursor does not belong to this dataset."""
         raise NotImplementedError
 
     def open_at(self, cursor: State) -> Stream:
-        """Return a stream from a cursor on that was checked. It must not hold the data set, which remembers it."""
+        """Return a stream from a checked cursor on. It must not refer to the dataset, which refers to the stream."""
         raise NotImplementedError
 
     # Iteration.
 
     def open(self, cursor: Mapping[str, Any] | None = None, *, epoch: int | None = None) -> Stream:
-        """Return a stream of this rank and worker. The data set does not remember it.
+        """Return a new stream of this rank and worker. `state_dict` does not see it.
 
         Args:
-            cursor: of a stream of this data set; the new stream goes on there. None begins an epoch.
-            epoch: which one begins; by default the next one.
+            cursor: of a stream of this dataset, at which the new stream continues. None begins an epoch.
+            epoch: the epoch to begin; by default the next one.
 
         Raises:
-            ConfigError: both a cursor and an epoch, or a negative epoch.
-            StateError: the cursor is of another data set, or of another rank or worker.
+            ConfigError: both a cursor and an epoch were passed, or the epoch is negative.
+            StateError: the cursor belongs to another dataset, rank or worker.
         """
         if cursor is None:
             return self.open_at(self.first_cursor(self._epochs.next if epoch is None else checked_epoch(epoch)))
         if epoch is not None:
-            raise ConfigError("open() takes a cursor, which has its epoch, or an epoch, not both")
+            raise ConfigError("open() takes either a cursor, which contains its epoch, or an epoch, not both")
         self.check_cursor(cursor)
         return self.open_at(copy.deepcopy(dict(cursor)))
 
     def open_behind(self, last: Stream | None, opening: Opening) -> Stream:
-        """Return the stream of an epoch of a loader, as `open`.
+        """Return the stream of a loader's next epoch, as `open`.
 
         Args:
-            last: the loader's stream before; None for none. Some streams go on behind it.
-            opening: says the epoch.
+            last: the loader's last stream, or None. Some streams continue behind it.
+            opening: the epoch to begin.
         """
         return self.open(opening.stream) if opening.stream is not None else self.open(epoch=opening.epoch)
 
     def __iter__(self) -> Stream:
         cursor, self._loaded = self._loaded, None
-        self._stream = None  # the old stream closes its files first
+        # The old stream must close its files first.
+        self._stream = None
         if cursor is None:
             cursor = self.first_cursor(self._epochs.next)
         else:
-            self.check_cursor(cursor)  # a loader of torch's gives what was loaded to each of its workers
+            # torch's loader copies a loaded state to each of its workers, which it may not fit.
+            self.check_cursor(cursor)
         return self._begin(cursor)
 
     def _begin(self, cursor: State) -> Stream:
-        """Return a stream that the data set remembers."""
+        """Return a stream, which `state_dict` will refer to."""
         self._epochs.begin(int(cursor["epoch"]))
         self._heard = self._epochs.times_set
         self._stream = self.open_at(cursor)
@@ -133,26 +136,28 @@ class ResumableDataset(IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is read, or was last, by whoever began one last; before the first one: the next epoch."""
+        """The epoch that was begun last; before the first one, the next epoch."""
         return self._epochs.current if self._loaded is None else int(self._loaded["epoch"])
 
     @property
     def wish(self) -> Wish:
-        """Where its user wants the next pass of each loader to begin: at an epoch, or at a loaded state."""
+        """Where each loader should begin next: at an epoch, or at a loaded state."""
         if self._loaded is not None:
             return Wish(Opening(epoch=self._wished, stream=self._loaded), loaded=True)
         return Wish(Opening(epoch=self._wished, chosen=self.times_set > 0), loaded=False)
 
     def show(self, epoch: int) -> None:
-        """Let `epoch` be that of a loader that begins a pass, which has used a loaded state."""
+        """Set `epoch` to the epoch that a loader begins, and drop a loaded state, which the loader has used."""
         self._loaded = None
         self._epochs.show(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, in all processes. That of a state just loaded keeps its position.
+        """Set the epoch of the next iteration, in all processes.
+
+        After `load_state_dict`, setting the state's own epoch keeps the position of the state.
 
         Raises:
-            ConfigError: a negative epoch, or none at all.
+            ConfigError: the epoch is not an integer from 0 to 2**62 - 1.
         """
         epoch = checked_epoch(epoch)
         if self._loaded is None or epoch != self._loaded["epoch"]:
@@ -167,15 +172,15 @@ class ResumableDataset(IterableDataset[Any]):
 
     @property
     def _running(self) -> Stream | None:
-        """The stream that a state is of: the last one, unless somebody has chosen an epoch since.
+        """The stream of `state_dict`: the last one, unless `set_epoch` was called since.
 
-        In a worker that choice is for the next pass, and the stream goes on.
+        In a worker, `set_epoch` is for the next iteration, so the stream stays the current one.
         """
         heard = get_worker_info() is not None or self._heard == self._epochs.times_set
         return self._stream if heard else None
 
     def state_dict(self) -> State:
-        """Return the cursor of the iterator that was made last in this process."""
+        """Return the cursor of the iterator made last in this process."""
         if self._loaded is not None:
             return copy.deepcopy(self._loaded)
         stream = self._running
@@ -183,10 +188,10 @@ class ResumableDataset(IterableDataset[Any]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next iteration; it is used once.
+        """Resume from a state at the next iteration. The state is used once.
 
         Raises:
-            StateError: the state is of another data set, or of another rank or worker.
+            StateError: the state belongs to another dataset, rank or worker.
         """
         self.check_cursor(state)
         self._loaded = copy.deepcopy(dict(state))
@@ -197,5 +202,5 @@ class ResumableDataset(IterableDataset[Any]):
 
 
 def is_opened(dataset: Any) -> TypeGuard[ResumableDataset]:
-    """Return whether others may read a data set by streams of their own: no subclass does more than `open` does."""
+    """Return whether a dataset may be read through `open`: no subclass overrides its iteration."""
     return isinstance(dataset, ResumableDataset) and not dataset.own_items

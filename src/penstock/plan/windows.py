@@ -1,14 +1,14 @@
-"""`WindowPlan`: the order of shards in a store that nobody has counted yet, and `WindowEpoch`, an epoch of it.
+"""`WindowPlan`: the order of remote shards whose numbers of samples are unknown. `WindowEpoch`: one epoch of it.
 
-    shards permuted by (seed, epoch)  ->  windows (`penstock.order.windows`)  ->  samples, once a window is counted
+    shards permuted by (seed, epoch)  ->  windows (`penstock.order.windows`)  ->  samples, when a window is counted
 
-An epoch that begins while indexes are missing goes through the shards in windows, to its end, whatever is known by
-then. Every other epoch has the order of `SharePlan`. How many samples an epoch of windows has shows when its last
-window does.
+An epoch that begins while indexes are missing reads the shards in windows to its end, even if all indexes are known
+before. Every other epoch has the order of `SharePlan`. The number of samples of an epoch in windows is known only when
+its last window is counted.
 
-Invariant: a state has the place of one window, how many samples came before it, and how many were had. So it is as
-small as any, and fits any number of ranks: others finish the window as it was dealt, and deal the shards behind it
-anew.
+Invariant: a state has the place of one window, the number of samples before it, and the number of samples consumed. So
+it is small, and loads on any number of ranks: they finish the window with its old partition, and split the shards
+behind it anew.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ __all__ = [
 ]
 
 UNKNOWN = -1
-"""How many samples an epoch of windows has, in its `MiniEpoch`."""
+"""`MiniEpoch.samples` of an epoch in windows."""
 
-_SHIFT = 40  # bits of a sample's number within its shard
+_SHIFT = 40
+"""Bits of a sample's number within its shard."""
 
 
 class ShardSamples(NamedTuple):
-    """Where a batch's samples are: a place for data sets, whose indices then are rows of `pack_rows`.
+    """The place of a batch in an epoch in windows. Its indices are rows of `pack_rows`.
 
     Attributes:
         epoch: the number of the epoch.
-        versions: what the shards of the batch are, for processes that did not see them arrive.
+        versions: descriptions of the batch's shards, for processes that did not count them.
     """
 
     epoch: int
@@ -59,12 +60,12 @@ class ShardSamples(NamedTuple):
 
 
 class Need(NamedTuple):
-    """A shard that this rank gets, and when it reads it.
+    """A shard that this rank needs, and when it is read.
 
     Attributes:
-        shard: its number.
-        first: this rank's samples, in the present run, before the first one that may be of the shard.
-        last: those up to the last one; None while nobody knows.
+        shard: number of the shard.
+        first: number of this rank's samples in the current run before the first possible sample of the shard.
+        last: number of this rank's samples up to the last one of the shard; None while it is unknown.
     """
 
     shard: int
@@ -73,7 +74,7 @@ class Need(NamedTuple):
 
 
 class Arriving(Protocol):
-    """Shards that are counted while they arrive. See `penstock.shards.arriving_source.ArrivingSource`."""
+    """Shards whose samples are counted while they are downloaded. See `penstock.shards.arriving_source`."""
 
     urls: list[str]
 
@@ -82,29 +83,29 @@ class Arriving(Protocol):
         """Whether all shards are counted."""
 
     def join(self, world_size: int) -> None:
-        """Take note of how many ranks share the shards."""
+        """Set the number of ranks that share the shards."""
 
     def expect(self, needs: Sequence[Need], *, position: int = 0) -> None:
-        """Begin to get shards that come next, in this order, and give up others that have not begun to arrive."""
+        """Start to download the shards needed next, in this order; cancel others whose download has not started."""
 
     def advance(self, position: int) -> None:
-        """Take note of how many samples the consumer has had."""
+        """Record the number of samples that the consumer has received."""
 
     def close(self) -> None:
-        """End what runs in the background, until something is expected again."""
+        """Stop background work until the next `expect`."""
 
     def counts_of(self, shards: Sequence[int]) -> list[int]:
-        """Return how many samples shards have. Waits for them."""
+        """Return the numbers of samples of shards. Waits for the shards."""
 
     def finish(self, rank: int, world_size: int) -> None:
         """Count all shards that are not counted yet, together with the other ranks."""
 
     def versions(self, shards: Sequence[int]) -> tuple[Any, ...]:
-        """Return what other processes have to know of shards that were counted."""
+        """Return descriptions of counted shards that other processes need to read them."""
 
 
 def pack_rows(shards: Indices, samples: Indices) -> Indices:
-    """Return one number for each pair of a shard and a sample in it."""
+    """Return one number for each pair of a shard and a sample in it: int64."""
     return (shards << _SHIFT) | samples
 
 
@@ -115,12 +116,12 @@ def split_rows(rows: Indices) -> tuple[Indices, Indices]:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowCursor(ShareCursor):
-    """A cursor in an epoch of windows; ``consumed`` counts samples of the whole job.
+    """A cursor in an epoch in windows; ``consumed`` counts samples of the whole job.
 
     Attributes:
-        stage: how the shards of the window are dealt.
-        window: its number in the stage.
-        begin: samples of the epoch before it.
+        stage: the stage of the window, which has the number of ranks.
+        window: number of the window in the stage.
+        begin: number of samples of the epoch before the window.
     """
 
     stage: Stage
@@ -129,11 +130,11 @@ class WindowCursor(ShareCursor):
 
     @property
     def data(self) -> str:
-        """Identity of the shards' names. What they are called once they are counted, ranks learn at different times."""
+        """Hash of the shards' names. It never changes, while ranks learn the full fingerprint at different times."""
         return str(self.plan["shards"])
 
     def state(self) -> State:
-        """Return the cursor as a JSON-serialisable dict, which `WindowPlan.read` takes back."""
+        """Return the cursor as a JSON-serialisable dict, which `WindowPlan.read` accepts."""
         return {
             "version": STATE_VERSION,
             **self.plan,
@@ -145,7 +146,7 @@ class WindowCursor(ShareCursor):
 
 
 class WindowView(EpochView):
-    """The samples of a rank in an epoch of windows, for whoever makes batches: indices are rows of `pack_rows`."""
+    """The samples of a rank in an epoch in windows, for reading batches. Indices are rows of `pack_rows`."""
 
     place: Any
 
@@ -162,7 +163,7 @@ class WindowView(EpochView):
         return np.asarray(indices, dtype=np.int64)
 
     def rows(self, local: Indices) -> Indices:
-        """Return the rows of samples, which their indices are."""
+        """Return the rows of samples, which are the same as their indices."""
         return local
 
     def locate(self, index: int) -> tuple[int, int]:
@@ -173,7 +174,7 @@ class WindowView(EpochView):
 
 
 class WindowEpoch(EpochPlan):
-    """One epoch of windows on one rank, from a cursor on. It is read forwards; `reach` says how far it is known."""
+    """One epoch in windows on one rank, from a cursor on. It must be read forward. `reach` waits for samples."""
 
     grows = True
 
@@ -183,12 +184,15 @@ class WindowEpoch(EpochPlan):
         self._world = plan.world
         self._order = plan.shard_order(cursor.epoch)
         self._windows: list[_Window] = []
-        self._read_here: list[list[int]] = []  # for each of them, the shards that this rank reads
-        self._known = cursor.begin  # samples of the epoch up to the end of the last window that was opened
+        # The shards of each window that this rank reads.
+        self._read_here: list[list[int]] = []
+        # Number of samples of the epoch up to the end of the last opened window.
+        self._known = cursor.begin
         self._upcoming = cursor.stage, cursor.window
         self._orders: dict[int, WindowOrder] = {}
         self._reading: list[int] = []
-        self._had = 0  # this rank's samples of this run, by the consumer
+        # Number of samples that the consumer has received from this epoch plan.
+        self._had = 0
 
     def __len__(self) -> int:
         while not self._over:
@@ -203,12 +207,12 @@ class WindowEpoch(EpochPlan):
         return rest // world.world_size if self._plan.remainder == "drop" else -(-rest // world.world_size)
 
     def reach(self, count: int) -> int:
-        """Return how many of this rank's samples are known: ``count`` at least, or all there are.
+        """Return the number of this rank's samples that are known: at least ``count``, or all.
 
-        Waits for windows: for the shards of this rank to arrive, and for the other ranks to tell the counts of theirs.
+        Waits for windows: for the download of this rank's shards, and for the counts from the other ranks.
 
         Raises:
-            ShardError, StorageError: a shard is damaged or cannot be had, by name.
+            ShardError, StorageError: a shard is damaged or cannot be read; the message names it.
         """
         self._plan.windows_until = self.epoch + 1
         while not self._over and self._rounds() < count:
@@ -235,14 +239,14 @@ class WindowEpoch(EpochPlan):
 
     @property
     def place(self) -> ShardSamples:
-        """What workers have to know of the shards that `indices` named last."""
+        """Descriptions, for workers, of the shards in the last result of `indices`."""
         return ShardSamples(self.epoch, self._plan.source.versions(self._reading))
 
     def cursor(self, count: int) -> WindowCursor:
-        """Return where the job is once every rank has had ``count`` samples of this epoch plan: on all ranks the same.
+        """Return the cursor of the job when every rank has received ``count`` samples, the same on all ranks.
 
-        That is the window of the last sample, or the one behind it: every rank has opened the former, whatever it has
-        opened since.
+        The cursor is in the window of the last sample, or at the start of the next one. Every rank has opened the
+        former.
         """
         consumed = self._start.consumed + count * self._world.world_size
         if self._over:
@@ -256,14 +260,14 @@ class WindowEpoch(EpochPlan):
         return self._plan.cursor_at(self.epoch, consumed, *self._following(window), consumed)
 
     def exhaust(self) -> None:
-        """Take note that the plan is read no further."""
+        """Record that the plan will not be read further, and cancel downloads."""
         self._plan.source.expect([])
 
     # Windows.
 
     @property
     def _over(self) -> bool:
-        """Whether all windows were opened."""
+        """Whether all windows are opened."""
         begin, end = self._span(*self._upcoming)
         return begin == end
 
@@ -271,11 +275,11 @@ class WindowEpoch(EpochPlan):
         return window_spans(stage, number, len(self._order), self._plan.window_shards)
 
     def _rounds(self) -> int:
-        """Samples that each rank has of the windows that were opened, before the end is known."""
+        """Return the number of samples of each rank in the opened windows, while the end is unknown."""
         return max(0, self._known - self._start.consumed) // self._world.world_size
 
     def _open_next(self) -> None:
-        """Open a window: its shards are counted."""
+        """Open the next window: wait until its shards are counted."""
         stage, number = self._upcoming
         shards = self._shards(stage, number)
         samples = sum(self._plan.source.counts_of(shards))
@@ -285,7 +289,7 @@ class WindowEpoch(EpochPlan):
         self._upcoming = self._following(self._windows[-1])
 
     def _following(self, window: _Window) -> tuple[Stage, int]:
-        """Return what comes behind a window: on other ranks than its stage's, a new stage."""
+        """Return stage and number of the window after a window. If the number of ranks has changed, a stage begins."""
         stage, number = window.stage, window.number
         if stage.world_size == self._world.world_size:
             return stage, number + 1
@@ -297,14 +301,14 @@ class WindowEpoch(EpochPlan):
         return shards
 
     def delivered(self, count: int) -> None:
-        """Take note that the consumer has had the first ``count`` samples."""
+        """Record that the consumer has received the first ``count`` samples."""
         self._had = count
         self._plan.source.advance(count)
 
     def _expect(self) -> None:
-        """Have the shards of the next two windows fetched, and those of windows that are read kept.
+        """Request the shards of the next two windows, and of open windows that are still read.
 
-        The place of the second one is known without counts, though a new stage may begin with it.
+        The place of the second window does not depend on counts, even if a new stage begins with it.
         """
         stage, number = self._upcoming
         after = (stage, number + 1)
@@ -317,7 +321,7 @@ class WindowEpoch(EpochPlan):
         self._plan.source.expect(needs, position=self._had)
 
     def _needs(self, number: int) -> list[Need]:
-        """Return when this rank reads the shards of a window that was opened."""
+        """Return this rank's needs for the shards of an opened window; none if it was read already."""
         window, world, base = self._windows[number], self._world.world_size, self._start.consumed
         first, last = ((place - base) // world for place in (window.begin, window.end))
         if last < self._had:
@@ -325,7 +329,7 @@ class WindowEpoch(EpochPlan):
         return [Need(shard, max(0, first), last) for shard in self._read_here[number]]
 
     def _shards_read(self, number: int) -> list[int]:
-        """Return which shards of a window this rank reads: its own, and those of which others have too much."""
+        """Return the shards of a window that this rank reads: its own, and those that pass samples to it."""
         window = self._windows[number]
         if window.stage.world_size != self._world.world_size:
             return window.shards
@@ -334,7 +338,7 @@ class WindowEpoch(EpochPlan):
 
     @staticmethod
     def _own(shards: list[int], world: World) -> list[int]:
-        """Return the shards of a window that a rank gets, and counts for all."""
+        """Return the shards of a window that belong to a rank, which also counts them for all ranks."""
         return shards[world.rank :: world.world_size]
 
     def _window_of(self, positions: Indices) -> Indices:
@@ -342,7 +346,7 @@ class WindowEpoch(EpochPlan):
         return np.searchsorted(ends, positions, "right")
 
     def _folded(self, positions: Indices) -> Indices:
-        """Return positions, with those behind the end as repeats of the last window's."""
+        """Return positions with padding behind the end replaced by repeats of the last window."""
         if not self._over or not len(positions) or positions[-1] < self._known:
             return positions
         last = next(window for window in reversed(self._windows) if window.end > window.begin)
@@ -353,7 +357,7 @@ class WindowEpoch(EpochPlan):
         found = self._orders.get(number)
         if found is None:
             window = self._windows[number]
-            # The last two are enough: the plan is read forwards, and padding is of the last window.
+            # Two orders are enough: the plan is read forward, and padding repeats the last window.
             self._orders = {n: order for n, order in self._orders.items() if n >= number - 1}
             found = self._orders[number] = self._plan.window_order(self.epoch, window)
         return found
@@ -370,17 +374,16 @@ class _Window(NamedTuple):
 
 
 class WindowPlan(SharePlan):
-    """The order of shards in a store: that of `SharePlan` where all of them are indexed when an epoch begins.
+    """The order of remote shards: as `SharePlan` if all shards have indexes when an epoch begins, else in windows.
 
     Args:
         source: the shards.
-        window_shards: how many shards of a rank are mixed in an epoch of windows, at most.
-        ahead: looks ahead in epochs of `SharePlan`'s order.
+        window_shards: the largest number of shards per rank that are mixed in an epoch in windows.
+        ahead: fetches data ahead in epochs of `SharePlan`'s order.
         share: see `penstock.plan.share_options.ShareOptions`.
 
     Raises:
-        ConfigError, PartitionError: arguments that make no sense; or that need the number of samples, while that is not
-            known.
+        ConfigError, PartitionError: an argument is invalid, or needs the number of samples while it is unknown.
     """
 
     def __init__(
@@ -389,41 +392,41 @@ class WindowPlan(SharePlan):
         self.window_shards = window_shards
         self._counting: int | None = None
         self.windows_until = 0
-        """The epoch behind the last one that the job read in windows; 0 where it read none so."""
+        """The epoch after the last one that the job read in windows; 0 if it read none in windows."""
         if not source.complete:
             _check_countless(share)
         super().__init__(source, ahead=ahead, by_shards=True, **share)
 
     def length(self) -> int:
-        """Return how many rows the source has; `UNKNOWN` while shards are not counted."""
+        """Return the number of rows of the source; `UNKNOWN` while shards are not counted."""
         return len(self.source) if self.source.complete else UNKNOWN
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the rows; while shards are not counted that of their names."""
+        """Identity of the rows; a hash of the shards' names while shards are not counted."""
         return super().fingerprint if self.source.complete else str(self._windows_identity()["shards"])
 
     def is_known_as(self, fingerprint: Any) -> bool:
-        """Return whether the data of a state may be these: nobody knows before all shards are counted."""
+        """Return whether the data of a state may be these data; always True until all shards are counted."""
         return not self.source.complete or fingerprint in (self.fingerprint, self._windows_identity()["shards"])
 
     def __repr__(self) -> str:
-        """Return order and share in words. Asking settles neither rank nor world size."""
+        """Return a description of the order and the share, without fixing rank and world size."""
         if self.shown.samples != UNKNOWN:
             return super().__repr__()
         world, shards = self.peek_world(), counted(self.window_shards, "shard")
         return (
-            f"  order: windows of up to {shards} a rank, seed {self.seed}, epoch {self.shown.epoch}\n"
+            f"  order: windows of up to {shards} per rank, seed {self.seed}, epoch {self.shown.epoch}\n"
             f"  share: rank {world.rank} of {world.world_size}, of shards that are counted as they are read"
         )
 
     def shard_order(self, epoch: int) -> Order:
-        """Return the order of the shards in an epoch of windows, all ranks together."""
+        """Return the order of the shards in an epoch in windows, over all ranks."""
         kind = "none" if self.shuffle == "none" else "global"
         return make_order(kind, len(self.source.urls), seed=mix(derive_key(self.seed, 0, "windows")), epoch=epoch)
 
     def window_order(self, epoch: int, window: _Window) -> WindowOrder:
-        """Return the samples of a window."""
+        """Return the order of the samples in a window."""
         stage = window.stage
         place = window_spans(stage, window.number, len(self.source.urls), self.window_shards)[0]
         key = None if self.shuffle == "none" else mix(derive_key(self.seed, epoch, "window"), place)
@@ -432,7 +435,7 @@ class WindowPlan(SharePlan):
         return WindowOrder(window.shards, counts, begin=window.begin, first=first, world_size=stage.world_size, key=key)
 
     def cursor_at(self, epoch: int, consumed: int, stage: Stage, window: int, begin: int) -> WindowCursor:
-        """Return a cursor in an epoch of windows."""
+        """Return a cursor in an epoch in windows."""
         return WindowCursor(
             epoch=epoch,
             mini_epoch=0,
@@ -460,9 +463,9 @@ class WindowPlan(SharePlan):
     # As a plan.
 
     def view(self, place: Any = None) -> EpochView:
-        """Return the view at a place; of an epoch of windows it is for rows alone, and has a length once that is known.
+        """Return the view at a place. Thread-safe.
 
-        Safe in threads.
+        In an epoch in windows, a view only reads rows, and has no length until all shards are counted.
         """
         place = self.shown if place is None else place
         if isinstance(place, ShardSamples):
@@ -474,22 +477,22 @@ class WindowPlan(SharePlan):
         return super().view(MiniEpoch(place.epoch, 0, self.samples))
 
     def prepare(self) -> None:
-        """Have shards looked ahead for; those of an epoch of windows are, as it is read."""
+        """Fetch shards ahead. An epoch in windows does so itself as it is read."""
         if self.shown.samples != UNKNOWN:
             super().prepare()
 
     def close(self) -> None:
-        """End what looks ahead, until something is read again."""
+        """Stop fetching ahead until the plan is read again."""
         super().close()
         self.source.close()
 
     def bind(self, cursor: Cursor, entropy: Any) -> Any:
-        """Return an epoch from a cursor on: in windows, if it began so, or shards are not counted."""
+        """Return an epoch from a cursor on: in windows if it began in windows, or if shards are not counted."""
         self.source.join(self.world.world_size)
         if not isinstance(cursor, WindowCursor):
             self._note_windows(cursor)
             if self._counting is not None and cursor.epoch > self._counting:
-                # A run that never stopped would have counted all of them by now, and told the other ranks.
+                # A run that never stopped would have counted all shards by now, and told the other ranks.
                 self.source.finish(*self.world)
             if self._place(cursor).samples != UNKNOWN:
                 return super().bind(cursor, entropy)
@@ -505,15 +508,15 @@ class WindowPlan(SharePlan):
         return place
 
     def again(self, run: ShareEpoch | WindowEpoch) -> Cursor:
-        """Return where a run begins."""
+        """Return the cursor at the start of an epoch plan."""
         return run._start if isinstance(run, WindowEpoch) else super().again(run)
 
     def after(self, run: ShareEpoch | WindowEpoch, had: int) -> Cursor:
-        """Return the next epoch."""
+        """Return the start of the next epoch."""
         return Cursor(epoch=run.epoch + 1) if isinstance(run, WindowEpoch) else super().after(run, had)
 
     def wish_at(self, cursor: ShareCursor) -> None:
-        """Let readers begin at the cursor of a loaded state."""
+        """Request that every reader begins at the cursor of a loaded state."""
         super().wish_at(cursor)
         self._note_windows(cursor)
         if isinstance(cursor, WindowCursor):
@@ -522,18 +525,18 @@ class WindowPlan(SharePlan):
     # States.
 
     def read(self, state: Mapping[str, Any]) -> ShareCursor:
-        """Return the cursor that a state holds, at the same or at another world size.
+        """Return the cursor in a state of the same or of another world size.
 
         Raises:
-            StateError: the state is of other shards, or of another order, or damaged.
-            ShardError, StorageError: the state is of an epoch that began with all indexes, and a shard cannot be
+            StateError: the state belongs to other shards or to another order, or is damaged.
+            ShardError, StorageError: the state is from an epoch that began with all indexes, and a shard cannot be
                 counted now.
         """
         if not isinstance(state, Mapping) or state.get("order") != "windows":
-            # Only the counts of all shards tell where it is.
+            # This position is defined only by the counts of all shards.
             self.source.finish(*self.world)
             return self._after_windows(super().read(state), state)
-        of = "data set"
+        of = "dataset"
         check_state(state, {"version": STATE_VERSION, **self._windows_identity()}, of=of)
         epoch, consumed = (read_int(state, name, of=of) for name in ("epoch", "consumed"))
         shard, position, world_size = read_ints(state, "stage", 3, of=of)
@@ -542,22 +545,22 @@ class WindowPlan(SharePlan):
             raise StateError(f"this state is damaged: its window is {state['window']}, its stage {state['stage']}")
         stage = Stage(shard, position, world_size)
         if world_size != self.world.world_size and consumed == begin:
-            # Nothing of the window was had: it is dealt anew.
+            # No sample of the window was consumed, so it is split anew.
             place = window_spans(stage, window, len(self.source.urls), self.window_shards)[0]
             stage, window = Stage(place, begin, self.world.world_size), 0
         return self.cursor_at(epoch, consumed, stage, window, begin)
 
     def read_grown(self, state: Mapping[str, Any]) -> ShareCursor:
-        """Return the same over a source that has grown since, see `SharePlan.read_grown`."""
+        """Return the cursor in a state of the same source before rows were appended, see `SharePlan.read_grown`."""
         return self._after_windows(super().read_grown(state), state)
 
     def write_layout(self, place: MiniEpoch) -> State:
-        """Return the entries of a state for the nodes of an epoch's order, and for the epochs that were in windows."""
+        """Return the entries of a state for the nodes of an epoch's order, and for the epochs read in windows."""
         until = {"windows": self.windows_until} if self.windows_until else {}
         return super().write_layout(place) | until
 
     def _note_windows(self, cursor: Cursor) -> None:
-        """Remember what a state says of earlier epochs."""
+        """Update `windows_until` from the cursor of a state."""
         if isinstance(cursor, ShareCursor):
             self.windows_until = max(self.windows_until, cursor.changes.get("windows", 0))
 
@@ -565,19 +568,19 @@ class WindowPlan(SharePlan):
     def _after_windows(cursor: ShareCursor, state: Mapping[str, Any]) -> ShareCursor:
         if "windows" not in state:
             return cursor
-        return replace(cursor, changes=cursor.changes | {"windows": read_int(state, "windows", of="data set")})
+        return replace(cursor, changes=cursor.changes | {"windows": read_int(state, "windows", of="dataset")})
 
 
 def check_window_shards(value: Any) -> None:
-    """Raise ConfigError where this is no number of shards."""
+    """Raise a ConfigError if the value is not a positive number of shards."""
     if not isinstance(value, SupportsIndex) or value is True or operator.index(value) < 1:
-        raise ConfigError(f"window_shards is a positive number of shards, or files, got {value!r}")
+        raise ConfigError(f"window_shards must be a positive number of shards, or files, got {value!r}")
 
 
 def _check_countless(share: Mapping[str, Any]) -> None:
-    """Refuse options that need the number of samples."""
+    """Raise for options that need the number of samples."""
     for name, usual in (("mini_epochs", 1), ("group", None), ("exclude", None)):
         if share.get(name, usual) != usual:
             raise ConfigError(
-                f"{name}= needs the number of samples, which nobody knows before the shards were read: {TO_BE_COUNTED}"
+                f"{name}= needs the number of samples, which is unknown before the shards are read: {TO_BE_COUNTED}"
             )

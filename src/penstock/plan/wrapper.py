@@ -1,4 +1,4 @@
-"""`OuterPlan`: a plan over a plan, such as batches over samples. Whatever it does not change is the inner plan's."""
+"""`OuterPlan`: a plan over another plan, such as batches over samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ E = TypeVar("E", bound=EpochPlan | BatchEpochPlan)
 
 
 class OuterPlan(Plan[E]):
-    """A plan whose epochs, cursors, wishes and chance are those of the plan inside.
+    """A plan that takes epochs, cursors, requests (`Wish`) and random draws from an inner plan.
 
     Subclasses implement `inner`, `inside` and `bind`.
     """
@@ -24,15 +24,15 @@ class OuterPlan(Plan[E]):
     @property
     @abc.abstractmethod
     def inner(self) -> Plan[Any]:
-        """The plan inside."""
+        """The inner plan."""
 
     @abc.abstractmethod
     def inside(self, run: E) -> Any:
-        """Return the inner plan's epoch plan that a bound plan of this one is made of."""
+        """Return the inner plan's epoch plan behind an epoch plan of this plan."""
 
     @property
     def advances(self) -> bool:  # type: ignore[override]
-        """Whether a loader goes on to the next epoch by itself."""
+        """Whether a loader advances the epoch by itself."""
         return self.inner.advances
 
     @property
@@ -42,12 +42,12 @@ class OuterPlan(Plan[E]):
 
     @property
     def draws_late(self) -> bool:
-        """Whether reading the plan moves a generator that others draw from."""
+        """Whether reading the plan changes a generator that others draw from."""
         return self.inner.draws_late
 
     @property
     def times_set(self) -> Any:
-        """Changes with every wish."""
+        """A value that changes with every `Wish`."""
         return self.inner.times_set
 
     def wish(self) -> Wish:
@@ -55,33 +55,33 @@ class OuterPlan(Plan[E]):
         return self.inner.wish()
 
     def draw(self, cursor: Cursor, held: Any, seed: int | None) -> Any:
-        """Return the source of chance of the plan inside."""
+        """Return the random draw of the inner plan's epoch."""
         return self.inner.draw(cursor, held, seed)
 
     def read(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that a state of the plan inside holds."""
+        """Return the cursor in a state of the inner plan."""
         return self.inner.read(state)
 
     def read_grown(self, state: Mapping[str, Any]) -> Cursor:
-        """Return the same over data to which rows were appended since."""
+        """Return the cursor in a state of the same data before rows were appended."""
         return self.inner.read_grown(state)
 
     def whole(self, cursor: Cursor) -> Cursor:
-        """Return the beginning of the cursor's epoch."""
+        """Return the start of the cursor's epoch."""
         return self.inner.whole(cursor)
 
     def again(self, run: E) -> Cursor:
-        """Return the beginning of the epoch of a plan that was bound."""
+        """Return the start of the epoch of a bound plan."""
         return self.inner.again(self.inside(run))
 
     def after(self, run: E, had: int) -> Cursor:
-        """Return what comes after it, as the plan inside has it."""
+        """Return the start of the epoch after a bound plan."""
         return self.inner.after(self.inside(run), had)
 
     def chosen(self, cursor: Cursor) -> None:
-        """Take note that the user of a reader chose this cursor."""
+        """Pass on a cursor that the user of a reader chose."""
         self.inner.chosen(cursor)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Take note of where a reader is."""
+        """Record the position of a reader."""
         self.inner.show(cursor, loaded=loaded, running=running)
